@@ -1,0 +1,59 @@
+# Two commands on a fresh machine (Python 3.11 or newer, git, make):
+#
+#     make verify     sets everything up and runs the main job: port the embedded checkpoint, and prove the port
+#     make test       sets everything up and passes the tests
+#
+# VENV=folder puts the environment elsewhere, PYTHON=command chooses the Python that makes it, and ARGS="..." is handed
+# to the tool that a target runs: make test ARGS="-k notation".
+
+VENV ?= .venv
+ARGS ?=
+
+# The first Python that is new enough.
+PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$python"; exit; }; \
+	done)
+
+python = $(VENV)/bin/python
+setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found none; name one: make PYTHON=...)) \
+	scripts/setup_environment.py $(VENV)
+
+.DEFAULT_GOAL := help
+.PHONY: help verify test lint types wheel bench format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+verify: ## set up, then port the embedded checkpoint and prove the port, layer by layer
+	@$(setup)
+	$(VENV)/bin/porting verify $(ARGS)
+
+test: ## set up, then run the tests
+	@$(setup) --dev
+	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+lint: ## check style and formatting
+	@$(setup) --dev
+	$(python) -m ruff check $(ARGS)
+	$(python) -m ruff format --check
+
+types: ## check types, strictly
+	@$(setup) --dev
+	$(python) -m mypy $(ARGS)
+
+wheel: ## build sdist and wheel, install the wheel into an empty environment and use it there
+	@$(setup) --dev
+	$(python) scripts/prove_wheel.py $(ARGS)
+
+bench: ## measure: loading, forward passes, verification, planning
+	@$(setup) --dev
+	$(python) -m scripts.benchmark $(ARGS)
+
+format: ## rewrite the sources in the project's format
+	@$(setup) --dev
+	$(python) -m ruff check --fix-only
+	$(python) -m ruff format
+
+clean: ## remove caches and build outputs; the environment stays
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find porting models mappings tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,111 @@
+"""RoBERTa, written by hand: BERT's encoder and heads, and one head that differs.
+
+Paper: Liu et al. 2019, "RoBERTa: A Robustly Optimized BERT Pretraining Approach". What it changed is how BERT is
+trained: longer, on more text, with masks drawn anew and without next sentences (sections 3 and 4). So the encoder is
+:class:`~porting.models.bert.Bert`, and XLM-RoBERTa (Conneau et al. 2020) and CamemBERT (Martin et al. 2020) are it
+again, trained on other languages. Reference: facebookresearch/fairseq, ``models/roberta/model.py``.
+
+Without next sentences there is no use for a pooler: the classifier has a hidden layer of its own.
+
+>>> import torch
+>>> config = BertConfig(
+...     vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+... )
+>>> model = RobertaForSequenceClassification(config=config).eval()
+>>> model(torch.tensor([[0, 7, 9, 2], [0, 5, 8, 2]])).logits.shape
+torch.Size([2, 2])
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from porting.models.bert import Bert, initialize
+from porting.models.bert_config import BertConfig
+from porting.models.bert_heads import BertLogits
+
+__all__ = ["FirstTokenHead", "RobertaClassificationHead", "RobertaForSequenceClassification"]
+
+
+class FirstTokenHead(nn.Module):
+    """Scores the vector of the first token: one hidden layer, then a linear one.
+
+    Args:
+        hidden_size: width of the vector and of the hidden layer.
+        num_labels: how many scores.
+        activation: what follows the hidden layer.
+        dropout: probability, before each of the two layers.
+        first_dropout: whether the vector itself is dropped out.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        num_labels: int,
+        activation: nn.Module,
+        dropout: float,
+        first_dropout: bool,
+    ) -> None:
+        super().__init__()
+        self.first_dropout = nn.Dropout(dropout if first_dropout else 0.0)
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(hidden_size, num_labels)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [b s e] -> scores [b num_labels]."""
+        first = self.activation(self.dense(self.first_dropout(hidden[:, 0])))  # [b e]
+        scores: Tensor = self.output(self.dropout(first))  # [b num_labels]
+        return scores
+
+
+class RobertaClassificationHead(FirstTokenHead):
+    """Dropout, a layer with tanh, dropout, a linear layer (``RobertaClassificationHead`` in the reference)."""
+
+    def __init__(self, *, config: BertConfig) -> None:
+        super().__init__(
+            hidden_size=config.hidden_size,
+            num_labels=config.num_labels,
+            activation=nn.Tanh(),
+            dropout=config.classifier_dropout_prob,
+            first_dropout=True,
+        )
+
+
+class RobertaForSequenceClassification(nn.Module):
+    """One label for the whole input (section 5.1)."""
+
+    encoder_class: ClassVar[type[Bert]] = Bert
+    head_class: ClassVar[type[nn.Module]] = RobertaClassificationHead
+
+    def __init__(self, *, config: BertConfig) -> None:
+        super().__init__()
+        self.bert = self.encoder_class(config=config, pooler=False)
+        self.classifier = self.head_class(config=config)
+        initialize(self.classifier, std=config.initializer_range)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> BertLogits:
+        """Returns logits [b num_labels]; the inputs are those of ``bert.py``."""
+        encoded = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        logits = self.classifier(encoded.last_hidden_state)  # [b num_labels]
+        return BertLogits(logits, encoded.hidden_states, encoded.attentions)

@@ -1,0 +1,209 @@
+"""Building a module without filling it, and without touching memory for its weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from porting.errors import Code, Fault, PortingError, nearest
+from porting.target import TargetError, named_tensors
+
+
+def build(make: Callable[[], nn.Module]) -> nn.Module:
+    """Call ``make`` with the initialisation of parameters skipped.
+
+    The module is built on the meta device.  When its constructor asks for a tensor's value, or keeps a tensor that is
+    no parameter and no persistent buffer, it is built once more on the CPU, where those tensors get their values.
+
+    Args:
+        make: builds the module; may be called twice.
+
+    Returns:
+        The module: parameters and persistent buffers on the meta device, everything else with its values.
+
+    Raises:
+        TargetError: ``make`` fails, or gives no module.
+    """
+    try:
+        module, complete = _attempt(make, "meta")
+    except PortingError:
+        raise
+    except Exception:  # noqa: BLE001  # a tensor on the meta device has no value to look at: see what the CPU says
+        complete = False
+    if not complete:
+        try:
+            module, _ = _attempt(make, "cpu")
+        except PortingError:
+            raise
+        except Exception as error:
+            message = f"building the module failed: {type(error).__name__}: {_line(error)}"
+            raise TargetError(Fault(code=Code.BAD_TARGET, message=message)) from error
+        _empty(module)
+    return module
+
+
+def _attempt(make: Callable[[], object], device: str) -> tuple[nn.Module, bool]:
+    """The module, and whether all tensors that it keeps will be filled from a checkpoint."""
+    with torch.device(device), _without_parameters(), _WithoutInitialisation() as mode:
+        module = make()
+    if not isinstance(module, nn.Module):
+        message = f"building the module gave a {type(module).__name__}, expected a torch.nn.Module"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message))
+    kept = {id(tensor) for reference in mode.made if (tensor := reference()) is not None}
+    return module, kept <= {id(tensor) for _, tensor in named_tensors(module)}
+
+
+@contextmanager
+def _without_parameters() -> Iterator[None]:
+    """Parameters go to the meta device when a module takes them, so that nothing fills them or computes with them."""
+    thread = get_ident()
+
+    def empty(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if get_ident() != thread or parameter.is_meta or nn.parameter.is_lazy(parameter):
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(empty)  # type: ignore[arg-type]  # what it returns is taken
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class _WithoutInitialisation(TorchFunctionMode):
+    """Leaves tensors without values as they are when a constructor would fill them, and remembers all that are made.
+
+    On the meta device, filling does nothing useful and costs a second: it is decomposed in Python, and the first
+    decomposition imports a symbolic algebra package.
+    """
+
+    FILLS = frozenset({
+        "add_", "bernoulli_", "clamp_", "constant_", "copy_", "erfinv_", "fill_", "kaiming_uniform_", "mul_", "normal_",
+        "trunc_normal_", "uniform_", "zero_",
+    })  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[ref[Tensor]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # whatever torch's function gives
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in self.FILLS:
+            tensor = args[0] if args else kwargs.get("tensor")  # torch.nn.init hands its tensor on by name
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
+        result = func(*args, **kwargs)
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, Tensor):
+                self.made.append(ref(one))
+        return result
+
+
+def _empty(module: nn.Module) -> None:
+    """Move parameters and persistent buffers to the meta device; ties stay ties."""
+    kept = {id(tensor): tensor for _, tensor in named_tensors(module)}
+    empty: dict[int, Tensor] = {}
+    for key, tensor in kept.items():
+        meta = tensor.detach().to("meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        empty[key] = nn.Parameter(meta, requires_grad=tensor.requires_grad) if is_parameter else meta
+    for part in module.modules():
+        for slots in (part._parameters, part._buffers):
+            slots.update({name: empty[id(one)] for name, one in slots.items() if one is not None and id(one) in empty})  # type: ignore[misc]  # each keeps its own kind
+        for name, one in (*part._buffers.items(), *vars(part).items()):
+            if isinstance(one, Tensor) and one.is_meta and id(one) not in {id(it) for it in empty.values()}:
+                message = f"{type(part).__name__} keeps {name!r}, a tensor without values, even when built on the CPU"
+                hint = "build it in the constructor, without a cache that outlives it; or pass the built module"
+                raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+
+
+def call(into: Callable[..., nn.Module], config: Callable[[], object], fields: Mapping[str, object]) -> nn.Module:
+    """Call a class or function with what its parameters ask for.
+
+    One called ``config`` gets the config; otherwise each gets the field of its name; a single one that no field is
+    named after gets the config.
+
+    Args:
+        into: builds a module.
+        config: makes the target's config.
+        fields: the same, field by field.
+
+    Raises:
+        TargetError: it asks for something else.
+    """
+    parameters = _parameters(into)
+    if "config" in parameters:
+        positional = parameters["config"].kind is inspect.Parameter.POSITIONAL_ONLY
+        return into(config()) if positional else into(config=config())
+    required = [name for name, one in parameters.items() if one.default is one.empty]
+    unknown = [name for name in required if name not in fields]
+    if not unknown:
+        return into(**{name: fields[name] for name in parameters if name in fields})
+    if len(required) == 1 and parameters[required[0]].kind is not inspect.Parameter.KEYWORD_ONLY:
+        return into(config())
+    listed = ", ".join(repr(name) for name in unknown)
+    message = f"{getattr(into, '__name__', into)!s} must be given {listed}, which the table's [config] does not have"
+    hint = nearest(unknown[0], list(fields)) or "pass a function of the config, or the built module"
+    raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+
+
+def make_config(make: Callable[..., object], fields: Mapping[str, object], *, where: str) -> object:
+    """The target's config from its fields.
+
+    Args:
+        make: its class.
+        fields: the fields.
+        where: the file they come from, for messages.
+
+    Raises:
+        TargetError: the class has no such field, or refuses a value.
+    """
+    parameters = _parameters(make)
+    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in _signature(make))
+    unknown = [] if open_ended else [name for name in fields if name not in parameters]
+    if unknown:
+        name = getattr(make, "__name__", str(make))
+        raise TargetError(
+            Fault(
+                code=Code.BAD_TARGET,
+                message=f"the table's [config] gives {field!r}, and {name} has no such field",
+                hint=nearest(field, list(parameters)),
+            )
+            for field in unknown
+        )
+    try:
+        return make(**fields)
+    except (TypeError, ValueError) as error:
+        raise TargetError(Fault(code=Code.BAD_TARGET, where=where, message=_line(error))) from error
+
+
+def _parameters(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {one.name: one for one in _signature(make) if one.kind not in variadic}
+
+
+def _signature(make: Callable[..., object]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(make).parameters.values())
+    except (TypeError, ValueError):  # some callables written in C have none
+        return []
+
+
+def _line(error: Exception) -> str:
+    """A message of several lines in one."""
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()).replace(":; ", ": ")

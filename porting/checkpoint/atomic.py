@@ -1,0 +1,230 @@
+"""Files and directories that appear whole or not at all.
+
+Everything is written to a temporary sibling, flushed to the disk, and renamed; the rename is the moment at
+which it comes into being.  A process that dies before leaves a sibling that the next writer sweeps away; one
+that is still alive holds a lock on its sibling and is left in peace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from porting.checkpoint.errors import CheckpointError, quote
+from porting.errors import Code, Fault
+
+MARK = ".porting-"
+"""Temporary siblings of ``name`` are called ``.name.porting-<random>``."""
+
+
+def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
+    """Refuses a destination before anything is written.
+
+    Args:
+        path: what is to be made.
+        overwrite: whether something that stands there may be replaced.
+        sources: what the new files are made from; they are never overwritten, and nothing is written into
+            them.
+
+    Raises:
+        CheckpointError: the destination exists, is a link, touches a source, or its parent does not exist.
+    """
+    place = path.parent.resolve() / path.name
+    for source in sources:
+        home = source.resolve()
+        if place == home or place.is_relative_to(home):
+            raise refused(path, f"is or lies inside the source {quote(str(source))}", "choose another destination")
+        if home.is_relative_to(place):
+            raise refused(path, f"holds the source {quote(str(source))}", "choose another destination")
+    if path.is_symlink():
+        raise refused(path, f"is a link to {quote(os.readlink(path))}", "remove the link, or pass what it leads to")
+    if not path.parent.is_dir():
+        raise refused(path, "its directory does not exist", f"run `mkdir -p {path.parent}`")
+    if path.exists() and not overwrite:
+        raise refused(path, "exists already", "choose another destination, or pass overwrite=True")
+
+
+def refused(path: Path, message: str, hint: str) -> CheckpointError:
+    """The error for a destination that cannot be used."""
+    return CheckpointError(
+        Fault(code=Code.DESTINATION_REFUSED, where=str(path), message=f"the destination {message}", hint=hint)
+    )
+
+
+@contextmanager
+def explained(path: Path, needed: int) -> Iterator[None]:
+    """Turns what the system says while ``path`` is written into a clear error."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        hint = "check the directory's permissions"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            with suppress(OSError):
+                reason += f"; {needed} bytes are needed and {shutil.disk_usage(path.parent).free} are free"
+            hint = "free some space, or choose another destination"
+        elif error.errno == errno.EROFS:
+            hint = "choose a destination that can be written to"
+        raise CheckpointError(
+            Fault(
+                code=Code.WRITE_FAILED,
+                where=str(path),
+                message=f"writing failed, and nothing was left behind: {reason}",
+                hint=hint,
+            )
+        ) from error
+
+
+@contextmanager
+def new_directory(path: Path, *, needed: int) -> Iterator[Path]:
+    """A temporary directory that becomes ``path`` when the block ends well, and vanishes when it does not.
+
+    A directory that stands at ``path`` already is exchanged for the new one, and removed afterwards.
+
+    Args:
+        path: the directory to be made; :func:`check_destination` has approved it.
+        needed: bytes that will be written; a disk without room for them fails at once.
+    """
+    with explained(path, needed):
+        sweep(path)
+        if shutil.disk_usage(path.parent).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        temporary, lock = _locked_sibling(path)
+        try:
+            yield temporary
+            sync(temporary)
+            _exchange_or_rename(temporary, path)
+            sync(path.parent)
+        finally:
+            # After an exchange this is what stood at the destination before: it goes last.
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked_sibling(path: Path) -> tuple[Path, int]:
+    """A temporary directory beside ``path``, and the descriptor that holds its lock."""
+    while True:
+        temporary = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
+        os.mkdir(temporary)
+        with suppress(FileNotFoundError):  # swept by another process before it could be locked
+            lock = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if _locked(lock):
+                return temporary, lock
+
+
+def _locked(descriptor: int) -> bool:
+    """Locks a new sibling; False, and closed, when another process was faster and sweeps it away."""
+    with suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return True
+    os.close(descriptor)
+    return False
+
+
+def sweep(path: Path) -> None:
+    """Removes the temporary siblings of ``path`` whose makers are dead."""
+    for sibling in path.parent.glob(f".{_escaped(path.name)}{MARK}*"):
+        with suppress(OSError):
+            handle = os.open(sibling, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if sibling.is_dir():
+                    shutil.rmtree(sibling, ignore_errors=True)
+                else:
+                    sibling.unlink()
+            finally:
+                os.close(handle)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _exchange_or_rename(temporary: Path, path: Path) -> None:
+    if not path.exists():
+        os.rename(temporary, path)
+        return
+    if not _exchange(temporary, path):
+        aside = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
+        os.rename(path, aside)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            os.rename(aside, path)
+            raise
+        os.rename(aside, temporary)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two directories in one step, where the system can (Linux: renameat2, RENAME_EXCHANGE)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    at_cwd, exchange = -100, 2
+    return bool(libc.renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0)
+
+
+@contextmanager
+def new_file(path: Path, *, size: int) -> Iterator[int]:
+    """A descriptor of a temporary file that becomes ``path`` when the block ends well, and else vanishes.
+
+    Args:
+        path: the file to be made.
+        size: its bytes; they are reserved first, so that a full disk fails before anything is written.
+    """
+    with explained(path, size):
+        sweep(path)
+        temporary, descriptor = _locked_file(path)
+        try:
+            _reserve(descriptor, size)
+            yield descriptor
+            os.fsync(descriptor)
+            os.rename(temporary, path)
+            sync(path.parent)
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+            os.close(descriptor)
+
+
+def _locked_file(path: Path) -> tuple[Path, int]:
+    """A temporary file beside ``path``, and its descriptor, which holds its lock."""
+    while True:
+        temporary = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
+        # The mode is less the umask, as for any new file.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if _locked(descriptor):
+            return temporary, descriptor
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:  # not every file system can
+                raise
+
+
+def write_all(descriptor: int, data: memoryview | bytes) -> None:
+    """Writes all of it."""
+    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync(directory: Path) -> None:
+    """Makes a directory's entries last."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,175 @@
+"""A checkpoint that has been opened: what its headers say, and its tensors on request."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.files import ByteSource, LocalFile
+from porting.checkpoint.index import Index, check_against_shards, total_size_warning
+from porting.checkpoint.layout import Contents, Extent, Record, TensorInfo, WeightFile
+from porting.errors import Code, Fault, nearest
+
+CHECKSUM_PIECE = 1 << 18
+"""Bytes read at a time: larger pieces fall out of the processor's cache and cost several times as much."""
+
+
+class Checkpoint:
+    """A read-only view of a checkpoint on disk; :func:`porting.checkpoint.open_checkpoint` makes it.
+
+    Attributes:
+        location: what the user passed, for messages.
+        path: the local directory (of a model on the hub, its snapshot in the cache); of a single file, the
+            directory it lies in; None when only headers were fetched.
+        commit: the commit of a model on the hub; None for local files.
+        tensors: every tensor by its on-disk name, in the files' order, the files in the index's order.
+        config: the content of ``config.json``; ``{}`` when there is none.
+        files: the files of weights.
+        index: the index's content when the checkpoint is sharded, else None.
+        index_file: the same with its name and its bytes.
+        shared: groups of names that stand for one range of a storage; only ``.bin`` files can say so.
+        warnings: what is wrong without changing any value.
+    """
+
+    def __init__(
+        self,
+        *,
+        location: str,
+        path: Path | None,
+        config: Mapping[str, object],
+        contents: Iterable[Contents],
+        sources: Mapping[str, ByteSource],
+        index: Index | None,
+        commit: str | None = None,
+    ) -> None:
+        contents = tuple(contents)
+        self.location = location
+        self.path = path
+        self.commit = commit
+        self.config = config
+        self.files: tuple[WeightFile, ...] = tuple(part.file for part in contents)
+        self.index_file = index
+        self.index = index.content if index is not None else None
+        self.shared: tuple[frozenset[str], ...] = tuple(chain.from_iterable(part.shared for part in contents))
+        self._sources = sources
+        self._verified: set[tuple[str, int]] = set()
+        self.tensors: Mapping[str, TensorInfo]
+        self._extents: Mapping[str, Extent]
+        if len(contents) == 1:
+            self.tensors, self._extents = contents[0].tensors, contents[0].extents
+        else:
+            self.tensors = {name: info for part in contents for name, info in part.tensors.items()}
+            self._extents = {name: extent for part in contents for name, extent in part.extents.items()}
+        self.warnings = self._check(contents, index)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
+
+    def read(self, name: str, *, own: bool = False) -> torch.Tensor:
+        """One tensor.
+
+        Args:
+            name: its on-disk name.
+            own: a contiguous copy in anonymous memory, which does not care what happens to the file
+                afterwards. Otherwise the tensor is a view of the privately mapped file: nothing is read
+                before it is touched, and writing to it never reaches the file.  Tensors that are not aligned,
+                or that repeat their elements (stride 0), are copied in either case.
+
+        Returns:
+            The tensor, with the shape and dtype of ``tensors[name]``.
+
+        Raises:
+            CheckpointError: there is no such tensor, its bytes are damaged, the file changed since it was
+                opened, or only headers were fetched.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            message = f"the checkpoint has no tensor {quote(name)}"
+            raise self._fault(Code.TENSOR_UNKNOWN, self.location, message, nearest(name, list(self.tensors)))
+        source = self._sources.get(info.file)
+        if not isinstance(source, LocalFile):
+            message = f"the values of tensor {quote(name)} were not fetched, only the headers"
+            raise self._fault(Code.WEIGHTS_NOT_FETCHED, self.location, message, "open the checkpoint with weights=True")
+        extent = self._extents[name]
+        self._verify_checksum(source, extent.record)
+        # Bytes that are no booleans are seen as bytes first: a bool tensor with a 7 in it behaves differently
+        # everywhere.
+        dtype = torch.uint8 if info.dtype == torch.bool else info.dtype
+        fetch = source.copy if own else source.view
+        flat = fetch(extent.start, extent.stop, dtype)
+        if info.dtype == torch.bool:
+            flat = self._as_bool(flat, source, name)
+        if extent.stride is None:
+            return flat.view(info.shape)
+        strided = flat.as_strided(info.shape, extent.stride)
+        return strided.contiguous() if own or strided.numel() > flat.numel() else strided
+
+    def _check(self, contents: tuple[Contents, ...], index: Index | None) -> tuple[Fault, ...]:
+        """Checks what no single file can show; returns what is only a warning."""
+        if not self.tensors:
+            raise self._fault(Code.CHECKPOINT_EMPTY, self.location, "it holds no tensor", "check how it was saved")
+        if index is None:
+            return ()
+        where = str(self.path / index.name) if self.path is not None else f"{self.location}: {index.name}"
+        faults = check_against_shards(index, {part.file.name: part.tensors for part in contents}, where=where)
+        if len(contents) > 1:
+            self._check_duplicates(contents, faults)
+        faults.raise_if_any()
+        warning = total_size_warning(index, self.tensors, where=where)
+        return (warning,) if warning is not None else ()
+
+    def _check_duplicates(self, contents: tuple[Contents, ...], faults: FaultList) -> None:
+        """Tensors that stand in two shards: which one is meant, nobody can say."""
+        home: dict[str, Contents] = {}
+        for part in contents:
+            for name, info in part.tensors.items():
+                first = home.setdefault(name, part)
+                if first is not part:
+                    same = self._same_bytes(first, part, name) if info == _moved(first.tensors[name], info) else False
+                    verdict = "with equal bytes" if same else "with different values"
+                    faults.add(
+                        Code.INDEX_TENSOR,
+                        f"it stands in {quote(first.file.name)} and in {quote(part.file.name)}, {verdict}",
+                        tensor=name,
+                        hint="a shard of another save may be among them: fetch or save the checkpoint again",
+                    )
+
+    def _same_bytes(self, first: Contents, second: Contents, name: str) -> bool:
+        values = []
+        for part in (first, second):
+            source, extent = self._sources.get(part.file.name), part.extents.get(name)
+            if not isinstance(source, LocalFile) or extent is None:
+                return False
+            values.append(source.view(extent.start, extent.stop, torch.uint8))
+        return torch.equal(values[0], values[1])
+
+    def _verify_checksum(self, source: LocalFile, record: Record | None) -> None:
+        """Reads a record once and compares its CRC-32 with the archive's."""
+        if record is None or record.crc is None or (source.where, record.start) in self._verified:
+            return
+        crc = 0
+        for start in range(record.start, record.stop, CHECKSUM_PIECE):
+            crc = zlib.crc32(source.pread(start, min(CHECKSUM_PIECE, record.stop - start)), crc)
+        if crc != record.crc:
+            message = f"the checksum of the record {quote(record.name)} does not match its bytes"
+            raise self._fault(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
+        self._verified.add((source.where, record.start))
+
+    def _as_bool(self, flat: torch.Tensor, source: LocalFile, name: str) -> torch.Tensor:
+        if flat.numel() and int(flat.max()) > 1:
+            message = f"tensor {quote(name)}: a boolean is stored as the byte {int(flat.max())}; only 0 and 1 are"
+            raise self._fault(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
+        return flat.view(torch.bool)
+
+    def _fault(self, code: Code, where: str, message: str, hint: str) -> CheckpointError:
+        return CheckpointError(Fault(code=code, where=where, message=message, hint=hint))
+
+
+def _moved(info: TensorInfo, other: TensorInfo) -> TensorInfo:
+    """The same tensor in the other's file, for comparing all but the file."""
+    return TensorInfo(name=info.name, shape=info.shape, dtype=info.dtype, nbytes=info.nbytes, file=other.file)

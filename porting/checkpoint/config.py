@@ -1,0 +1,69 @@
+"""A checkpoint's ``config.json``, as it stands on disk, and the conventions by which its fields are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.files import member, read_small
+from porting.checkpoint.strict_json import JsonError, parse
+from porting.errors import Code, Fault
+
+CONFIG_NAME = "config.json"
+MAX_CONFIG = 16 << 20
+"""Bytes.  The largest configurations (label names of image classifiers) stay far below."""
+
+
+def read_config(root: Path, *, follow_links: bool = False) -> dict[str, object]:
+    """The configuration in a directory; ``{}`` when it has none.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no JSON object.
+    """
+    path = member(root, CONFIG_NAME, follow_links=follow_links)
+    if not path.exists() and not path.is_symlink():
+        return {}
+    return parse_config(read_small(path, where=str(path), limit=MAX_CONFIG), where=str(path))
+
+
+def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
+    """The configuration in a JSON text.
+
+    Raises:
+        CheckpointError: it is no JSON object.
+    """
+    try:
+        value = parse(raw, allow_nan=True)  # Python writes infinities into real configurations
+    except JsonError as error:
+        raise _invalid(where, f"the configuration cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise _invalid(where, "the configuration is JSON but not an object")
+    return dict(value)
+
+
+def num_labels(config: Mapping[str, object]) -> int:
+    """The number of classes of a classification head, by transformers' convention.
+
+    The names in ``id2label`` count; without them ``num_labels``; without that, 2.
+
+    Raises:
+        CheckpointError: the field that decides is of the wrong type.
+
+    >>> num_labels({"id2label": {"0": "no", "1": "yes", "2": "maybe"}, "num_labels": 2})
+    3
+    """
+    labels = config.get("id2label")
+    if labels is not None:
+        if not isinstance(labels, Mapping) or not labels:
+            raise _invalid(CONFIG_NAME, "id2label is no object that maps numbers to names")
+        return len(labels)
+    number = config.get("num_labels", 2)
+    if type(number) is not int or number < 1:
+        raise _invalid(CONFIG_NAME, f"num_labels is {number!r}, and at least 1 is expected")
+    return number
+
+
+def _invalid(where: str, message: str) -> CheckpointError:
+    hint = "take config.json from where the checkpoint came from"
+    return CheckpointError(Fault(code=Code.CONFIG_INVALID, where=where, message=message, hint=hint))

@@ -1,0 +1,72 @@
+"""The errors of reading and writing checkpoints, and how the faults of one file are collected."""
+
+from __future__ import annotations
+
+from porting.errors import Code, Fault, PortingError
+
+FAULTS_SHOWN = 20
+"""At most this many faults of one file are spelled out; the rest are counted."""
+
+NAME_SHOWN = 120
+"""A longer name is cut in the middle in messages: a hostile header may hold one of 50 MB."""
+
+
+class CheckpointError(PortingError):
+    """A checkpoint cannot be read or written as asked."""
+
+
+class HubError(CheckpointError):
+    """The hub, or the cache of what came from it, did not give what was asked for."""
+
+
+def quote(name: object) -> str:
+    r"""A name for a message: quoted, control characters escaped, and never longer than a line can hold.
+
+    >>> quote("a\nb")
+    "'a\\nb'"
+    """
+    text = name if isinstance(name, str) else repr(name)
+    if len(text) > NAME_SHOWN:
+        half = NAME_SHOWN // 2
+        text = f"{text[:half]}…{text[-half:]}"
+    return repr(text) if text.isprintable() else ascii(text)
+
+
+class FaultList:
+    """Collects the faults of one file: all are reported at once, and a hostile file cannot report a million.
+
+    Args:
+        where: the file, for the messages.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._faults: list[Fault] = []
+        self._unshown = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._faults)
+
+    def add(self, code: Code, message: str, *, tensor: str | None = None, hint: str = "") -> None:
+        """Notes one fault; with ``tensor``, the message says which tensor it is about."""
+        if len(self._faults) >= FAULTS_SHOWN:
+            self._unshown += 1
+            return
+        about = f"tensor {quote(tensor)}: " if tensor is not None else ""
+        self._faults.append(Fault(code=code, where=self.where, message=about + message, hint=hint))
+
+    def faults(self) -> tuple[Fault, ...]:
+        """All the faults, the last one counting those that are not shown."""
+        if not self._unshown:
+            return tuple(self._faults)
+        more = Fault(
+            code=self._faults[-1].code,
+            where=self.where,
+            message=f"and {self._unshown} more faults, not shown",
+        )
+        return (*self._faults, more)
+
+    def raise_if_any(self) -> None:
+        """Raises: CheckpointError with every fault, if there is one."""
+        if self._faults:
+            raise CheckpointError(self.faults())

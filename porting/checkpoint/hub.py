@@ -1,0 +1,245 @@
+"""Models on the hub: finding the commit that a name stands for, and fetching the files that are needed of it.
+
+A revision such as ``main`` may move while files are being fetched, so it is resolved to a commit once and
+every file is asked for at that commit.  Files go through huggingface_hub's own cache, with its layout, locks
+and token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+
+from porting.checkpoint.config import CONFIG_NAME, MAX_CONFIG, parse_config
+from porting.checkpoint.errors import CheckpointError, HubError
+from porting.checkpoint.files import ByteSource, read_small
+from porting.checkpoint.hub_errors import explained, is_unreachable
+from porting.checkpoint.index import MAX_INDEX, Index, parse_index
+from porting.checkpoint.model_id import ModelId
+from porting.checkpoint.names import (
+    BIN,
+    BIN_INDEX,
+    COMPANIONS,
+    INDEX_ENDINGS,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    choose_weights,
+)
+from porting.checkpoint.remote_file import RemoteFile
+from porting.errors import Code, Fault
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+THREADS = 4
+"""Shards fetched at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The files of one commit, in the cache."""
+
+    root: Path
+    commit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteModel:
+    """A model of which only headers are read."""
+
+    location: str
+    repo: str
+    commit: str
+    token: str | bool | None
+    main: str
+    index: Index | None
+    config: dict[str, object]
+
+    def open(self, name: str) -> ByteSource:
+        """One of its files, by range requests."""
+        return RemoteFile(self.repo, name, commit=self.commit, token=self.token)
+
+
+def is_offline(local_files_only: bool) -> bool:
+    """Whether the hub is not to be asked."""
+    return local_files_only or constants.HF_HUB_OFFLINE
+
+
+def download(
+    model: ModelId,
+    *,
+    token: str | bool | None,
+    cache_dir: str | os.PathLike[str] | None,
+    local_files_only: bool,
+) -> Snapshot:
+    """Fetches a model's weights, configuration and tokenizer, as far as they are not cached.
+
+    When the hub gives no answer, a complete snapshot in the cache stands in for it.
+
+    Raises:
+        HubError: they cannot be had.
+        CheckpointError: the model has no weights, or a faulty index.
+    """
+    if is_offline(local_files_only):
+        return _cached(model, cache_dir)
+    try:
+        commit, names = _resolve(model, token)
+        main = _choose(model, commit, names, token)
+        fetch = _Fetcher(model, commit, token, cache_dir)
+        root = fetch([main, *(name for name in COMPANIONS if name in names)])
+        if main.endswith(INDEX_ENDINGS):
+            fetch(_read_index(root, main).shards)
+    except HubError as error:
+        if is_unreachable(error):
+            with suppress(HubError):
+                return _cached(model, cache_dir)
+        raise
+    _remember(root, model.revision, commit)
+    return Snapshot(root=root, commit=commit)
+
+
+def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
+    """A model whose headers are to be read by range requests.
+
+    Raises:
+        HubError: the hub does not give access to it.
+        CheckpointError: the model has no weights, or a faulty index.
+    """
+    commit, names = _resolve(model, token)
+    main = _choose(model, commit, names, token)
+    config: dict[str, object] = {}
+    if CONFIG_NAME in names:
+        raw, where = _small(model, commit, CONFIG_NAME, token, MAX_CONFIG)
+        config = parse_config(raw, where=where)
+    return RemoteModel(
+        location=str(model),
+        repo=model.repo,
+        commit=commit,
+        token=token,
+        main=main,
+        index=_remote_index(model, commit, main, token) if main.endswith(INDEX_ENDINGS) else None,
+        config=config,
+    )
+
+
+def _resolve(model: ModelId, token: str | bool | None) -> tuple[str, set[str]]:
+    """The commit that the revision stands for now, and the files at its top."""
+    with explained(str(model)):
+        info = HfApi().model_info(
+            model.repo, revision=model.revision, token=token, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
+        if info.sha is None or not COMMIT.fullmatch(info.sha):
+            raise ValueError("no commit in the answer")
+        return info.sha, {sibling.rfilename for sibling in info.siblings or ()}
+
+
+def _choose(model: ModelId, commit: str, names: set[str], token: str | bool | None) -> str:
+    return choose_weights(names, where=str(model), read_index=lambda name: _remote_index(model, commit, name, token))
+
+
+def _remote_index(model: ModelId, commit: str, name: str, token: str | bool | None) -> Index:
+    raw, where = _small(model, commit, name, token, MAX_INDEX)
+    return parse_index(raw, name=name, where=where)
+
+
+def _small(model: ModelId, commit: str, name: str, token: str | bool | None, limit: int) -> tuple[bytes, str]:
+    """The bytes of a small file, and how messages call it."""
+    file = RemoteFile(model.repo, name, commit=commit, token=token)
+    if file.size > limit:
+        message = f"{file.size} bytes, where at most {limit} can be meant"
+        raise _fault(Code.FILE_TOO_LARGE, file.where, message, "choose another revision")
+    return file.pread(0, file.size), file.where
+
+
+class _Fetcher:
+    """Downloads files of one commit into the cache."""
+
+    def __init__(
+        self, model: ModelId, commit: str, token: str | bool | None, cache_dir: str | os.PathLike[str] | None
+    ) -> None:
+        self._model = model
+        self._commit = commit
+        self._token = token
+        self._cache_dir = cache_dir
+
+    def __call__(self, names: Iterable[str]) -> Path:
+        """Fetches the files, a few at a time; returns the directory that they lie in."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            paths = list(pool.map(self._one, names))
+        return paths[0].parent
+
+    def _one(self, name: str) -> Path:
+        with explained(str(self._model), file=name):
+            path = hf_hub_download(
+                self._model.repo,
+                name,
+                revision=self._commit,
+                token=self._token,
+                cache_dir=os.fspath(self._cache_dir) if self._cache_dir is not None else None,
+            )
+        return Path(path)
+
+
+def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapshot:
+    """The snapshot in the cache, if it is whole.
+
+    Raises:
+        HubError: it is not there, or files of it are missing.
+    """
+    directory = os.fspath(cache_dir) if cache_dir is not None else None
+    found: dict[str, Path] = {}
+    with explained(str(model)):
+        for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX, CONFIG_NAME):
+            path = try_to_load_from_cache(model.repo, name, cache_dir=directory, revision=model.revision)
+            if isinstance(path, str):  # else it is not there, or known not to exist
+                found[name] = Path(path)
+    online = "go online once: unset HF_HUB_OFFLINE and leave local_files_only out"
+    if not found:
+        raise _hub_fault(model, "nothing of it is in the cache, and the hub is not to be asked", online)
+    root = next(iter(found.values())).parent
+    weights = [name for name in found if name != CONFIG_NAME]
+    missing = [name for name in weights if name.endswith(INDEX_ENDINGS) for name in _missing_shards(root, name)]
+    if not weights or missing:
+        what = "; ".join(missing[:3]) + (" …" if len(missing) > 3 else "") if missing else "its weights"
+        raise _hub_fault(model, f"the cache holds a part of it and lacks {what}", online)
+    return Snapshot(root=root, commit=root.name)
+
+
+def _missing_shards(root: Path, index: str) -> list[str]:
+    return [shard for shard in _read_index(root, index).shards if not (root / shard).exists()]
+
+
+def _read_index(root: Path, name: str) -> Index:
+    path = root / name
+    return parse_index(read_small(path, where=str(path), limit=MAX_INDEX), name=name, where=str(path))
+
+
+def _remember(root: Path, revision: str, commit: str) -> None:
+    """Notes in the cache what the revision stood for, as huggingface_hub does, so that offline mode finds it.
+
+    Every file was asked for by its commit, so nothing else has noted it.  A cache that cannot be written to
+    is no fault.
+    """
+    if revision == commit:
+        return
+    reference = root.parent.parent / "refs" / revision
+    with suppress(OSError):
+        if reference.is_file() and reference.read_text() == commit:
+            return
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        temporary = reference.with_name(f".{reference.name}.{os.getpid()}")
+        temporary.write_text(commit)
+        temporary.replace(reference)
+
+
+def _hub_fault(model: ModelId, message: str, hint: str) -> HubError:
+    return HubError(Fault(code=Code.HUB_CACHE, where=str(model), message=message, hint=hint))
+
+
+def _fault(code: Code, where: str, message: str, hint: str) -> CheckpointError:
+    return CheckpointError(Fault(code=code, where=where, message=message, hint=hint))

@@ -1,0 +1,158 @@
+"""The index of a sharded checkpoint: which tensor lies in which shard.
+
+Only what the index names is ever opened.  Shards that an older save left behind are never found by their
+looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.layout import TensorInfo
+from porting.checkpoint.strict_json import Json, JsonError, parse
+from porting.errors import Code, Fault
+
+MAX_INDEX = 256 << 20
+"""Bytes: an index of a million tensors needs less."""
+
+WRITE_AGAIN = "fetch the index again, or save the checkpoint again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """An index as it stands on disk.
+
+    Attributes:
+        name: its file's name inside the checkpoint.
+        content: the whole object.
+        weight_map: tensor to shard, in the file's order.
+        shards: the shards, each once, in the order in which they are first named.
+        total_size: the bytes of all tensors, as the index says; None when it does not say a whole number.
+        raw: the file's bytes, with which it is written again unchanged.
+    """
+
+    name: str
+    content: Mapping[str, object]
+    weight_map: Mapping[str, str]
+    shards: tuple[str, ...]
+    total_size: int | None
+    raw: bytes = field(repr=False)
+
+
+def parse_index(raw: bytes, *, name: str, where: str) -> Index:
+    """The index in a JSON text.
+
+    Raises:
+        CheckpointError: with every fault: no JSON, no ``weight_map``, shards that are no plain file names.
+    """
+    try:
+        content = parse(raw)
+    except JsonError as error:
+        raise _invalid(where, f"the index cannot be read: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("weight_map"), dict):
+        raise _invalid(where, "a JSON text without a weight_map object, so no index of shards")
+    weight_map = content["weight_map"]
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise _invalid(where, "the weight_map names no tensor")
+    faults = FaultList(where)
+    shards: dict[str, None] = {}
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            faults.add(Code.INDEX_INVALID, "its shard is no string", tensor=tensor, hint=WRITE_AGAIN)
+        elif shard not in shards:
+            shards[shard] = None
+            reason = _shard_fault(shard)
+            if reason:
+                faults.add(
+                    Code.INDEX_SHARD,
+                    f"the shard {quote(shard)} {reason}; a shard is a plain file name beside the index",
+                    hint="do not use this index unless you know who wrote it",
+                )
+    endings = {PurePosixPath(shard).suffix for shard in shards}
+    if not faults and endings not in ({".safetensors"}, {".bin"}):
+        faults.add(
+            Code.INDEX_SHARD,
+            "its shards do not all end in .safetensors or all in .bin: " + ", ".join(map(quote, shards)),
+            hint=WRITE_AGAIN,
+        )
+    faults.raise_if_any()
+    checked = {tensor: str(shard) for tensor, shard in weight_map.items()}
+    return Index(
+        name=name,
+        content=dict(content),
+        weight_map=checked,
+        shards=tuple(shards),
+        total_size=_total_size(content),
+        raw=raw,
+    )
+
+
+def _shard_fault(shard: str) -> str:
+    """Why a string is no plain file name; empty when it is one."""
+    if not shard or not shard.isprintable():
+        return "is empty or holds control characters"
+    if "://" in shard:
+        return "is a URL"
+    if "/" in shard or "\\" in shard:
+        return "holds a path separator"
+    if shard in {".", ".."}:
+        return "names a directory"
+    if shard[1:2] == ":":
+        return "begins with a drive letter"
+    return ""
+
+
+def _total_size(content: Mapping[str, Json]) -> int | None:
+    metadata = content.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return int(total) if isinstance(total, int | float) and total == total // 1 else None
+
+
+def check_against_shards(index: Index, found: Mapping[str, Mapping[str, TensorInfo]], *, where: str) -> FaultList:
+    """What the index says, against what the shards' headers say.
+
+    Args:
+        index: the index.
+        found: each shard's tensors.
+        where: the index's path, for messages.
+
+    Returns:
+        Every disagreement, except for tensors that stand in two shards: only their bytes can tell how bad
+        that is.
+    """
+    faults = FaultList(where)
+    for tensor, shard in index.weight_map.items():
+        if tensor not in found[shard]:
+            others = [other for other, tensors in found.items() if tensor in tensors]
+            hint = f"it is in {others[0]}; {WRITE_AGAIN}" if others else WRITE_AGAIN
+            faults.add(Code.INDEX_TENSOR, f"the shard {quote(shard)} does not hold it", tensor=tensor, hint=hint)
+    for shard, tensors in found.items():
+        for tensor in tensors:
+            if tensor not in index.weight_map:
+                faults.add(
+                    Code.INDEX_TENSOR,
+                    f"the shard {quote(shard)} holds it, and the index does not list it",
+                    tensor=tensor,
+                    hint=f"the shard may belong to another save; {WRITE_AGAIN}",
+                )
+    return faults
+
+
+def total_size_warning(index: Index, tensors: Mapping[str, TensorInfo], *, where: str) -> Fault | None:
+    """A total that disagrees with the shards: no value depends on it, so it is a warning and no error."""
+    total = sum(info.nbytes for info in tensors.values())
+    if index.total_size is None or index.total_size == total:
+        return None
+    return Fault(
+        code=Code.INDEX_TOTAL,
+        where=where,
+        message=f"total_size is {index.total_size}, and the shards' tensors have {total} bytes",
+        hint="compare the files with where they came from",
+    )
+
+
+def _invalid(where: str, message: str) -> CheckpointError:
+    return CheckpointError(Fault(code=Code.INDEX_INVALID, where=where, message=message, hint=WRITE_AGAIN))

@@ -1,0 +1,227 @@
+"""What is in a checkpoint, at a glance: tensors grouped by the pattern of their names, from headers only."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import torch
+
+from porting.checkpoint.layout import TensorInfo
+from porting.checkpoint.source import open_checkpoint
+
+DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorGroup:
+    """Tensors of one shape and dtype whose names differ in numbers only.
+
+    Attributes:
+        pattern: the names; a number that varies is written as its range, ``layer.{0..11}.weight``.
+        shape: the sizes of each.
+        dtype: the element type, without ``torch.``.
+        count: how many tensors.
+        nbytes: the bytes of all of them.
+    """
+
+    pattern: str
+    shape: tuple[int, ...]
+    dtype: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSummary:
+    """One file of weights: its name, format, bytes, number of tensors and metadata."""
+
+    name: str
+    format: str
+    size: int
+    count: int
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What :func:`inspect_checkpoint` found.
+
+    Attributes:
+        location: what was inspected.
+        commit: the commit of a model on the hub, else None.
+        architectures: as ``config.json`` names them.
+        model_type: as ``config.json`` names it; None when it does not.
+        groups: the tensors, in the order of the files.
+        files: the files of weights.
+        shared: groups of names that stand for one storage.
+        count: how many tensors.
+        parameters: how many elements they have in all.
+        nbytes: the bytes of all of them.
+        warnings: what is wrong without changing any value.
+    """
+
+    location: str
+    commit: str | None
+    architectures: tuple[str, ...]
+    model_type: str | None
+    groups: tuple[TensorGroup, ...]
+    files: tuple[FileSummary, ...]
+    shared: tuple[tuple[str, ...], ...]
+    count: int
+    parameters: int
+    nbytes: int
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as dictionaries, lists, strings and numbers, for JSON."""
+        return asdict(self)
+
+
+class _Family(NamedTuple):
+    """What the tensors of a group have in common: the text between the numbers of their names, shape and dtype."""
+
+    literals: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def inspect_checkpoint(
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+    follow_links: bool = False,
+) -> Inspection:
+    """Groups a checkpoint's tensors; only headers are read, and of a model on the hub nothing else is fetched.
+
+    Args:
+        source: as for :func:`porting.checkpoint.open_checkpoint`, and so are the other arguments.
+        revision: a branch, tag or commit of a model on the hub.
+        token: the hub's access token; True for the stored one, False for none.
+        cache_dir: where files from the hub are kept.
+        local_files_only: take what the cache holds and ask the hub for nothing.
+        follow_links: take files that are links to outside the checkpoint.
+
+    Raises:
+        CheckpointError: with every fault found in its files.
+        HubError: the hub, or the cache of it, did not give what was asked for.
+    """
+    checkpoint = open_checkpoint(
+        source,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+        weights=False,
+        follow_links=follow_links,
+    )
+    tensors = checkpoint.tensors.values()
+    model_type = checkpoint.config.get("model_type")
+    architectures = checkpoint.config.get("architectures")
+    return Inspection(
+        location=checkpoint.location,
+        commit=checkpoint.commit,
+        architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
+        model_type=model_type if isinstance(model_type, str) else None,
+        groups=group_tensors(tensors),
+        files=tuple(
+            FileSummary(
+                name=file.name,
+                format=file.format,
+                size=file.size,
+                count=len(file.names),
+                metadata=dict(file.metadata),
+            )
+            for file in checkpoint.files
+        ),
+        shared=tuple(tuple(sorted(names)) for names in checkpoint.shared),
+        count=len(tensors),
+        parameters=sum(info.nbytes // info.dtype.itemsize for info in tensors),
+        nbytes=sum(info.nbytes for info in tensors),
+        warnings=tuple(map(str, checkpoint.warnings)),
+    )
+
+
+def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
+    """The tensors grouped by name, shape and dtype, in the order of each group's first tensor.
+
+    A group's pattern stands for exactly its tensors: where the numbers of two places do not combine freely,
+    there are several groups.
+
+    >>> spec = {"shape": (2,), "dtype": torch.float32, "nbytes": 8, "file": "model.safetensors"}
+    >>> group_tensors(TensorInfo(name=f"h.{i}.w", **spec) for i in range(3))[0].pattern
+    'h.{0..2}.w'
+    """
+    families: dict[_Family, list[tuple[str, ...]]] = {}
+    for info in tensors:
+        parts = DIGITS.split(info.name)
+        family = _Family(tuple(parts[::2]), info.shape, info.dtype)
+        families.setdefault(family, []).append(tuple(parts[1::2]))
+    groups = []
+    for family, numbers in families.items():
+        for box in _boxes(numbers):
+            count = math.prod(map(len, box))
+            groups.append(
+                TensorGroup(
+                    pattern=_pattern(family.literals, box),
+                    shape=family.shape,
+                    dtype=str(family.dtype).removeprefix("torch."),
+                    count=count,
+                    nbytes=count * math.prod(family.shape) * family.dtype.itemsize,
+                )
+            )
+    return tuple(groups)
+
+
+Box = tuple[tuple[str, ...], ...]
+"""For each place of a name that holds a number, the numbers it takes: all their combinations are meant."""
+
+
+def _boxes(numbers: Sequence[tuple[str, ...]]) -> list[Box]:
+    """Combinations that together give exactly these numbers: those that share their other numbers are joined.
+
+    >>> _boxes([("0", "0"), ("0", "1"), ("1", "0"), ("1", "1"), ("2", "5")])
+    [(('0', '1'), ('0', '1')), (('2',), ('5',))]
+    """
+    boxes: list[Box] = [tuple((number,) for number in item) for item in numbers]
+    for place in range(len(numbers[0])):
+        joined: dict[Box, list[str]] = {}
+        for box in boxes:
+            joined.setdefault(box[:place] + box[place + 1 :], []).extend(box[place])
+        boxes = [(*rest[:place], tuple(values), *rest[place:]) for rest, values in joined.items()]
+    return boxes
+
+
+def _pattern(literals: Sequence[str], box: Box) -> str:
+    text = literals[0]
+    for values, literal in zip(box, literals[1:], strict=True):
+        text += (values[0] if len(values) == 1 else "{" + _ranges(values) + "}") + literal
+    return text
+
+
+def _ranges(values: Sequence[str]) -> str:
+    """Numbers as ranges.
+
+    >>> _ranges(["0", "1", "2", "5"])
+    '0..2,5'
+    """
+    ordered = sorted(values, key=lambda value: (int(value[:4000]), len(value)))
+    runs: list[list[str]] = []
+    for value in ordered:
+        if runs and len(value) < 4000 and value == _next(runs[-1][-1]):
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+
+
+def _next(value: str) -> str:
+    """The number after this one, with as many leading zeros."""
+    return str(int(value[:4000]) + 1).zfill(len(value) if value.startswith("0") else 0)

@@ -1,0 +1,133 @@
+"""What a checkpoint is made of: tensors, the files they lie in, and where in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}
+"""The format's names for the dtypes that torch can hold, one element in whole bytes."""
+
+PACKED_DTYPES: Mapping[str, str] = {"F4": "4-bit", "F6_E2M3": "6-bit", "F6_E3M2": "6-bit"}
+"""Dtypes of the format whose elements are no whole bytes: known by name, so that they are refused by name."""
+
+MAX_RANK = 64
+"""torch iterates over at most 64 dimensions."""
+
+MAX_BYTES = 2**63 - 1
+"""torch counts elements, strides and bytes in signed 64-bit integers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorInfo:
+    """One tensor as its file's header describes it.
+
+    Attributes:
+        name: the on-disk key.
+        shape: its sizes, slowest dimension first; ``()`` for a scalar.
+        dtype: the element type on disk.
+        nbytes: its elements' bytes.
+        file: the name, inside the checkpoint, of the file that it lies in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """A range of a ``.bin`` file that carries a checksum.
+
+    Attributes:
+        start: the first byte, counted from the beginning of the file.
+        stop: one past the last byte.
+        crc: the CRC-32 of its bytes, as the archive's table of contents says; None when it says nothing.
+        name: the record's name, for messages.
+    """
+
+    start: int
+    stop: int
+    crc: int | None
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """Where one tensor's elements lie in its file.
+
+    Attributes:
+        start: the first byte, counted from the beginning of the file.
+        stop: one past the last byte.
+        stride: steps in elements, as :meth:`torch.Tensor.stride` counts them; None when contiguous.
+        record: the checksummed record that it lies in, or None (safetensors has no checksums).
+    """
+
+    start: int
+    stop: int
+    stride: tuple[int, ...] | None = None
+    record: Record | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightFile:
+    """One file of weights.
+
+    Attributes:
+        name: its name inside the checkpoint, such as ``model-00001-of-00002.safetensors``.
+        size: bytes.
+        format: ``"safetensors"`` or ``"bin"`` (a state dict saved with ``torch.save``).
+        metadata: the ``__metadata__`` of a safetensors file, strings to strings; ``{}`` when it has none.
+        names: its tensors, in the order of its header.
+        header: the JSON text of a safetensors file with its padding, without the eight bytes of length that
+            stand in front of it; None for a ``.bin``.  With it a file is written again byte for byte.
+    """
+
+    name: str
+    size: int
+    format: Literal["safetensors", "bin"]
+    metadata: Mapping[str, str]
+    names: tuple[str, ...]
+    header: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """All that the header of one weight file says.
+
+    Attributes:
+        file: the file.
+        tensors: its tensors, in the header's order.
+        extents: where each lies.
+        shared: groups of names that stand for one and the same range of a storage.
+    """
+
+    file: WeightFile
+    tensors: Mapping[str, TensorInfo]
+    extents: Mapping[str, Extent] = field(repr=False)
+    shared: tuple[frozenset[str], ...] = ()

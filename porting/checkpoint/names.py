@@ -1,0 +1,73 @@
+"""The file names of HuggingFace checkpoints, and which of a directory's files are its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.index import Index
+from porting.errors import Code, Fault
+
+SAFETENSORS = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+BIN = "pytorch_model.bin"
+BIN_INDEX = "pytorch_model.bin.index.json"
+
+INDEX_ENDINGS = (".safetensors.index.json", ".bin.index.json")
+BIN_ENDINGS = (".bin", ".pt", ".pth")
+
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+"""What belongs to a checkpoint besides its weights: the configuration and the tokenizer's files."""
+
+
+def choose_weights(names: Collection[str], *, where: str, read_index: Callable[[str], Index]) -> str:
+    """Which file of a checkpoint stands for its weights: the single file, or the index of its shards.
+
+    Args:
+        names: the files that are there.
+        where: the directory or model, for messages.
+        read_index: gives the index of that name.
+
+    Raises:
+        CheckpointError: there are none, or two sets of weights that could both be meant.
+    """
+    for single, index in ((SAFETENSORS, SAFETENSORS_INDEX), (BIN, BIN_INDEX)):
+        if single in names and index in names:
+            if read_index(index).shards == (single,):
+                return index
+            raise CheckpointError(
+                Fault(
+                    code=Code.CHECKPOINT_AMBIGUOUS,
+                    where=where,
+                    message=f"{single} and {index} are both here, two sets of weights",
+                    hint="pass the path of the one you mean, or remove the one that an older save left",
+                )
+            )
+        if index in names or single in names:
+            return index if index in names else single
+    candidates = sorted(name for name in names if name.endswith((".safetensors", *INDEX_ENDINGS, *BIN_ENDINGS)))
+    if candidates:
+        hint = f"if {candidates[0]} is meant, pass its path"
+    else:
+        hint = "these are the names that save_pretrained gives; check the path"
+    raise CheckpointError(
+        Fault(
+            code=Code.CHECKPOINT_NOT_FOUND,
+            where=where,
+            message=f"holds no weights: none of {SAFETENSORS}, {SAFETENSORS_INDEX}, {BIN}, {BIN_INDEX}",
+            hint=hint,
+        )
+    )

@@ -1,0 +1,108 @@
+"""A file on the hub, read by HTTP range requests: its header is seen without downloading it."""
+
+from __future__ import annotations
+
+from huggingface_hub import constants, hf_hub_url
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # public, and documented as such; it lacks __all__
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
+)
+
+from porting.checkpoint.errors import HubError
+from porting.checkpoint.hub_errors import explained
+from porting.errors import Code, Fault
+
+BLOCK = 1 << 17
+"""At least this many bytes are asked for at once: most headers fit, and a request costs more than 128 KiB."""
+
+
+class RemoteFile:
+    """A file of a model on the hub as a source of bytes.
+
+    Args:
+        repo: the model, ``org/name``.
+        name: the file's name.
+        commit: the commit to read at.
+        token: the hub's access token; True for the stored one, False for none.  It is not sent along when the
+            hub redirects to another host.
+    """
+
+    def __init__(self, repo: str, name: str, *, commit: str, token: str | bool | None) -> None:
+        self.where = f"{repo}@{commit[:12]}: {name}"
+        self._repo = repo
+        self._name = name
+        self._url = hf_hub_url(repo, name, revision=commit)
+        self._token = token
+        self._spans: list[tuple[int, bytes]] = []
+        self.size = 0
+        self.size = self._fetch(0, BLOCK)
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Exactly ``count`` bytes from ``offset`` on."""
+        if not count:
+            return b""
+        for start, raw in self._spans:
+            if start <= offset and offset + count <= start + len(raw):
+                return raw[offset - start : offset - start + count]
+        if offset + count > self.size:
+            raise self._odd(f"bytes {offset} to {offset + count} of {self.size} were asked for")
+        start = max(min(offset, self.size - BLOCK), 0)  # near the end, take what stands before as well
+        self._fetch(start, max(offset + count - start, BLOCK))
+        start, raw = self._spans[-1]
+        return raw[offset - start : offset - start + count]
+
+    def _fetch(self, start: int, count: int) -> int:
+        """Remembers the bytes from ``start`` on, at most ``count``; returns the size of the whole file."""
+        headers = build_hf_headers(token=self._token)
+        headers["range"] = f"bytes={start}-{start + count - 1}"
+        headers["accept-encoding"] = "identity"  # ranges count the file's own bytes
+        with (
+            explained(self._repo, file=self._name),
+            get_session().stream(
+                "GET",
+                self._url,
+                headers=headers,
+                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                follow_redirects=True,
+            ) as response,
+        ):
+            if response.status_code == 416 and start == 0:  # no byte of an empty file can be asked for
+                self._spans.append((0, b""))
+                return 0
+            hf_raise_for_status(response)
+            size = self._size(response.status_code, response.headers.get("content-range"), start)
+            if size is None:
+                size = int(response.headers.get("content-length", -1))
+            raw = bytearray()
+            for piece in response.iter_raw():  # a server that ignores the range is left as soon as enough has come
+                raw += piece
+                if len(raw) >= count:
+                    break
+        wanted = min(count, size - start)
+        if size < 0 or len(raw) < wanted or (self.size and size != self.size):
+            raise self._odd(f"{len(raw)} bytes came where {wanted} were asked for")
+        self._spans.append((start, bytes(raw[:wanted])))
+        return size
+
+    def _size(self, status: int, content_range: str | None, start: int) -> int | None:
+        """The whole file's size, as an answer to a range request says; None when it is no such answer."""
+        if status != 206:
+            if start:
+                raise self._odd("the server does not answer range requests")
+            return None
+        unit, _, rest = (content_range or "").partition(" ")
+        span, _, total = rest.partition("/")
+        if unit != "bytes" or not total.isdecimal() or not span.startswith(f"{start}-"):
+            raise self._odd(f"the server answered with the range {content_range!r}")
+        return int(total)
+
+    def _odd(self, message: str) -> HubError:
+        return HubError(
+            Fault(
+                code=Code.HUB_UNREACHABLE,
+                where=self.where,
+                message=f"the header cannot be fetched alone: {message}",
+                hint="try again, or open the checkpoint with its weights",
+            )
+        )

@@ -1,0 +1,288 @@
+"""The header of a safetensors file, read strictly.
+
+The format (https://github.com/huggingface/safetensors, "Format"): eight bytes of length, little-endian; a
+JSON object of that length, name to ``{"dtype", "shape", "data_offsets"}``, padded with spaces; then the
+tensors' bytes, which the offsets cover from first to last without hole or overlap.  The reference parser
+accepts more than that (a key twice, a rank of 1000); here everything that the format does not say is a fault,
+and all faults are reported together.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.files import ByteSource
+from porting.checkpoint.layout import (
+    MAX_BYTES,
+    MAX_RANK,
+    PACKED_DTYPES,
+    SAFETENSORS_DTYPES,
+    Contents,
+    Extent,
+    TensorInfo,
+    WeightFile,
+)
+from porting.checkpoint.sniff import sniff, wrong_format
+from porting.checkpoint.strict_json import Json, JsonError, parse
+from porting.checkpoint.tensor_names import check_names
+from porting.errors import Code, Fault, nearest
+
+MAX_HEADER = 100_000_000
+"""The longest header that the reference parser reads, in bytes."""
+
+FETCH_AGAIN = "the file is damaged or was not written by a safetensors library: fetch it again"
+FIELDS = ("dtype", "shape", "data_offsets")
+
+
+def read_header(source: ByteSource, *, name: str) -> Contents:
+    """What the header of a safetensors file says, checked against the file's size.
+
+    Args:
+        source: the file's bytes; only the header is read.
+        name: the file's name inside the checkpoint.
+
+    Raises:
+        CheckpointError: with every fault of the header.
+    """
+    raw = _raw_header(source)
+    return parse_header(raw, where=source.where, name=name, size=source.size)
+
+
+def parse_header(raw: bytes, *, where: str, name: str, size: int | None = None) -> Contents:
+    """What the JSON text of a header says.
+
+    Args:
+        raw: the text with its padding, without the length in front.
+        where: the file, for messages.
+        name: the file's name inside the checkpoint.
+        size: the bytes of the whole file; when left out, as many as the header describes.
+
+    Raises:
+        CheckpointError: with every fault.
+    """
+    faults = FaultList(where)
+    try:
+        header = parse(raw)
+    except JsonError as error:
+        faults.add(Code.SAFETENSORS_HEADER, f"the header cannot be read: {error}", hint=FETCH_AGAIN)
+        raise CheckpointError(faults.faults()) from error
+    if not isinstance(header, dict):
+        faults.add(Code.SAFETENSORS_HEADER, f"the header is a JSON {_kind(header)}, not an object", hint=FETCH_AGAIN)
+        raise CheckpointError(faults.faults())
+    metadata = _metadata(header.pop("__metadata__", {}), faults)
+    data_start = 8 + len(raw)
+    tensors: dict[str, TensorInfo] = {}
+    extents: dict[str, Extent] = {}
+    for key, entry in header.items():
+        parsed = _entry(key, entry, name, faults)
+        if parsed is not None:
+            info, start, stop = parsed
+            tensors[key] = info
+            extents[key] = Extent(start=data_start + start, stop=data_start + stop)
+    check_names(header, faults)
+    end = max((extent.stop for extent in extents.values()), default=data_start)
+    size = end if size is None else size
+    if not faults:  # a tensor left out above would show here as a hole
+        _check_coverage(extents, data_start, size, faults)
+    faults.raise_if_any()
+    file = WeightFile(
+        name=name,
+        size=size,
+        format="safetensors",
+        metadata=metadata,
+        names=tuple(tensors),
+        header=raw,
+    )
+    return Contents(file=file, tensors=tensors, extents=extents)
+
+
+def _raw_header(source: ByteSource) -> bytes:
+    """The JSON text of the header with its padding."""
+    if source.size < 8:
+        raise _unreadable(
+            source, f"{source.size} bytes are too few for a safetensors file, which begins with 8 of length"
+        )
+    length = int.from_bytes(source.pread(0, 8), "little")
+    if length == 0:
+        raise _unreadable(source, "the header's length is 0")
+    if length > source.size - 8:
+        raise _unreadable(
+            source,
+            f"the header is said to have {length} bytes, and only {source.size - 8} follow",
+            hint="the file was cut short, or is no safetensors file: fetch it again",
+        )
+    if length > MAX_HEADER:
+        raise _unreadable(source, f"the header is said to have {length} bytes; the format allows {MAX_HEADER}")
+    raw = source.pread(8, length)
+    if raw[:1] != b"{":
+        raise _unreadable(source, f"the header begins with {_shown(raw)} where '{{' is expected")
+    if not raw.rstrip(b" ").endswith(b"}"):
+        raise _unreadable(source, f"the header ends with {_shown(raw[-8:])} where '}}' and spaces are expected")
+    return raw
+
+
+def _shown(raw: bytes) -> str:
+    return ascii(raw[:8].decode("latin-1"))
+
+
+def _unreadable(source: ByteSource, message: str, *, hint: str = FETCH_AGAIN) -> CheckpointError:
+    """The error for a header that cannot be read at all: what the file is instead, where that can be told."""
+    finding = sniff(source)
+    if finding is not None and finding.what != "a safetensors file":
+        fault = wrong_format(source, "a safetensors file")
+        if fault is not None:
+            return CheckpointError(fault)
+    return CheckpointError(Fault(code=Code.SAFETENSORS_HEADER, where=source.where, message=message, hint=hint))
+
+
+def _metadata(value: Json, faults: FaultList) -> dict[str, str]:
+    if not isinstance(value, dict):
+        faults.add(
+            Code.SAFETENSORS_HEADER,
+            f"__metadata__ is a JSON {_kind(value)} where an object of strings is expected",
+            hint=FETCH_AGAIN,
+        )
+        return {}
+    metadata = {}
+    for key, text in value.items():
+        if isinstance(text, str):
+            metadata[key] = text
+        else:
+            faults.add(
+                Code.SAFETENSORS_HEADER,
+                f"__metadata__ {quote(key)} is a JSON {_kind(text)} where a string is expected",
+                hint="write the file again with strings for metadata",
+            )
+    return metadata
+
+
+def _entry(key: str, entry: Json, file: str, faults: FaultList) -> tuple[TensorInfo, int, int] | None:
+    """One tensor of the header with its range; None when it has a fault, which is then noted."""
+    if not isinstance(entry, dict):
+        message = f"a JSON {_kind(entry)} where an object is expected"
+        faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=FETCH_AGAIN)
+        return None
+    if len(entry) != len(FIELDS) or any(field not in entry for field in FIELDS):
+        _note_fields(key, entry, faults)
+        return None
+    name = entry["dtype"]
+    dtype = SAFETENSORS_DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        hint = "convert it to one of " + ", ".join(SAFETENSORS_DTYPES)
+        faults.add(Code.SAFETENSORS_TENSOR, _dtype_fault(name), tensor=key, hint=hint)
+    shape = _sizes(key, "shape", entry["shape"], faults)
+    offsets = _sizes(key, "data_offsets", entry["data_offsets"], faults)
+    if dtype is None or shape is None or offsets is None:
+        return None
+    reason = _range_fault(dtype, shape, offsets)
+    if reason:
+        faults.add(Code.SAFETENSORS_TENSOR, reason, tensor=key, hint=FETCH_AGAIN)
+        return None
+    start, stop = offsets
+    info = TensorInfo(name=key, shape=tuple(shape), dtype=dtype, nbytes=stop - start, file=file)
+    return info, start, stop
+
+
+def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
+    for field in FIELDS:
+        if field not in entry:
+            faults.add(Code.SAFETENSORS_TENSOR, f"no {field!r} is given", tensor=key, hint=FETCH_AGAIN)
+    for field in entry:
+        if field not in FIELDS:
+            message = f"the field {quote(field)} is none of the format's"
+            hint = nearest(field, FIELDS) or FETCH_AGAIN
+            faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=hint)
+
+
+def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> str:
+    """Why a range cannot hold the shape: no range, rank, overflow, or another number of bytes; else empty."""
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        return f"its data_offsets {_list(offsets)} are no range"
+    if len(shape) > MAX_RANK:
+        return f"{len(shape)} dimensions; torch handles {MAX_RANK}"
+    nbytes = span = dtype.itemsize
+    for size in shape:
+        nbytes *= size
+        span *= size or 1  # torch computes strides from the other sizes even when one is 0
+        if span > MAX_BYTES:
+            return f"its shape {_list(shape)} overflows 64 bits"
+    length = offsets[1] - offsets[0]
+    if length != nbytes:
+        needed = f"shape {_list(shape)} of {str(dtype).removeprefix('torch.')} needs {nbytes}"
+        return f"its range {_list(offsets)} has {length} bytes, and {needed}"
+    return ""
+
+
+def _sizes(key: str, what: str, value: Json, faults: FaultList) -> list[int] | None:
+    """A value as a list of sizes; None when it is none, which is then noted."""
+    reason = ""
+    sizes: list[int] = []
+    if not isinstance(value, list):
+        reason = f"is a JSON {_kind(value)} where a list of sizes is expected"
+    else:
+        for size in value:
+            if type(size) is not int:
+                reason = f"holds {quote(size)}, which is no whole number"
+                break
+            if not 0 <= size <= MAX_BYTES:
+                which = "negative" if size < 0 else "more than 64 bits can hold"
+                reason = f"holds {quote(size)}, which is {which}"
+                break
+            sizes.append(size)
+    if reason:
+        faults.add(Code.SAFETENSORS_TENSOR, f"its {what} {reason}", tensor=key, hint=FETCH_AGAIN)
+        return None
+    return sizes
+
+
+def _dtype_fault(name: Json) -> str:
+    if isinstance(name, str) and name in PACKED_DTYPES:
+        return f"its dtype {name} packs {PACKED_DTYPES[name]} elements, which this library does not read"
+    return f"its dtype {quote(name)} is none that torch can hold"
+
+
+def _check_coverage(extents: dict[str, Extent], start: int, size: int, faults: FaultList) -> None:
+    """The ranges must follow each other from the header's end to the file's, without hole or overlap."""
+    end = start
+    last = ""
+    for name, extent in sorted(extents.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if extent.start > end:
+            after = f"after tensor {quote(last)}" if last else "before the first tensor"
+            faults.add(
+                Code.SAFETENSORS_LAYOUT,
+                f"{extent.start - end} bytes {after} belong to no tensor",
+                hint=FETCH_AGAIN,
+            )
+        elif extent.start < end:
+            faults.add(
+                Code.SAFETENSORS_LAYOUT,
+                f"its range overlaps that of {quote(last)} by {end - extent.start} bytes",
+                tensor=name,
+                hint=FETCH_AGAIN,
+            )
+        if extent.stop >= end:
+            end, last = extent.stop, name
+    if end > size:
+        faults.add(
+            Code.SAFETENSORS_LAYOUT,
+            f"the header describes {end} bytes and the file has {size}: {end - size} are missing",
+            hint="the file was cut short: fetch it again",
+        )
+    elif end < size:
+        faults.add(
+            Code.SAFETENSORS_LAYOUT,
+            f"{size - end} bytes after the last tensor belong to no tensor",
+            hint=FETCH_AGAIN,
+        )
+
+
+def _list(sizes: list[int]) -> str:
+    return str(sizes) if len(sizes) <= 8 else f"[{', '.join(map(str, sizes[:8]))}, …]"
+
+
+def _kind(value: Json) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return names[type(value)]

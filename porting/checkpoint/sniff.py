@@ -1,0 +1,87 @@
+"""Saying what a file is, when it is not what its name says."""
+
+from __future__ import annotations
+
+import tarfile
+from typing import NamedTuple
+
+from porting.checkpoint.files import ByteSource
+from porting.errors import Code, Fault
+
+
+class Finding(NamedTuple):
+    """What a file turned out to be, and what to do about it."""
+
+    what: str
+    hint: str
+
+
+def sniff(source: ByteSource) -> Finding | None:
+    """What the file is by its first bytes; None when they say nothing."""
+    head = source.pread(0, min(source.size, 1024))
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head:
+        return Finding("an empty file", "the download or the copy never began: fetch it again")
+    if head.startswith(b"version https://git-lfs"):
+        return Finding("a Git-LFS pointer", "run `git lfs pull` in its directory")
+    if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        return Finding("an HTML page", "it is what the server answered instead of the file: log in and fetch it again")
+    if is_safetensors(source):
+        return Finding("a safetensors file", "rename it to end in .safetensors")
+    if head.startswith(b"PK\x03\x04"):
+        return Finding("a zip archive", "if torch.save made it, rename it to end in .bin")
+    return _by_magic(head, text, source)
+
+
+def _by_magic(head: bytes, text: bytes, source: ByteSource) -> Finding | None:
+    for magic, what, hint in (
+        (b"\x1f\x8b", "a gzip archive", "run `gunzip` on it first"),
+        (b"\x28\xb5\x2f\xfd", "a zstd archive", "run `unzstd` on it first"),
+        (b"BZh", "a bzip2 archive", "run `bunzip2` on it first"),
+        (b"\xfd7zXZ", "an xz archive", "run `unxz` on it first"),
+        (b"GGUF", "a GGUF file", "take the safetensors files of the model instead"),
+        (b"\x89HDF", "an HDF5 file (TensorFlow or Keras)", "take the safetensors files of the model instead"),
+        (b"\x93NUMPY", "a NumPy array", "save the tensors with safetensors"),
+        (b"\x7fELF", "a program", "this is no file of weights: fetch it again"),
+    ):
+        if head.startswith(magic):
+            return Finding(what, hint)
+    if head[257:262] == b"ustar":
+        return Finding("a tar archive", "unpack it, or save the weights again with a current torch.save")
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
+        return Finding("a pickle", "if it is a state dict that torch.save made, rename it to end in .bin")
+    if text.startswith((b"{", b"[")):
+        return Finding("a JSON text", "the path may name the index or the configuration where the weights are meant")
+    if not head.strip(b"\0"):
+        return Finding(
+            f"a file that begins with {len(head)} zero bytes",
+            "an interrupted download left it: fetch it again",
+        )
+    return None
+
+
+def is_safetensors(source: ByteSource) -> bool:
+    """Whether the file begins as a safetensors file does: a length that fits, then a JSON object."""
+    if source.size < 10:
+        return False
+    head = source.pread(0, 9)
+    return head[8:] == b"{" and int.from_bytes(head[:8], "little") <= source.size - 8
+
+
+def is_tar(source: ByteSource) -> bool:
+    """Whether the file is a tar archive, as torch before 0.1.10 wrote them."""
+    block = source.pread(0, min(source.size, tarfile.BLOCKSIZE))
+    return len(block) == tarfile.BLOCKSIZE and block[257:262] == b"ustar"
+
+
+def wrong_format(source: ByteSource, expected: str) -> Fault | None:
+    """The fault that names what the file is instead of ``expected``; None when that cannot be told."""
+    finding = sniff(source)
+    if finding is None:
+        return None
+    return Fault(
+        code=Code.FORMAT_WRONG,
+        where=source.where,
+        message=f"this is {finding.what}, not {expected}",
+        hint=finding.hint,
+    )

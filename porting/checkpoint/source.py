@@ -1,0 +1,177 @@
+"""Opening a checkpoint: a directory, one file, an index of shards, or a model on the hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from porting.checkpoint.bin_file import read_bin
+from porting.checkpoint.checkpoint import Checkpoint
+from porting.checkpoint.config import read_config
+from porting.checkpoint.errors import CheckpointError, quote
+from porting.checkpoint.files import ByteSource, LocalFile, member, read_small
+from porting.checkpoint.index import MAX_INDEX, Index, parse_index
+from porting.checkpoint.layout import Contents
+from porting.checkpoint.model_id import parse_model_id
+from porting.checkpoint.names import BIN_ENDINGS, INDEX_ENDINGS, choose_weights
+from porting.checkpoint.safetensors_file import read_header
+from porting.checkpoint.sniff import is_safetensors, wrong_format
+from porting.errors import Code, Fault
+
+if TYPE_CHECKING:
+    from porting.checkpoint.hub import RemoteModel
+
+Opener = Callable[[str], ByteSource]
+
+
+def open_checkpoint(
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+    weights: bool = True,
+    follow_links: bool = False,
+) -> Checkpoint:
+    """Opens a checkpoint and checks the headers of all its files; no tensor is read yet.
+
+    Args:
+        source: a directory; a ``.safetensors`` file; a ``pytorch_model.bin``; the index of a sharded
+            checkpoint; or a model on the hub, ``"org/name"`` or ``"org/name@revision"``.  In a directory
+            safetensors files go before ``.bin`` files.  A path that exists is never taken for a model on the
+            hub.
+        revision: a branch, tag or commit of a model on the hub.
+        token: the hub's access token; True for the stored one, False for none.
+        cache_dir: where files from the hub are kept; huggingface_hub's own cache when left out.
+        local_files_only: take what the cache holds and ask the hub for nothing.
+        weights: for a model on the hub, False reads the headers by range requests and downloads no weights;
+            reading a tensor is an error then.
+        follow_links: take files that are links to outside the checkpoint.
+
+    Raises:
+        CheckpointError: with every fault found in its files.
+        HubError: the hub, or the cache of it, did not give what was asked for.
+    """
+    text = os.fspath(source)
+    path = Path(text).expanduser()
+    if os.path.lexists(path):
+        if revision is not None:
+            message = f"a revision, {quote(revision)}, was given for a path on this machine"
+            raise _fault(Code.CHECKPOINT_NOT_FOUND, text, message, "leave the revision out")
+        if path.is_dir():
+            return _open_directory(path, location=text, follow_links=follow_links)
+        return _open_file(path, location=text, follow_links=follow_links)
+    model = parse_model_id(text, revision=revision) if isinstance(source, str) else None
+    if model is None:
+        message = "no such file or directory, and no possible name of a model on the hub"
+        raise _fault(Code.CHECKPOINT_NOT_FOUND, text, message, "check the path; models are org/name@revision")
+    from porting.checkpoint import hub  # noqa: PLC0415 - local checkpoints do without the client and its import
+
+    if not weights and not hub.is_offline(local_files_only):
+        return _open_remote(hub.remote(model, token=token))
+    snapshot = hub.download(model, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
+    return _open_directory(snapshot.root, location=text, commit=snapshot.commit)
+
+
+def _open_directory(root: Path, *, location: str, follow_links: bool = False, commit: str | None = None) -> Checkpoint:
+    try:
+        names = os.listdir(root)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise _fault(Code.FILE_UNREADABLE, location, f"cannot be listed: {reason}", "check its permissions") from error
+    main = choose_weights(names, where=location, read_index=lambda name: _read_index(root, name, follow_links))
+    return _open_main(root, main, location=location, follow_links=follow_links, commit=commit)
+
+
+def _open_file(path: Path, *, location: str, follow_links: bool) -> Checkpoint:
+    if path.name.endswith((*INDEX_ENDINGS, ".safetensors", *BIN_ENDINGS)):
+        # A file that was named itself may be a link to anywhere; what it drags in with it may not.
+        return _open_main(path.parent, path.name, location=location, follow_links=follow_links, named=True)
+    file = LocalFile(path)
+    if is_safetensors(file):
+        hint = "rename it to end in .safetensors"
+        raise _fault(Code.FORMAT_WRONG, location, "a safetensors file whose name does not say so", hint)
+    expected = "a checkpoint (.safetensors, .bin, or an index of shards)"
+    fault = wrong_format(file, expected)
+    if fault is not None:
+        raise CheckpointError(fault)
+    raise _fault(Code.FORMAT_WRONG, location, f"this is not {expected}", "check the path")
+
+
+def _open_main(
+    root: Path,
+    main: str,
+    *,
+    location: str,
+    follow_links: bool,
+    named: bool = False,
+    commit: str | None = None,
+) -> Checkpoint:
+    """Opens the weights that ``main`` stands for: one file, or an index and its shards."""
+
+    def opener(name: str) -> ByteSource:
+        path = root / name if named and name == main else member(root, name, follow_links=follow_links)
+        return LocalFile(path)
+
+    index = _read_index(root, main, follow_links or named) if main.endswith(INDEX_ENDINGS) else None
+    shards = index.shards if index is not None else (main,)
+    sources = _open_all(shards, opener)
+    contents = [_read_contents(sources[name], name) for name in shards]
+    return Checkpoint(
+        location=location,
+        path=root,
+        config=read_config(root, follow_links=follow_links),
+        contents=contents,
+        sources=sources,
+        index=index,
+        commit=commit,
+    )
+
+
+def _open_remote(model: RemoteModel) -> Checkpoint:
+    """Opens the headers of a model on the hub."""
+    index = model.index
+    shards = index.shards if index is not None else (model.main,)
+    sources = {name: model.open(name) for name in shards}
+    return Checkpoint(
+        location=model.location,
+        path=None,
+        config=model.config,
+        contents=[_read_contents(sources[name], name, locate=False) for name in shards],
+        sources={},
+        index=index,
+        commit=model.commit,
+    )
+
+
+def _open_all(names: Collection[str], opener: Opener) -> dict[str, ByteSource]:
+    """Every file, or an error that names all that cannot be opened."""
+    sources: dict[str, ByteSource] = {}
+    faults: list[Fault] = []
+    for name in names:
+        try:
+            sources[name] = opener(name)
+        except CheckpointError as error:
+            faults += error.faults
+    if faults:
+        raise CheckpointError(faults)
+    return sources
+
+
+def _read_contents(source: ByteSource, name: str, *, locate: bool = True) -> Contents:
+    if name.endswith(".safetensors"):
+        return read_header(source, name=name)
+    return read_bin(source, name=name, locate=locate)
+
+
+def _read_index(root: Path, name: str, follow_links: bool) -> Index:
+    path = member(root, name, follow_links=follow_links)
+    raw = read_small(path, where=str(path), limit=MAX_INDEX)
+    return parse_index(raw, name=name, where=str(path))
+
+
+def _fault(code: Code, where: str, message: str, hint: str) -> CheckpointError:
+    return CheckpointError(Fault(code=code, where=where, message=message, hint=hint))

@@ -1,0 +1,172 @@
+"""From the description of a saved state dict to tensors with checked extents."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.files import ByteSource
+from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Contents, Extent, Record, TensorInfo, WeightFile
+from porting.checkpoint.state_values import TensorSpec, describe
+from porting.checkpoint.tensor_names import check_names
+from porting.errors import Code, Fault
+
+MAX_REPEATED = 1 << 28
+"""A tensor that repeats its elements (stride 0) is taken up to this many bytes: reading writes them out."""
+
+FETCH_AGAIN = "the file is damaged: fetch it again"
+
+
+def read_tensors(value: object, records: Mapping[str, Record], source: ByteSource, *, name: str) -> Contents:
+    """The tensors of a state dict, each checked against the storage record that it lies in.
+
+    Args:
+        value: what the pickle described.
+        records: the storages' bytes, by key.
+        source: the file.
+        name: its name inside the checkpoint.
+
+    Raises:
+        CheckpointError: with every fault found.
+    """
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            Fault(
+                code=Code.BIN_TENSOR,
+                where=source.where,
+                message=f"it holds {describe(value)} where a state dict, names to tensors, is expected",
+                hint="save model.state_dict() with torch.save",
+            )
+        )
+    faults = FaultList(source.where)
+    tensors: dict[str, TensorInfo] = {}
+    extents: dict[str, Extent] = {}
+    for key, spec in value.items():
+        if not isinstance(key, str):
+            faults.add(
+                Code.BIN_TENSOR,
+                f"the key {quote(key)} is {describe(key)} where a name is expected",
+                hint="save model.state_dict() with torch.save",
+            )
+        elif not isinstance(spec, TensorSpec):
+            faults.add(
+                Code.BIN_TENSOR,
+                f"the key {quote(key)} holds {describe(spec)} where a tensor is expected",
+                hint=f"this is more than a state dict; save {_inner(value)} alone",
+            )
+        else:
+            extent = _extent(key, spec, records, faults)
+            if extent is not None:
+                extents[key] = extent
+                tensors[key] = TensorInfo(
+                    name=key,
+                    shape=spec.size,
+                    dtype=spec.dtype,
+                    nbytes=_count(spec) * spec.dtype.itemsize,
+                    file=name,
+                )
+    check_names(tensors, faults)
+    faults.raise_if_any()
+    file = WeightFile(name=name, size=source.size, format="bin", metadata={}, names=tuple(tensors))
+    return Contents(file=file, tensors=tensors, extents=extents, shared=_shared(extents))
+
+
+def _inner(value: Mapping[object, object]) -> str:
+    """Where in a training checkpoint the state dict probably is, as an expression."""
+    for key, inner in value.items():
+        if isinstance(inner, dict) and any(isinstance(item, TensorSpec) for item in inner.values()):
+            return f"its part [{quote(key)}]"
+    return "model.state_dict()"
+
+
+def _count(spec: TensorSpec) -> int:
+    count = 1
+    for size in spec.size:
+        count *= size
+    return count
+
+
+def _extent(key: str, spec: TensorSpec, records: Mapping[str, Record], faults: FaultList) -> Extent | None:
+    """Where the tensor's elements lie; None when they cannot, which is then noted."""
+    reason = _shape_fault(spec)
+    if reason:
+        faults.add(Code.BIN_TENSOR, reason, tensor=key, hint=FETCH_AGAIN)
+        return None
+    storage = spec.storage
+    record = records.get(storage.key)
+    if record is None:
+        faults.add(
+            Code.BIN_TENSOR,
+            f"its storage {quote(storage.key)} is not in the file",
+            tensor=key,
+            hint=FETCH_AGAIN,
+        )
+        return None
+    itemsize = spec.dtype.itemsize
+    length = storage.count * (storage.dtype.itemsize if storage.dtype else 1)
+    if length != record.stop - record.start:
+        faults.add(
+            Code.BIN_TENSOR,
+            f"its storage is said to have {length} bytes, and its record has {record.stop - record.start}",
+            tensor=key,
+            hint=FETCH_AGAIN,
+        )
+        return None
+    count = _count(spec)
+    begin = (storage.base + spec.offset) * itemsize
+    steps = sum((size - 1) * step for size, step in zip(spec.size, spec.stride, strict=True)) + 1 if count else 0
+    if begin + steps * itemsize > length:
+        faults.add(
+            Code.BIN_TENSOR,
+            f"its elements reach to byte {begin + steps * itemsize} of a storage of {length}",
+            tensor=key,
+            hint=FETCH_AGAIN,
+        )
+        return None
+    if count > steps and count * itemsize > MAX_REPEATED:
+        faults.add(
+            Code.BIN_TENSOR,
+            f"it repeats {steps * itemsize} bytes until they are {count * itemsize}",
+            tensor=key,
+            hint="save it before it is expanded",
+        )
+        return None
+    start = record.start + begin
+    stride = None if _is_contiguous(spec) else spec.stride
+    return Extent(start=start, stop=start + steps * itemsize, stride=stride, record=record)
+
+
+def _shape_fault(spec: TensorSpec) -> str:
+    if len(spec.size) > MAX_RANK:
+        return f"{len(spec.size)} dimensions; torch handles {MAX_RANK}"
+    numbers = (*spec.size, *spec.stride, spec.offset, spec.storage.count, spec.storage.base)
+    if min(numbers) < 0:
+        return "a negative size, stride or offset"
+    span = spec.dtype.itemsize
+    for size in spec.size:
+        span *= max(size, 1)
+    if max(span, *numbers) > MAX_BYTES:
+        return "its sizes overflow 64 bits"
+    if spec.lazy:
+        return f"its elements are to be read {spec.lazy}, which this library does not do"
+    return ""
+
+
+def _is_contiguous(spec: TensorSpec) -> bool:
+    expected = 1
+    for size, step in zip(reversed(spec.size), reversed(spec.stride), strict=True):
+        if size != 1:
+            if step != expected:
+                return _count(spec) == 0
+            expected *= size
+    return True
+
+
+def _shared(extents: Mapping[str, Extent]) -> tuple[frozenset[str], ...]:
+    """The groups of names that stand for one and the same range of a storage: tied weights."""
+    groups: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    for name, extent in extents.items():
+        if extent.stop > extent.start:
+            groups[extent.start, extent.stop].append(name)
+    return tuple(frozenset(names) for names in groups.values() if len(names) > 1)

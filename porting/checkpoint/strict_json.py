@@ -1,0 +1,62 @@
+"""JSON without its leniencies: every key once, text in UTF-8, nesting and numbers bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import NoReturn, TypeAlias
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+class JsonError(ValueError):
+    """A text is not the JSON it should be; the message says where and why, in a phrase."""
+
+
+def parse(raw: bytes, *, allow_nan: bool = False) -> Json:
+    """The value of a JSON text in UTF-8.
+
+    Args:
+        raw: the text.
+        allow_nan: take ``NaN`` and ``Infinity``, which Python writes and no standard knows.
+
+    Raises:
+        JsonError: it is no JSON, or an object has a key twice.
+
+    >>> parse(b'{"a": [1, 2]}')
+    {'a': [1, 2]}
+    """
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raise JsonError("it starts with a byte-order mark")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JsonError(f"not UTF-8 at byte {error.start}") from error
+    constants: Callable[[str], float] = float if allow_nan else _refuse_constant
+    try:
+        value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=constants)
+    except json.JSONDecodeError as error:
+        raise JsonError(f"not JSON at character {error.pos}: {error.msg}") from error
+    except RecursionError as error:
+        raise JsonError("nested too deeply") from error
+    except JsonError:
+        raise
+    except ValueError as error:  # an integer of more than 4300 digits
+        raise JsonError("it holds a number of thousands of digits") from error
+    return value
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                shown = key if len(key) <= 120 else f"{key[:60]}…{key[-60:]}"
+                raise JsonError(f"the key {shown!a} stands twice in one object")
+            seen.add(key)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise JsonError(f"{name} is not JSON")

@@ -1,0 +1,32 @@
+"""Names of tensors that a person could not tell apart, or that would garble a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from porting.checkpoint.errors import FaultList
+from porting.errors import Code
+
+UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's categories of controls, formatting, lone surrogates, and line and paragraph separators."""
+
+RENAME = "rename it and write the file again"
+
+
+def check_names(names: Iterable[str], faults: FaultList) -> None:
+    """Notes empty names, control characters, and names that differ only by Unicode normalisation."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.isascii() and name.isprintable() and name:
+            continue
+        if not name:
+            faults.add(Code.TENSOR_NAME, "a tensor has the empty string for a name", hint=RENAME)
+        unseen = next((c for c in name if unicodedata.category(c) in UNSEEN), None)
+        if unseen is not None:
+            message = f"its name holds the control character U+{ord(unseen):04X}"
+            faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+        twin = seen.setdefault(unicodedata.normalize("NFC", name), name)
+        if twin != name:
+            message = f"its name differs only by Unicode normalisation from {twin!a}"
+            faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)

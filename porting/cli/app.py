@@ -1,0 +1,91 @@
+"""The command line: its commands, and what they have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from io import TextIOWrapper
+from typing import Annotated, Any, TextIO
+
+import typer
+from typer.core import TyperCommand
+
+from porting.cli import carry, look, prove, words
+from porting.errors import nearest
+
+app = typer.Typer(
+    name="porting",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # help and wrong usage as plain text, the same on a terminal and in a pipe
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Command(TyperCommand):
+    """A command that says which option was probably meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: the context's own class is not public
+        """As usual, but for one name in place of a list of all that look a little alike."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            wrong = getattr(error, "option_name", None)
+            if wrong is not None and hasattr(error, "possibilities") and hasattr(error, "message"):  # no such option
+                known = [name for parameter in self.params for name in parameter.opts]
+                error.possibilities = None
+                error.message = f"No such option {wrong!r}. {nearest(wrong, known).capitalize()}".strip()
+            raise
+
+
+app.command("inspect", cls=Command)(look.inspect)
+app.command("tables", cls=Command)(look.tables)
+app.command("check", cls=Command)(prove.check)
+app.command("load", cls=Command)(carry.load)
+app.command("verify", cls=Command)(prove.verify)
+app.command("export", cls=Command)(carry.export)
+app.command("fill-mask", cls=Command)(words.fill_mask)
+app.command("next-sentence", cls=Command)(words.next_sentence)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"porting {version('porting')}")
+        raise typer.Exit
+
+
+@app.callback()
+def describe(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Load pretrained weights into transformers of your own, and prove that the port is faithful.
+
+    A checkpoint is a directory, a weight file or a model on the hub; without one, commands take the small one that is
+    embedded here. Models on the hub go through huggingface_hub: its cache, its token, HF_HUB_OFFLINE=1. Exit codes:
+    0 done, or faithful; 1 a difference was found; 2 it cannot be done as asked.
+
+    \b
+    Begin with:
+      porting verify
+      porting inspect ./my-checkpoint
+      porting tables
+    """
+
+
+def _writable(stream: TextIO | None) -> TextIO:
+    """The stream, made to take every character; one that was closed becomes one that swallows everything."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream or open(os.devnull, "w", encoding="utf-8")
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
+    app(prog_name="porting")

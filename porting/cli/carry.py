@@ -1,0 +1,209 @@
+"""Commands that carry weights: ``load`` into a module, ``export`` from it back to a checkpoint."""
+
+from __future__ import annotations
+
+import filecmp
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.screen import Screen, counted, size
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from porting.checkpoint import Checkpoint
+    from porting.plan.plan import Plan
+
+Own = Annotated[bool, typer.Option("--own", help="Copy the weights instead of mapping the file.")]
+SourceToExport = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE", help="A directory, a weight file, or a model on the hub: org/name or org/name@revision."
+    ),
+]
+Destination = Annotated[Path, typer.Argument(metavar="DESTINATION", help="The directory to make.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the directory if it exists.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What was loaded.
+
+    Attributes:
+        module: its class.
+        parameters: how many elements its parameters have, tied ones once.
+        tensors: how many parameters and buffers there are.
+        dtypes: their dtypes.
+        mapped, copied: bytes that are views of the checkpoint's file, and bytes in memory of their own.
+    """
+
+    module: str
+    parameters: int
+    tensors: int
+    dtypes: tuple[str, ...]
+    mapped: int
+    copied: int
+
+
+def load(
+    source: options.Source = None,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    dtype: options.CastTo = None,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    own: Own = False,
+    as_json: options.Json = False,
+) -> None:
+    """Load a checkpoint into a module, and say what was built.
+
+    Weights are views of the mapped file where the table's rules and the dtype allow it: they cost no memory of their
+    own, and nothing is read before it is used.
+
+    \b
+    Examples:
+      porting load
+      porting load ./my-checkpoint --dtype bfloat16
+      porting load ./my-checkpoint --table my_table.toml --into my_model.py:build
+    """
+    with Screen("load", as_json=as_json) as screen:
+        from porting.checkpoint import open_checkpoint
+        from porting.load import load as fill
+
+        make = options.builder(into, trust=trust)
+        checkpoint = open_checkpoint(options.where(source))
+        with screen.working("loading"):
+            begun = time.perf_counter()
+            module = fill(
+                checkpoint,
+                make,
+                table,
+                architecture=architecture,
+                dtype=options.dtype_of(dtype),
+                fresh=fresh,
+                own=own,
+                trust=trust,
+            )
+            seconds = time.perf_counter() - begun
+        plan = _plan(module)
+        left_out = {left.name: f"equals {left.equals}" if left.equals else left.reason for left in plan.left_out}
+        new = list(plan.fresh)
+        reasons = "; ".join(dict.fromkeys(left_out.values()))
+        built = _built(module, checkpoint)
+        screen.document({**asdict(built), "left_out": left_out, "new": new, "seconds": seconds})
+        screen.facts(
+            {
+                "checkpoint": checkpoint.location,
+                "table": plan.table.where,
+                "module": built.module,
+                "parameters": f"{built.parameters:,} in {counted(built.tensors, 'tensor')}",
+                "dtype": ", ".join(built.dtypes),
+                "memory": f"{size(built.mapped)} mapped from the file, {size(built.copied)} of its own",
+                "left out": f"{counted(len(left_out), 'tensor')}: {reasons}" if left_out else "",
+                "new": ", ".join(new),
+                "seconds": f"{seconds:.3f}",
+            }
+        )
+        same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        screen.next("verify", *options.again(source), *same)
+
+
+def _plan(module: nn.Module) -> Plan:
+    """What went where: every module that was loaded remembers it."""
+    from porting.provenance import provenance
+
+    record = provenance(module)
+    if record is None:
+        raise RuntimeError("the module lost its provenance while it was loaded")  # a bug of ours
+    return record.plan
+
+
+def _built(module: nn.Module, checkpoint: Checkpoint) -> Built:
+    """What a module holds, each tensor counted once."""
+    tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}.values()
+    # A view of the mapped file starts at the same address as any other view of the same tensor.
+    starts = {checkpoint.read(name).untyped_storage().data_ptr() for name in checkpoint.tensors}
+    mapped = sum(one.nbytes for one in tensors if one.untyped_storage().data_ptr() in starts)
+    return Built(
+        module=f"{type(module).__module__}.{type(module).__qualname__}",
+        parameters=sum(one.numel() for one in {id(one): one for one in module.parameters()}.values()),
+        tensors=len(tensors),
+        dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in tensors})),
+        mapped=mapped,
+        copied=sum(one.nbytes for one in tensors) - mapped,
+    )
+
+
+def export(
+    source: SourceToExport,
+    destination: Destination,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    dtype: options.CastTo = None,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    overwrite: Overwrite = False,
+    as_json: options.Json = False,
+) -> None:
+    """Load a checkpoint through a table, and export it back through the same table.
+
+    The directory is one that transformers loads. Without a cast it holds the very bytes of the checkpoint, which shows
+    that the table loses nothing in either direction.
+
+    \b
+    Examples:
+      porting export ./my-checkpoint ./exported
+      porting export ./my-checkpoint ./half --dtype bfloat16
+      porting export ./my-checkpoint ./exported --table my_table.toml --into my_model.py:build
+    """
+    with Screen("export", as_json=as_json) as screen:
+        from porting.checkpoint import open_checkpoint
+        from porting.export import export as save
+        from porting.load import load as fill
+
+        make = options.builder(into, trust=trust)
+        checkpoint = open_checkpoint(source)
+        with screen.working("exporting") as tell:
+            tell("loading", 0, 0)
+            module = fill(checkpoint, make, table, architecture=architecture, fresh=fresh, trust=trust)
+            tell("writing", 0, 0)
+            written = save(module, table, destination, dtype=options.dtype_of(dtype), overwrite=overwrite)
+            tell("comparing", 0, 0)
+            differing = _differing(checkpoint, destination)
+        nbytes = sum((destination / name).stat().st_size for name in written.files)
+        verdict = "byte for byte those of the checkpoint"
+        screen.document({**asdict(written), "path": str(written.path), "bytes": nbytes, "differing": differing})
+        screen.facts(
+            {
+                "checkpoint": checkpoint.location,
+                "exported to": str(destination),
+                "architecture": written.architecture,
+                "files": f"{', '.join(written.files)}: {size(nbytes)}",
+                "weights": f"not the same bytes: {', '.join(differing)}" if differing else verdict,
+                "new": ", ".join(written.new),
+                "not written": ", ".join(left.name for left in written.not_written),
+                "not copied": ", ".join(written.not_copied),
+            }
+        )
+        same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        screen.next("verify", str(destination), *same)
+
+
+def _differing(checkpoint: Checkpoint, destination: Path) -> list[str]:
+    """The checkpoint's files of weights that the destination does not have with the same bytes."""
+    home = checkpoint.path
+    if home is None:
+        return [file.name for file in checkpoint.files]
+    return [
+        file.name
+        for file in checkpoint.files
+        if not (destination / file.name).is_file()
+        or not filecmp.cmp(home / file.name, destination / file.name, shallow=False)
+    ]

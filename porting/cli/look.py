@@ -1,0 +1,132 @@
+"""Commands that look and change nothing: ``inspect`` and ``tables``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.screen import Screen, counted, size
+
+if TYPE_CHECKING:
+    from porting.checkpoint import Inspection
+    from porting.notation.table import Table
+
+TableArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="TABLE", help="A shipped table's name, or a TOML file.", show_default="list all"),
+]
+Rules = Annotated[bool, typer.Option("--rules", help="The rules as they were understood, with their place.")]
+
+
+def inspect(source: options.Source = None, as_json: options.Json = False) -> None:
+    """What is in a checkpoint: names, shapes, dtypes and bytes.
+
+    Only headers are read; of a model on the hub only they are fetched, by range requests. Tensors whose names differ
+    in numbers only share a line: layer.{0..11}.weight stands for twelve.
+
+    \b
+    Examples:
+      porting inspect
+      porting inspect ./my-checkpoint
+      porting inspect google-bert/bert-base-uncased
+      porting inspect google-bert/bert-base-uncased@main --json
+    """
+    with Screen("inspect", as_json=as_json) as screen:
+        from porting.checkpoint import inspect_checkpoint
+
+        with screen.working("reading headers"):
+            found = inspect_checkpoint(options.where(source))
+        screen.document(found.to_dict())
+        _show(screen, found)
+        for warning in found.warnings:
+            screen.warn(warning)
+        screen.next("check", *options.again(source))
+
+
+def _show(screen: Screen, found: Inspection) -> None:
+    commit = f" at commit {found.commit}" if found.commit else ""
+    screen.facts(
+        {
+            "checkpoint": found.location + commit,
+            "model_type": found.model_type or "config.json names none",
+            "architectures": ", ".join(found.architectures),
+            "files": ", ".join(f"{file.name} ({file.format}, {size(file.size)})" for file in found.files),
+            "tensors": f"{found.count:,}, {counted(found.parameters, 'element')}, {size(found.nbytes)}",
+        }
+    )
+    screen.line()
+    screen.rows(
+        ["tensor", "shape", "dtype", "count", "bytes"],
+        [(one.pattern, str(list(one.shape)), one.dtype, f"{one.count:,}", size(one.nbytes)) for one in found.groups],
+        right=["count", "bytes"],
+    )
+    for names in found.shared:
+        screen.line(f"one storage: {', '.join(names)}")
+    screen.line()
+
+
+def tables(
+    table: TableArgument = None,
+    rules: Rules = False,
+    as_json: options.Json = False,
+) -> None:
+    """The tables that ship with the library, or one of them.
+
+    A table says in TOML which tensor of a checkpoint goes where in a module. With a name, its file is printed as it
+    is: a good beginning for a table of your own.
+
+    \b
+    Examples:
+      porting tables
+      porting tables bert > my_table.toml
+      porting tables bert --rules
+      porting tables my_table.toml --rules
+    """
+    with Screen("tables", as_json=as_json) as screen:
+        from porting.notation.table import read_table
+        from porting.tables import shipped, table_file
+
+        if table is None:
+            found = [read_table(path) for path in shipped()]
+            screen.document([_described(one) for one in found])
+            _list(screen, found)
+            screen.next("tables", found[0].name if found else "--help")
+            return
+        file = table_file(table)
+        one = read_table(file)
+        screen.document({**_described(one), "rules": [{"rule": str(rule), "where": rule.where} for rule in one.rules]})
+        if as_json:
+            return
+        if rules:
+            screen.rows(["rule", "at"], [(str(rule), rule.where) for rule in one.rules])
+            screen.next("tables", table)
+        else:
+            screen.text(file.read_text(encoding="utf-8"))
+            screen.next("check", "--table", table, aside=True)
+
+
+def _described(table: Table) -> dict[str, object]:
+    return {
+        "name": table.name,
+        "description": table.description,
+        "model_types": list(table.model_types),
+        "architectures": [asdict(one) for one in table.architectures],
+        "rule_count": len(table.rules),
+        "file": table.where,
+    }
+
+
+def _list(screen: Screen, tables: list[Table]) -> None:
+    for table in tables:
+        screen.line((table.name, "bold"), "  ", table.description)
+        screen.facts(
+            {
+                "  model types": ", ".join(table.model_types),
+                "  architectures": ", ".join(one.name for one in table.architectures),
+                "  rules": str(len(table.rules)),
+            }
+        )
+        screen.line()

@@ -1,0 +1,226 @@
+"""Commands that prove: ``check`` that a table fits, ``verify`` that the port computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.screen import DIFFERENT, Screen
+
+if TYPE_CHECKING:
+    import torch
+
+    from porting.checkpoint import Checkpoint
+    from porting.plan.plan import Plan
+
+WorkingTypes = Annotated[
+    list[options.DType] | None,
+    typer.Option(
+        "--dtype",
+        help="A working dtype whose rounding is compared; may be given more than once.",
+        show_default="float32",
+    ),
+]
+HeadersOnly = Annotated[
+    bool, typer.Option("--headers-only", help="Read no weight: neither proof of dropped copies nor search for NaN.")
+]
+All = Annotated[bool, typer.Option("--all", help="A row for each tensor in place of one for each rule.")]
+EveryProbe = Annotated[bool, typer.Option("--all", help="A row for each probe in place of one for each layer.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
+
+
+def check(
+    source: options.Source = None,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    dtype: options.CastTo = None,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    headers_only: HeadersOnly = False,
+    every: All = False,
+    as_json: options.Json = False,
+) -> None:
+    """Prove that a table, a checkpoint and a module fit together, before anything is loaded.
+
+    Every tensor of the checkpoint is read once or left out for a reason, every parameter of the module is written
+    once: all that does not fit is named at once. Then the weights are read: copies that are dropped must be copies,
+    and NaN or infinite values are reported.
+
+    \b
+    Examples:
+      porting check
+      porting check ./my-checkpoint --all
+      porting check ./my-checkpoint --table my_table.toml --into my_model.py:build
+      porting check google-bert/bert-base-uncased --headers-only
+    """
+    with Screen("check", as_json=as_json) as screen:
+        from porting.build import build
+        from porting.checkpoint import open_checkpoint
+        from porting.load import maker, prove_left_out
+        from porting.plan.check import check as hold
+        from porting.plan.scan import scan
+        from porting.tables import find_table
+
+        make = options.builder(into, trust=trust)
+        checkpoint = open_checkpoint(options.where(source), weights=not headers_only)
+        chosen = find_table(table, checkpoint.config)
+        with screen.working("checking") as tell:
+            tell("the plan", 0, 0)
+            construct, kind = maker(chosen, checkpoint, make, architecture, trust=trust)
+            plan = hold(chosen, checkpoint, build(construct), dtype=options.dtype_of(dtype), fresh=fresh)
+            warnings = [*map(str, checkpoint.warnings), *map(str, plan.warnings)]
+            if not headers_only:
+                tell("what is dropped", 0, 0)
+                prove_left_out(plan, checkpoint)
+                warnings += map(str, scan(plan, checkpoint.read, lambda done, total: tell("values", done, total)))
+        built = into or (kind.target if kind else "")
+        screen.document(_document(plan, built, warnings, proven=not headers_only))
+        screen.facts({"checkpoint": checkpoint.location, "table": chosen.where, "module": built})
+        screen.line()
+        _show_moves(screen, plan, every)
+        _show_rest(screen, plan, checkpoint, proven=not headers_only)
+        for warning in warnings:
+            screen.warn(warning)
+        screen.line(("fits", "bold green"), f": {plan.summary}")
+        same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        screen.next("verify", *options.again(source), *same)
+
+
+def _show_moves(screen: Screen, plan: Plan, every: bool) -> None:
+    if every:
+        moves = [
+            (" + ".join(_spelled(step.sources, plan.sources)), " + ".join(_spelled(step.targets, plan.targets)))
+            for step in plan.steps
+        ]
+        screen.rows(["from", "to"], moves)
+        return
+    counts: dict[int, list[int]] = {}
+    rules = {id(step.rule): step.rule for step in plan.steps}
+    for step in plan.steps:
+        count = counts.setdefault(id(step.rule), [0, 0])
+        count[0] += len(step.sources)
+        count[1] += len(step.targets)
+    rows = [
+        (
+            " + ".join(map(str, rule.sources)),
+            " + ".join(map(str, rule.targets)),
+            f"{counts[key][0]:,}",
+            f"{counts[key][1]:,}",
+            rule.where,
+        )
+        for key, rule in rules.items()
+    ]
+    screen.rows(["from", "to", "read", "written", "rule"], rows, right=["read", "written"])
+
+
+def _spelled(names: Iterable[str], described: Mapping[str, object]) -> list[str]:
+    return [f"{name} {list(getattr(described[name], 'shape', ()))} {_dtype(described[name])}" for name in names]
+
+
+def _dtype(described: object) -> str:
+    return str(getattr(described, "dtype", "")).removeprefix("torch.")
+
+
+def _show_rest(screen: Screen, plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> None:
+    """What is not simply loaded, and why."""
+    from porting.checkpoint.inspect import group_tensors
+
+    screen.line()
+    seen = "proven" if proven else "not read"
+    rows = [("left out", left.name, f"equals {left.equals}, {seen}") for left in plan.left_out if left.equals]
+    for reason in dict.fromkeys(left.reason for left in plan.left_out if not left.equals):
+        names = [left.name for left in plan.left_out if not left.equals and left.reason == reason]
+        rows += [("left out", one.pattern, reason) for one in group_tensors(checkpoint.tensors[name] for name in names)]
+    rows += [("tied", name, f"is {other}") for name, other in plan.tied.items()]
+    rows += [("new", name, "not in the checkpoint, keeps the module's own initialisation") for name in plan.fresh]
+    if rows:
+        screen.rows(["", "", ""], rows)
+        screen.line()
+
+
+def _document(plan: Plan, built: str, warnings: list[str], *, proven: bool) -> dict[str, object]:
+    return {
+        "fits": True,
+        "table": plan.table.where,
+        "module": built,
+        "read": sum(len(step.sources) for step in plan.steps),
+        "written": sum(len(step.targets) for step in plan.steps),
+        "moves": [
+            {"from": list(step.sources), "to": list(step.targets), "rule": str(step.rule), "where": step.rule.where}
+            for step in plan.steps
+        ],
+        "left_out": [
+            {"name": left.name, "reason": left.reason, "equals": left.equals, "proven": proven and bool(left.equals)}
+            for left in plan.left_out
+        ],
+        "tied": dict(plan.tied),
+        "new": list(plan.fresh),
+        "warnings": warnings,
+    }
+
+
+def verify(
+    source: options.Source = None,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    dtypes: WorkingTypes = None,
+    seed: Seed = 0,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    every: EveryProbe = False,
+    as_json: options.Json = False,
+) -> None:
+    """Prove, module by module, that a port computes what transformers computes.
+
+    Both run on the same inputs: in float64, where a faithful port agrees to the last digits, and in each working
+    dtype, where its rounding is held against the reference's own. Each module is also given the reference's inputs,
+    so that a guilty one is named and an innocent one is not. Exit code 0: faithful; 1: not; 2: it could not be run.
+
+    \b
+    Examples:
+      porting verify
+      porting verify ./my-checkpoint --dtype float32 --dtype bfloat16
+      porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
+      porting verify google-bert/bert-base-uncased --json > report.json
+    """
+    with Screen("verify", as_json=as_json) as screen:
+        import torch
+
+        from porting.verify import verify as prove
+        from porting.verify.terminal import render
+
+        make = options.builder(into, trust=trust)
+        working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
+        checkpoint = _opened(source)
+        with screen.working("verifying") as tell:
+            report = prove(
+                checkpoint,
+                make,
+                table,
+                architecture=architecture,
+                dtypes=tuple(dict.fromkeys(working)),
+                seed=seed,
+                fresh=fresh,
+                trust=trust,
+                progress=tell,
+            )
+        screen.document(report.to_dict())
+        screen.show(render(report, every_probe=every))
+        same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        if report.faithful:
+            screen.next("export", *(options.again(source) or [str(options.where(source))]), "./exported", *same)
+            return
+        screen.next("verify", *options.again(source), *same, *([] if every else ["--all"]))
+        raise typer.Exit(DIFFERENT)
+
+
+def _opened(source: str | None) -> Checkpoint:
+    """The checkpoint: opened before the progress bar starts, since a download has bars of its own."""
+    from porting.checkpoint import open_checkpoint
+
+    return open_checkpoint(options.where(source))

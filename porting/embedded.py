@@ -1,0 +1,11 @@
+"""The checkpoint that ships with the library: small, trained, and what every command takes when it is given none."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+
+def embedded_checkpoint() -> Path:
+    """The directory of the embedded checkpoint, in HuggingFace's layout, with its tokenizer."""
+    return Path(str(files("porting") / "demo"))

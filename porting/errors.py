@@ -1,0 +1,158 @@
+"""Everything that can go wrong, by name.
+
+One root, :class:`PortingError`; each subclass says in whose hands the fault lies, and each :class:`Fault` it
+carries has a stable :class:`Code`, documented in ``docs/errors.md``.  An error carries *all* the faults
+found, never only the first.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """The stable name of a kind of fault.  ``docs/errors.md`` has a paragraph for each."""
+
+    # checkpoints: reading and writing files
+    BIN_ARCHIVE = "bin-archive"
+    BIN_PICKLE = "bin-pickle"
+    BIN_TENSOR = "bin-tensor"
+    BIN_UNSAFE = "bin-unsafe"
+    CHECKPOINT_AMBIGUOUS = "checkpoint-ambiguous"
+    CHECKPOINT_EMPTY = "checkpoint-empty"
+    CHECKPOINT_NOT_FOUND = "checkpoint-not-found"
+    CONFIG_INVALID = "config-invalid"
+    DESTINATION_REFUSED = "destination-refused"
+    FILE_CHANGED = "file-changed"
+    FILE_MISSING = "file-missing"
+    FILE_NOT_REGULAR = "file-not-regular"
+    FILE_TOO_LARGE = "file-too-large"
+    FILE_UNREADABLE = "file-unreadable"
+    FORMAT_WRONG = "format-wrong"
+    HEADER_MISMATCH = "header-mismatch"
+    HUB_ACCESS = "hub-access"
+    HUB_CACHE = "hub-cache"
+    HUB_NOT_FOUND = "hub-not-found"
+    HUB_UNREACHABLE = "hub-unreachable"
+    INDEX_INVALID = "index-invalid"
+    INDEX_SHARD = "index-shard"
+    INDEX_TENSOR = "index-tensor"
+    INDEX_TOTAL = "index-total"
+    LINK_LEAVES_CHECKPOINT = "link-leaves-checkpoint"
+    SAFETENSORS_HEADER = "safetensors-header"
+    SAFETENSORS_LAYOUT = "safetensors-layout"
+    SAFETENSORS_TENSOR = "safetensors-tensor"
+    TENSOR_DAMAGED = "tensor-damaged"
+    TENSOR_NAME = "tensor-name"
+    TENSOR_UNKNOWN = "tensor-unknown"
+    TENSOR_UNWRITABLE = "tensor-unwritable"
+    WEIGHTS_NOT_FETCHED = "weights-not-fetched"
+    WRITE_FAILED = "write-failed"
+
+    # Tables
+    AXES_ONE_SIDE = "axes-one-side"
+    BAD_AXES = "bad-axes"
+    BAD_EXPRESSION = "bad-expression"
+    BAD_EXTENDS = "bad-extends"
+    BAD_FOLD = "bad-fold"
+    BAD_NAME = "bad-name"
+    INDEX_ONE_SIDE = "index-one-side"
+    INDEX_TWICE = "index-twice"
+    MISSING_KEY = "missing-key"
+    NO_TABLE = "no-table"
+    NOT_TOML = "not-toml"
+    UNKNOWN_KEY = "unknown-key"
+    WRONG_TYPE = "wrong-type"
+
+    # Plans: a table held against a checkpoint and a module
+    CONFIG_REFUSED = "config-refused"
+    DROP_DIFFERS = "drop-differs"
+    DTYPE_CHANGE = "dtype-change"
+    FRESH_NOT_ALLOWED = "fresh-not-allowed"
+    INDEX_GAP = "index-gap"
+    IRREVERSIBLE = "irreversible"
+    MISSING_MEMBER = "missing-member"
+    NO_SOURCE = "no-source"
+    NO_TARGET = "no-target"
+    NOT_FINITE = "not-finite"
+    READ_TWICE = "read-twice"
+    RULE_MATCHES_NOTHING = "rule-matches-nothing"
+    SHAPE_MISMATCH = "shape-mismatch"
+    SIZE_CONFLICT = "size-conflict"
+    SIZE_UNKNOWN = "size-unknown"
+    SPELLED_TWICE = "spelled-twice"
+    TIE_MISMATCH = "tie-mismatch"
+    UNREAD_TENSOR = "unread-tensor"
+    UNWRITTEN_PARAMETER = "unwritten-parameter"
+    WRITTEN_TWICE = "written-twice"
+
+    # Verification
+    FORWARD_FAILED = "forward-failed"
+    NO_INPUTS = "no-inputs"
+    NO_PROBES = "no-probes"
+    NO_REFERENCE = "no-reference"
+
+    # Exports: a module written as a checkpoint
+    CONFIG_UNKNOWN = "config-unknown"
+    MODULE_CHANGED = "module-changed"
+
+    # Targets: the module that is loaded into
+    BAD_TARGET = "bad-target"
+    UNKNOWN_ARCHITECTURE = "unknown-architecture"
+    UNTRUSTED_TARGET = "untrusted-target"
+
+    # Text: a checkpoint's tokenizer, and what is asked of a model in words
+    NO_HEAD = "no-head"
+    NO_MASK = "no-mask"
+    NO_TOKENIZER = "no-tokenizer"
+    TEXT_REFUSED = "text-refused"
+    TEXT_TOO_LONG = "text-too-long"
+    TOKENIZER_INVALID = "tokenizer-invalid"
+    TOKENIZER_MISMATCH = "tokenizer-mismatch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One thing that is wrong, in one line.
+
+    Attributes:
+        code: the kind of fault.
+        where: the file, table position (``bert.toml:12:3``) or tensor it was found in; may be empty.
+        message: what was passed, what was found and what was expected.
+        hint: what to do about it: the nearest name, or the next command; may be empty.
+    """
+
+    code: Code
+    message: str
+    where: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{where}{self.message}{hint} [{self.code}]"
+
+
+class PortingError(Exception):
+    """The root of every error that this library raises on purpose.
+
+    Attributes:
+        faults: all the faults that were found, in the order in which they were met; at least one.
+    """
+
+    def __init__(self, faults: Fault | Iterable[Fault]) -> None:
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+def nearest(name: str, candidates: Sequence[str]) -> str:
+    """The candidate that looks most like ``name``, as a hint; empty when none is close.
+
+    >>> nearest("layer.0.wieght", ["layer.0.weight", "pooler.bias"])
+    "did you mean 'layer.0.weight'?"
+    """
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""

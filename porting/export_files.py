@@ -1,0 +1,175 @@
+"""The files of an export: weights as a followed checkpoint divides them, its config, and what else belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from porting.checkpoint import Checkpoint, CheckpointError, TensorFile, WeightFile
+from porting.checkpoint.config import CONFIG_NAME, parse_config
+from porting.checkpoint.files import member, read_small
+from porting.checkpoint.names import COMPANIONS, SAFETENSORS, SAFETENSORS_INDEX
+from porting.checkpoint.write import Content
+from porting.errors import Code, Fault
+
+METADATA = {"format": "pt"}
+"""transformers looks for it: weights saved by torch."""
+
+LARGEST = 64 << 20
+"""Bytes.  Tokenizers stay below; what is larger in a checkpoint's directory is weights or data."""
+
+WEIGHTS = (
+    ".bin", ".ckpt", ".gguf", ".h5", ".index", ".msgpack", ".npz", ".onnx", ".ot", ".pickle", ".pkl", ".pt", ".pth",
+    ".safetensors", ".safetensors.index.json", ".bin.index.json", ".tflite",
+)  # fmt: skip
+"""Endings of files of weights and of training states: they belong to the values that are replaced."""
+
+
+def weight_files(checkpoint: Checkpoint | None, tensors: Mapping[str, Tensor]) -> dict[str, Content]:
+    """The tensors as files, divided as the followed checkpoint divides them.
+
+    A file whose tensors still have the names, dtypes and shapes it had is written with its own header, so that equal
+    values give equal bytes.  Pickled files become safetensors.  Tensors that no file had go into the last.
+    """
+    if checkpoint is None:
+        return {SAFETENSORS: TensorFile(tensors=tensors, metadata=METADATA)}
+    parts = [{name: tensors[name] for name in file.names if name in tensors} for file in checkpoint.files]
+    parts[-1].update({name: tensor for name, tensor in tensors.items() if name not in checkpoint.tensors})
+    files = [_weight_file(file, part, checkpoint) for file, part in zip(checkpoint.files, parts, strict=True)]
+    if checkpoint.index_file is None:
+        return {SAFETENSORS: files[0]}
+    named: dict[str, Content] = {
+        _renamed(old.name): new for old, new in zip(checkpoint.files, files, strict=True) if new.tensors
+    }
+    if all(file.header is not None for file in files):
+        return {**named, SAFETENSORS_INDEX: checkpoint.index_file.raw}
+    home = {name: _renamed(file.name) for file, part in zip(checkpoint.files, parts, strict=True) for name in part}
+    old = checkpoint.index_file.content.get("metadata")
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    index = {
+        "metadata": {**(old if isinstance(old, dict) else {}), "total_size": size},
+        "weight_map": {name: home[name] for name in tensors},
+    }
+    return {**named, SAFETENSORS_INDEX: _json(index)}
+
+
+def _weight_file(file: WeightFile, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> TensorFile:
+    known = {name: (info.shape, info.dtype) for name, info in checkpoint.tensors.items() if name in set(file.names)}
+    if file.header is not None and known == {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()}:
+        return TensorFile(tensors=tensors, header=file.header)
+    return TensorFile(tensors=tensors, metadata={**METADATA, **file.metadata})
+
+
+def _renamed(name: str) -> str:
+    """The name of a shard as safetensors: ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-…safetensors``."""
+    stem, ending = os.path.splitext(name)
+    return name if ending == ".safetensors" else f"{stem.removeprefix('pytorch_')}.safetensors"
+
+
+def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, ...]]:
+    """The files beside the weights that are copied, the config left out, and the names of those that are not.
+
+    From a directory, every small file that is no weights; beside a weight file that was named itself, who knows what
+    else is there: only what belongs to a checkpoint by its name.
+
+    Raises:
+        CheckpointError: the directory is gone, or a file is a link that leaves it.
+    """
+    root = _directory(checkpoint)
+    own = {file.name for file in checkpoint.files} | {CONFIG_NAME}
+    is_directory = checkpoint.commit is not None or Path(checkpoint.location).expanduser().is_dir()
+    copied: dict[str, Content] = {}
+    left: list[str] = []
+    faults: list[Fault] = []
+    for name in sorted(os.listdir(root)):
+        if name in own or name.startswith(".") or not (is_directory or name in COMPANIONS):
+            continue
+        try:
+            path = member(root, name)
+        except CheckpointError as error:
+            faults += error.faults
+            continue
+        if path.is_file() and path.stat().st_size <= LARGEST and not name.endswith(WEIGHTS):
+            copied[name] = path
+        elif not (checkpoint.index_file is not None and name == checkpoint.index_file.name):
+            left.append(name)
+    if faults:
+        raise CheckpointError(faults)
+    return copied, tuple(left)
+
+
+def config_of(checkpoint: Checkpoint) -> bytes | None:
+    """The bytes of the followed checkpoint's ``config.json``; None when it has none.
+
+    Raises:
+        CheckpointError: the checkpoint is gone, or another file is in its place now.
+    """
+    path = member(_directory(checkpoint), CONFIG_NAME)
+    raw = read_small(path, where=str(path), limit=LARGEST) if path.exists() else None
+    if (parse_config(raw, where=str(path)) if raw is not None else {}) != checkpoint.config:
+        message = "it is not what it was when the checkpoint was opened"
+        hint = "load the checkpoint again, or pass like= (--like) a copy of it as it was"
+        raise CheckpointError(Fault(code=Code.FILE_CHANGED, where=str(path), message=message, hint=hint))
+    return raw
+
+
+def _directory(checkpoint: Checkpoint) -> Path:
+    if checkpoint.path is None or not checkpoint.path.is_dir():
+        message = "the checkpoint that the export follows is not there any more"
+        hint = "pass like= (--like) a copy of it; anew=True (--anew) follows none"
+        raise CheckpointError(Fault(code=Code.FILE_MISSING, where=checkpoint.location, message=message, hint=hint))
+    return checkpoint.path
+
+
+def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
+    """A config with some fields changed; byte for byte itself when none is."""
+    config = parse_config(raw, where=CONFIG_NAME)
+    changed = {field: value for field, value in changes.items() if field not in config or config[field] != value}
+    return _json({**config, **changed}) if changed else raw
+
+
+def new_config(fields: Mapping[str, object]) -> bytes:
+    """A config of these fields.
+
+    Raises:
+        CheckpointError: one is nothing that JSON can say.
+    """
+    faults = []
+    for field, value in fields.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            message = f"the config's {field} is {value!r}, which JSON cannot say"
+            hint = "pass config= with plain values"
+            faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=CONFIG_NAME, message=message, hint=hint))
+    if faults:
+        raise CheckpointError(faults)
+    return _json(dict(sorted(fields.items())))
+
+
+def labels(count: int) -> dict[str, object]:
+    """The fields by which transformers knows the number of classes: names, made up, for each."""
+    names = [f"LABEL_{number}" for number in range(count)]
+    return {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+
+
+def main_dtype(tensors: Mapping[str, Tensor]) -> str:
+    """The floating dtype of most elements, as a config spells it; empty when there are none."""
+    counts: Counter[torch.dtype] = Counter()
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            counts[tensor.dtype] += tensor.numel()
+    return str(counts.most_common(1)[0][0]).removeprefix("torch.") if counts else ""
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

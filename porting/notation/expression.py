@@ -1,0 +1,150 @@
+"""Arithmetic over the checkpoint's config: ``hidden_size // num_attention_heads``, ``n_embd ** -0.5``.
+
+Names, numbers, parentheses and ``+ - * / // **``: nothing can be called, indexed or looked up, so a table never runs
+code.  Results are bounded, so that ``9 ** 9 ** 9`` is a fault and not a hang.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from porting.errors import Code, nearest
+from porting.notation.faults import NotationError
+
+LONGEST = 200
+LARGEST = 2**62
+LARGEST_EXPONENT = 64
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed expression.
+
+    >>> Expression.parse("hidden_size // num_attention_heads").evaluate({"hidden_size": 768, "num_attention_heads": 12})
+    64
+    """
+
+    text: str
+    names: frozenset[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Expression:
+        """Parse ``text``.
+
+        Raises:
+            NotationError: it is not such an expression.
+        """
+        if len(text) > LONGEST:
+            raise NotationError(
+                Code.BAD_EXPRESSION, f"expression of {len(text)} characters, at most {LONGEST} are read"
+            )
+        body = _parse(text)
+        names = set()
+        for node in ast.walk(body):
+            match node:
+                case ast.Name(id=name):
+                    names.add(name)
+                case ast.Constant(value=int() | float() as value) if _is_number(value) and abs(value) <= LARGEST:
+                    pass
+                case ast.BinOp() | ast.UnaryOp(op=ast.USub()) | ast.USub() | ast.Load():
+                    pass
+                case ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.FloorDiv() | ast.Pow():
+                    pass
+                case _:
+                    raise NotationError(
+                        Code.BAD_EXPRESSION,
+                        f"{text!r}: {_described(node)} is not allowed; names, numbers and + - * / // ** are",
+                        getattr(node, "col_offset", 0) + len(text) - len(text.lstrip()),
+                    )
+        return cls(text, frozenset(names))
+
+    def evaluate(self, values: Mapping[str, object]) -> Number:
+        """The expression's value, its names looked up in ``values``.
+
+        Raises:
+            NotationError: a name is missing or not a number, a division by zero, or a result too large.
+        """
+        return _evaluate(_parse(self.text), values)
+
+    def size(self, values: Mapping[str, object]) -> int:
+        """The value as the size of an axis: a positive integer.
+
+        Raises:
+            NotationError: as :meth:`evaluate`, or the value is no positive integer.
+        """
+        value = self.evaluate(values)
+        if not isinstance(value, int) or value < 1:
+            raise NotationError(Code.BAD_EXPRESSION, f"{self.text!r} is {value}, expected a positive integer")
+        return value
+
+
+def _parse(text: str) -> ast.expr:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python thinks of "1if x else 2" is said better below
+            return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NotationError(Code.BAD_EXPRESSION, f"{text!r} is not an expression") from error
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _described(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return f"the constant {node.value!r}"
+    return type(node.op if isinstance(node, ast.UnaryOp) else node).__name__
+
+
+def _evaluate(node: ast.expr, values: Mapping[str, object]) -> Number:
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return value
+        case ast.Name(id=name):
+            if name not in values:
+                hint = nearest(name, list(values))
+                raise NotationError(Code.BAD_EXPRESSION, f"the config has no {name!r}", hint=hint)
+            found = values[name]
+            if not isinstance(found, int | float) or not _is_number(found):
+                raise NotationError(Code.BAD_EXPRESSION, f"the config's {name!r} is {found!r}, expected a number")
+            return found
+        case ast.UnaryOp(operand=operand):
+            return -_evaluate(operand, values)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _apply(op, _evaluate(left, values), _evaluate(right, values))
+    raise NotationError(Code.BAD_EXPRESSION, f"unexpected {type(node).__name__}")  # parse() lets nothing else through
+
+
+def _apply(op: ast.operator, left: Number, right: Number) -> Number:
+    try:
+        match op:
+            case ast.Add():
+                value = left + right
+            case ast.Sub():
+                value = left - right
+            case ast.Mult():
+                value = left * right
+            case ast.Div():
+                value = left / right
+            case ast.FloorDiv():
+                value = left // right
+            case _:
+                if abs(right) > LARGEST_EXPONENT:
+                    raise NotationError(
+                        Code.BAD_EXPRESSION, f"exponent {right}, at most {LARGEST_EXPONENT} is computed"
+                    )
+                value = left**right
+    except (ZeroDivisionError, OverflowError) as error:
+        raise NotationError(Code.BAD_EXPRESSION, f"{left} and {right}: {error}") from error
+    if isinstance(value, complex) or not abs(value) <= LARGEST:
+        raise NotationError(
+            Code.BAD_EXPRESSION, f"{left} and {right} give {value}, outside of what a size or a scale can be"
+        )
+    return value

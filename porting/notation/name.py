@@ -1,0 +1,348 @@
+"""Names with placeholders: ``encoder.layer.{i}.attention.self.{p:query,key,value}.weight``.
+
+A :class:`Name` reads a tensor's name into index values and spells it again from them, in linear time: where at most one
+spelling can go on, by a regular expression that never has to come back; else by walking over the name once with the set
+of all positions that are still possible.  No pattern can make it explode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from porting.errors import Code
+from porting.notation.faults import NotationError
+
+LONGEST = 1000
+"""Characters of a pattern; the names that it reads may be longer."""
+
+LONGEST_NUMBER = 9
+"""Digits of an index in a name."""
+
+Value = int | str
+Bindings = Mapping[str, Value]
+
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_DECIMAL = re.compile(r"(?:([1-9][0-9]{0,3})\*)?([A-Za-z][A-Za-z0-9]*)(?:([+-])([0-9]{1,4}))?")
+_INDEX = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+
+
+@dataclass(frozen=True)
+class Literal:
+    """Characters that stand for themselves."""
+
+    text: str
+
+    @property
+    def regex(self) -> str:
+        """What it reads, as a regular expression."""
+        return re.escape(self.text)
+
+    def read(self, name: str, start: int) -> Iterator[tuple[int, Value | None]]:
+        """Read on at ``start``: where the text ends, if it stands here."""
+        if name.startswith(self.text, start):
+            yield start + len(self.text), None
+
+    def spell(self, bindings: Bindings) -> str:
+        """The text."""
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Decimal:
+    """``{i}``: a number; ``{2*i+1}``: an affine spelling of it."""
+
+    index: str
+    factor: int = 1
+    shift: int = 0
+
+    def read(self, name: str, start: int) -> Iterator[tuple[int, Value | None]]:
+        """Read on at ``start``: where the number ends, and the index's value."""
+        stop = start
+        while stop < len(name) and stop - start <= LONGEST_NUMBER and "0" <= name[stop] <= "9":
+            stop += 1
+        digits = name[start:stop]
+        if not digits or len(digits) > LONGEST_NUMBER or (len(digits) > 1 and digits[0] == "0"):
+            return
+        value = self.value(digits)
+        if value is not None:
+            yield stop, value
+
+    @property
+    def regex(self) -> str:
+        """What it reads, as a regular expression."""
+        return rf"(0|[1-9][0-9]{{0,{LONGEST_NUMBER - 1}}})"
+
+    def value(self, text: str) -> int | None:
+        """The index's value when it is spelled by these digits."""
+        value, remainder = divmod(int(text) - self.shift, self.factor)
+        return value if remainder == 0 and value >= 0 else None
+
+    def spell(self, bindings: Bindings) -> str:
+        """The text under these index values; without a value the placeholder stands for itself."""
+        value = bindings.get(self.index)
+        return str(self.factor * value + self.shift) if isinstance(value, int) else str(self)
+
+    def __str__(self) -> str:
+        factor = f"{self.factor}*" if self.factor != 1 else ""
+        shift = f"{self.shift:+d}" if self.shift else ""
+        return f"{{{factor}{self.index}{shift}}}"
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """``{p:query,key,value}``: one of some spellings, each perhaps with older ones, ``{w:weight/gamma,bias/beta}``.
+
+    The index's value is the place of the spelling in the list; the first of the spellings of a place is written.
+    """
+
+    index: str
+    spellings: tuple[tuple[str, ...], ...]
+
+    def read(self, name: str, start: int) -> Iterator[tuple[int, Value | None]]:
+        """Read on at ``start``: where each spelling that stands here ends, and its place in the list."""
+        for value, alternatives in enumerate(self.spellings):
+            for text in alternatives:
+                if name.startswith(text, start):
+                    yield start + len(text), value
+
+    @property
+    def regex(self) -> str:
+        """What it reads, as a regular expression."""
+        return f"({'|'.join(re.escape(text) for text in self._values)})"
+
+    @property
+    def prefix_free(self) -> bool:
+        """Whether no spelling begins another, so that what stands in a name decides between them."""
+        spellings = sorted(self._values)
+        return not any(longer.startswith(shorter) for shorter, longer in pairwise(spellings))
+
+    @cached_property
+    def _values(self) -> dict[str, int]:
+        return {text: value for value, place in enumerate(self.spellings) for text in place}
+
+    def value(self, text: str) -> int | None:
+        """The index's value when it is spelled so."""
+        return self._values.get(text)
+
+    def spell(self, bindings: Bindings) -> str:
+        """The text under these index values; without a value the placeholder stands for itself."""
+        value = bindings.get(self.index)
+        if not isinstance(value, int) or value >= len(self.spellings):
+            return str(self)
+        return self.spellings[value][0]
+
+    def __str__(self) -> str:
+        return f"{{{self.index}:{','.join('/'.join(alternatives) for alternatives in self.spellings)}}}"
+
+
+@dataclass(frozen=True)
+class Rest:
+    """``{*rest}``: whatever follows, dots included."""
+
+    index: str
+
+    def read(self, name: str, start: int) -> Iterator[tuple[int, Value | None]]:
+        """Read on at ``start``: the end of the name, and all that is left of it."""
+        if start < len(name):
+            yield len(name), name[start:]
+
+    @property
+    def regex(self) -> str:
+        """What it reads, as a regular expression."""
+        return "(.+)"
+
+    def value(self, text: str) -> str:
+        """The index's value: the text itself."""
+        return text
+
+    def spell(self, bindings: Bindings) -> str:
+        """The text under these index values; without a value the placeholder stands for itself."""
+        return str(bindings.get(self.index, self))
+
+    def __str__(self) -> str:
+        return f"{{*{self.index}}}"
+
+
+Placeholder = Decimal | Enumerated | Rest
+Part = Literal | Placeholder
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name with placeholders, in order of reading.
+
+    >>> name = Name.parse("layer.{i}.{w:weight/gamma,bias/beta}")
+    >>> name.read("layer.11.beta")
+    {'i': 11, 'w': 1}
+    >>> name.spell({"i": 11, "w": 1})
+    'layer.11.bias'
+    """
+
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Name:
+        """Parse ``text``.
+
+        Raises:
+            NotationError: the text is empty or too long, or a placeholder is malformed, repeated or ambiguous.
+        """
+        if not text or len(text) > LONGEST:
+            raise NotationError(Code.BAD_NAME, f"a name has 1 to {LONGEST} characters, this one {len(text)}")
+        parts: list[Part] = []
+        seen: set[str] = set()
+        stop = 0
+        for found in _PLACEHOLDER.finditer(text):
+            _literal(text, stop, found.start(), parts)
+            part = _placeholder(found.group(1), found.start())
+            if part.index in seen:
+                raise NotationError(Code.INDEX_TWICE, f"index {part.index!r} stands twice in one name", found.start())
+            if parts and _touch(parts[-1], part):
+                raise NotationError(Code.BAD_NAME, f"nothing separates {part} from what precedes it", found.start())
+            if parts and isinstance(parts[-1], Rest):
+                raise NotationError(Code.BAD_NAME, f"{parts[-1]} must be the last part of a name", found.start())
+            seen.add(part.index)
+            parts.append(part)
+            stop = found.end()
+        _literal(text, stop, len(text), parts)
+        return cls(tuple(parts))
+
+    @cached_property
+    def indices(self) -> tuple[str, ...]:
+        """The indices of the placeholders, in order."""
+        return tuple(part.index for part in self.parts if not isinstance(part, Literal))
+
+    @cached_property
+    def enumerations(self) -> dict[str, int]:
+        """The size of each enumerated index."""
+        return {part.index: len(part.spellings) for part in self.parts if isinstance(part, Enumerated)}
+
+    @property
+    def rest(self) -> str | None:
+        """The index of ``{*rest}``, if the name ends in one."""
+        last = self.parts[-1]
+        return last.index if isinstance(last, Rest) else None
+
+    def read(self, name: str) -> dict[str, Value] | None:
+        """The index values under which this pattern spells ``name``, or None.
+
+        Should several sets of values spell it, as ``{p:a,ab}b{q:x,bx}`` can, the first is meant.
+        """
+        if self._decided is None:
+            return self._walk(name)
+        found = self._decided.fullmatch(name)
+        if found is None:
+            return None
+        bindings: dict[str, Value] = {}
+        for part, text in zip(self._placeholders, found.groups(), strict=True):
+            value = part.value(text)
+            if value is None:
+                return None
+            bindings[part.index] = value
+        return bindings
+
+    def _walk(self, name: str) -> dict[str, Value] | None:
+        """Read all ways at once: one spelling of an index begins another, and only what follows can decide."""
+        states: dict[int, tuple[Value, ...]] = {0: ()}
+        for part in self.parts:
+            following: dict[int, tuple[Value, ...]] = {}
+            for start, values in states.items():
+                for stop, value in part.read(name, start):
+                    following.setdefault(stop, values if value is None else (*values, value))
+            if not following:
+                return None
+            states = following
+        if len(name) not in states:
+            return None
+        return dict(zip(self.indices, states[len(name)], strict=True))
+
+    @cached_property
+    def _placeholders(self) -> tuple[Placeholder, ...]:
+        return tuple(part for part in self.parts if not isinstance(part, Literal))
+
+    @cached_property
+    def _decided(self) -> re.Pattern[str] | None:
+        """The pattern as a regular expression, when at each place at most one way goes on; else None."""
+        if not all(part.prefix_free for part in self.parts if isinstance(part, Enumerated)):
+            return None
+        return re.compile("".join(part.regex for part in self.parts), re.DOTALL)
+
+    def spell(self, bindings: Bindings) -> str:
+        """The name under these index values; a placeholder whose index is not bound stands for itself."""
+        return "".join(part.spell(bindings) for part in self.parts)
+
+    def without(self, prefix: str) -> Name | None:
+        """This name less ``prefix``, or None when it does not begin with it."""
+        first = self.parts[0]
+        if not prefix or not isinstance(first, Literal) or not first.text.startswith(prefix):
+            return None
+        rest = first.text[len(prefix) :]
+        parts = ((Literal(rest),) if rest else ()) + self.parts[1:]
+        return Name(parts) if parts else None
+
+    def __str__(self) -> str:
+        return "".join(str(part) for part in self.parts)
+
+
+def _literal(text: str, start: int, stop: int, parts: list[Part]) -> None:
+    if start == stop:
+        return
+    literal = text[start:stop]
+    for offset, character in enumerate(literal):
+        if not _may_stand(character):
+            raise NotationError(Code.BAD_NAME, f"{character!r} cannot stand in a name", start + offset)
+    if parts and isinstance(parts[-1], Rest):
+        raise NotationError(Code.BAD_NAME, f"{parts[-1]} must be the last part of a name", start)
+    if parts and isinstance(parts[-1], Decimal) and literal[0].isdigit():
+        raise NotationError(Code.BAD_NAME, f"nothing separates {parts[-1]} from the digit after it", start)
+    parts.append(Literal(literal))
+
+
+def _may_stand(character: str) -> bool:
+    return character.isprintable() and character not in "{}[] "
+
+
+def _touch(before: Part, part: Part) -> bool:
+    """Whether two neighbours could share a run of digits, so that a name would read in two ways."""
+    if isinstance(before, Literal):
+        return isinstance(part, Decimal) and before.text[-1].isdigit()
+    return not isinstance(part, Literal)
+
+
+def _placeholder(text: str, offset: int) -> Placeholder:
+    if text.startswith("*"):
+        if not _INDEX.fullmatch(text[1:]):
+            raise NotationError(Code.BAD_NAME, f"{{{text}}} is not a placeholder", offset, "such as {*rest}")
+        return Rest(text[1:])
+    index, colon, listed = text.partition(":")
+    index = index.strip()
+    if colon:
+        if not _INDEX.fullmatch(index):
+            raise NotationError(Code.BAD_NAME, f"{index!r} is not an index: letters and digits", offset)
+        spellings = tuple(tuple(one.strip() for one in place.split("/")) for place in listed.split(","))
+        flat = [spelling for place in spellings for spelling in place]
+        if not all(flat):
+            raise NotationError(Code.BAD_NAME, f"{{{text}}} has an empty spelling", offset)
+        strange = next((one for spelling in flat for one in spelling if not _may_stand(one)), None)
+        if strange:
+            raise NotationError(Code.BAD_NAME, f"{strange!r} cannot stand in a name", offset)
+        if len(set(flat)) < len(flat):
+            raise NotationError(Code.BAD_NAME, f"{{{text}}} has the same spelling twice", offset)
+        return Enumerated(index, spellings)
+    found = _DECIMAL.fullmatch(text.replace(" ", ""))
+    if not found:
+        raise NotationError(
+            Code.BAD_NAME,
+            f"{{{text}}} is not a placeholder",
+            offset,
+            "write {i}, {i+1}, {2*i+1}, {p:query,key,value}, {w:weight/gamma,bias/beta} or {*rest}",
+        )
+    factor, index, sign, shift = found.groups()
+    return Decimal(index, int(factor or 1), int(f"{sign}{shift}") if sign else 0)

@@ -1,0 +1,297 @@
+"""From the raw sections of a table to typed values; each fault is noted with its place and reading goes on."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from reprlib import repr as short
+from typing import ParamSpec, TypeVar
+
+from porting.errors import Code, Fault, nearest
+from porting.notation.axes import leaves
+from porting.notation.expression import Expression
+from porting.notation.faults import NotationError, TableError
+from porting.notation.name import Name
+from porting.notation.rule import Rule, Term, make_rule
+from porting.notation.sections import KEYS, Body, Entry, Sections
+
+Read = TypeVar("Read")
+Given = ParamSpec("Given")
+
+
+_FIELD = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?: *(?P<sign>[+-]) *(?P<shift>[0-9]{1,9}))?")
+
+
+class Reader:
+    """Reads the sections of one table and gathers its faults."""
+
+    def __init__(self, sections: Sections) -> None:
+        self.sections = sections
+        self.faults = list(sections.faults)
+
+    def finish(self) -> None:
+        """Raise every fault that was found, if any.
+
+        Raises:
+            TableError: there were faults.
+        """
+        if self.faults:
+            raise TableError(self.faults)
+
+    def refuse_unknown(self) -> None:
+        """Note the keys that a section does not have."""
+        bodies = [("[mapping]", KEYS["mapping"], self.sections.entries.get("mapping", {}))]
+        bodies += [("[[rule]]", KEYS["rule"], body) for body in self.sections.rules]
+        for title, known, body in bodies:
+            for key, entry in body.items():
+                if key not in known:
+                    hint = nearest(key, known) or f"known: {', '.join(known)}"
+                    self._note(Code.UNKNOWN_KEY, entry.at(), f"{title} has no key {key!r}", hint)
+
+    def refuse_idle_sizes(self, rules: Iterable[Rule]) -> None:
+        """Note the sizes of indices that no rule has; a rule that was at fault might have had them."""
+        known = {
+            index for rule in rules for term in (*rule.sources, *rule.targets) for index in leaves(term.axes or ())
+        }
+        known |= {index for rule in rules for term in (*rule.sources, *rule.targets) for index in term.name.indices}
+        for entry in () if self.faults else self.sections.of("sizes"):
+            if entry.key not in known:
+                message = f"[sizes] gives {entry.key!r}, and no rule has that index"
+                self._note(Code.UNKNOWN_KEY, entry.at(), message, nearest(entry.key, sorted(known)))
+
+    def text(self, section: str, key: str, *, default: str = "") -> str:
+        """One text."""
+        entry = self.sections.entries.get(section, {}).get(key)
+        return default if entry is None else self._text(entry, entry.value, default)
+
+    def texts(self, section: str, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        entry = self.sections.entries.get(section, {}).get(key)
+        return self._texts(entry, entry.value) if entry is not None else ()
+
+    def fields(self) -> tuple[dict[str, str], dict[str, int]]:
+        """The target's field for each of the checkpoint's in [config], and how much more the checkpoint's one says."""
+        names: dict[str, str] = {}
+        shifts: dict[str, int] = {}
+        for entry in self.sections.of("config"):
+            found = _FIELD.fullmatch(self._text(entry, entry.value, "unread"))
+            if found is None:
+                self._wrong(entry, 'a field of the target, or one with a shift such as "max_position_embeddings + 2"')
+                continue
+            names[entry.key] = found["name"]
+            if found["shift"]:
+                shifts[entry.key] = int(found["sign"] + found["shift"])
+        return names, shifts
+
+    def values(self, section: str) -> dict[str, object]:
+        """A section of any values."""
+        return {entry.key: entry.value for entry in self.sections.of(section)}
+
+    def choices(self, section: str) -> dict[str, tuple[object, ...]]:
+        """A section of lists."""
+        found: dict[str, tuple[object, ...]] = {}
+        for entry in self.sections.of(section):
+            if isinstance(entry.value, list) and entry.value:
+                found[entry.key] = tuple(entry.value)
+            else:
+                self._wrong(entry, "a list of the values that are allowed")
+        return found
+
+    def expressions(self, section: str) -> dict[str, Expression]:
+        """A section of expressions."""
+        found = {entry.key: self._expression(entry) for entry in self.sections.of(section)}
+        return {key: expression for key, expression in found.items() if expression is not None}
+
+    def architectures(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """Name, import path and witnesses of each architecture."""
+        for entry in self.sections.of("architectures"):
+            value = {"target": entry.value} if isinstance(entry.value, str) else entry.value
+            if not isinstance(value, dict) or not isinstance(value.get("target"), str):
+                self._wrong(entry, 'an import path, or { target = "package.file:Class", holds = [...] }')
+                continue
+            for key in sorted(value.keys() - {"target", "holds"}):
+                hint = nearest(key, ["target", "holds"])
+                self._note(Code.UNKNOWN_KEY, entry.key_at(key), f"an architecture has no key {key!r}", hint)
+            yield entry.key, value["target"], self._texts(entry, value.get("holds", []))
+
+    def drops(self) -> Iterator[tuple[Name, str, Name | None, str]]:
+        """Pattern, reason, what it equals and place of each drop."""
+        for entry in self.sections.of("drop"):
+            value: object = entry.value
+            if isinstance(value, str):
+                value = {"equals": value.removeprefix("equals ")} if value.startswith("equals ") else {"reason": value}
+            if (
+                not isinstance(value, dict)
+                or not value
+                or value.keys() - {"equals", "reason"}
+                or not all(isinstance(one, str) and one.strip() for one in value.values())
+            ):
+                self._wrong(entry, 'a reason, "equals NAME", or { equals = "NAME", reason = "..." }')
+                continue
+            name = self._name(entry)
+            equals = value.get("equals")
+            other = self._equals(entry, equals) if equals is not None else None
+            if name is None or (equals is not None and other is None):
+                continue
+            alone = sorted(set(other.indices if other else ()) - set(name.indices))
+            if alone:
+                message = f"index {alone[0]!r} stands in what '{name}' equals and not in its own name"
+                self._note(Code.INDEX_ONE_SIDE, entry.value_at(), message)
+            yield name, value.get("reason", f"equals {equals}"), other, entry.at()
+
+    def _equals(self, entry: Entry, text: str) -> Name | None:
+        shift = len("equals ") if isinstance(entry.value, str) else 0
+        item = None if shift else "equals"
+
+        def place(offset: int | None) -> str:
+            return entry.value_at(None if offset is None else offset + shift, item)
+
+        return self._read(place, Name.parse, text)
+
+    def ties(self) -> Iterator[tuple[Name, Name, str]]:
+        """The two patterns and the place of each tie."""
+        for entry in self.sections.of("ties"):
+            if not isinstance(entry.value, str):
+                self._wrong(entry, "the name that it is tied to")
+                continue
+            name, other = self._name(entry), self._read(entry.value_at, Name.parse, entry.value)
+            if name is not None and other is not None:
+                if set(name.indices) != set(other.indices):
+                    message = f"'{name}' and '{other}' do not have the same indices"
+                    self._note(Code.INDEX_ONE_SIDE, entry.at(), message)
+                yield name, other, entry.at()
+
+    def fresh(self) -> Iterator[tuple[Name, str, str]]:
+        """Pattern, reason and place of each parameter that may be new."""
+        for entry in self.sections.of("fresh"):
+            name = self._name(entry)
+            if not isinstance(entry.value, str) or not entry.value.strip():
+                self._wrong(entry, "a reason")
+            elif name is not None:
+                yield name, entry.value, entry.at()
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules of [tensors], of [optional] and of each [[rule]]; no two may have the same name on one side."""
+        found = [*self.pairs("tensors"), *self.pairs("optional", optional=True)]
+        found += [rule for rule in map(self._long, self.sections.rules) if rule is not None]
+        for code, verb, side in ((Code.READ_TWICE, "read", "sources"), (Code.WRITTEN_TWICE, "written", "targets")):
+            seen: dict[str, Rule] = {}
+            for rule in found:
+                for term in rule.sources if side == "sources" else rule.targets:
+                    other = seen.setdefault(str(term.key), rule)
+                    if other is not rule:
+                        message = f"'{term.key}' is {verb} by this rule and by that at {other.where}"
+                        self._note(code, rule.where, message, "take one of them away")
+        return tuple(found)
+
+    def pairs(self, section: str, *, optional: bool = False) -> tuple[Rule, ...]:
+        """The short rules of a section, ``"source" = "target"``."""
+        found = []
+        for entry in self.sections.of(section):
+            source = self._read(entry.at, Term.parse, entry.key)
+            if not isinstance(entry.value, str):
+                self._wrong(entry, "the other side of the rule, a text")
+                continue
+            target = self._read(entry.value_at, Term.parse, entry.value)
+            if source is None or target is None:
+                continue
+            rule = self._read(entry.at, make_rule, [source], [target], optional=optional, where=entry.at())
+            found += [rule] if rule is not None else []
+        return tuple(found)
+
+    def _long(self, body: Body) -> Rule | None:
+        first = next(iter(body.values()), None)
+        where = first.at() if first else self.sections.where
+        for key in ("source", "target"):
+            if key not in body:
+                self._note(Code.MISSING_KEY, where, f"[[rule]] has no {key!r}")
+        fold, optional = self._flag(body, "fold"), self._flag(body, "optional")
+        sources = self._terms(body["source"], rows=fold) if "source" in body else None
+        targets = self._terms(body["target"], rows=False) if "target" in body else None
+        scale = self._expression(body["scale"]) if "scale" in body else None
+        fill = self._number(body["fill"]) if "fill" in body else None
+        if sources is None or targets is None or first is None:
+            return None
+        return self._read(
+            first.at,
+            make_rule,
+            sources,
+            targets,
+            scale=scale,
+            fold=fold,
+            fill=fill,
+            optional=optional,
+            where=where,
+        )
+
+    def _terms(self, entry: Entry, *, rows: bool) -> list[Term] | None:
+        """The terms of one side of a [[rule]]; None when one of them is at fault."""
+        if isinstance(entry.value, str):
+            terms = [self._read(entry.value_at, Term.parse, entry.value, rows=rows)]
+        else:
+            texts = self._texts(entry, entry.value)
+            if entry.value == []:
+                self._wrong(entry, "one tensor or a list of some")
+
+            def place(number: int) -> Callable[[int | None], str]:
+                return lambda offset: entry.value_at(offset, item=number)
+
+            terms = [self._read(place(n), Term.parse, text, rows=rows) for n, text in enumerate(texts)]
+        good = [term for term in terms if term is not None]
+        return good if good and len(good) == len(terms) else None
+
+    def _expression(self, entry: Entry) -> Expression | None:
+        value = entry.value
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            value = repr(value)
+        if not isinstance(value, str):
+            self._wrong(entry, 'a finite number, or an expression over the config such as "hidden_size // 64"')
+            return None
+        return self._read(entry.value_at, Expression.parse, value)
+
+    def _number(self, entry: Entry) -> float | None:
+        if isinstance(entry.value, int | float) and not isinstance(entry.value, bool):
+            return entry.value
+        self._wrong(entry, "a number")
+        return None
+
+    def _flag(self, body: Body, key: str) -> bool:
+        if key in body and not isinstance(body[key].value, bool):
+            self._wrong(body[key], "true or false")
+        return key in body and body[key].value is True
+
+    def _name(self, entry: Entry) -> Name | None:
+        return self._read(entry.at, Name.parse, entry.key)
+
+    def _text(self, entry: Entry, value: object, default: str = "") -> str:
+        if isinstance(value, str):
+            return value
+        self._wrong(entry, "a text")
+        return default
+
+    def _texts(self, entry: Entry, value: object) -> tuple[str, ...]:
+        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+            return tuple(value)
+        self._wrong(entry, "a list of texts")
+        return ()
+
+    def _wrong(self, entry: Entry, expected: str) -> None:
+        self._note(Code.WRONG_TYPE, entry.value_at(), f"{entry.key!r} is {short(entry.value)}, expected {expected}")
+
+    def _note(self, code: Code, where: str, message: str, hint: str = "") -> None:
+        self.faults.append(Fault(code=code, where=where, message=message, hint=hint))
+
+    def _read(
+        self,
+        place: Callable[[int | None], str],
+        read: Callable[Given, Read],
+        *args: Given.args,
+        **kwargs: Given.kwargs,
+    ) -> Read | None:
+        """What ``read`` gives, or None with its fault noted at its place in the text."""
+        try:
+            return read(*args, **kwargs)
+        except NotationError as error:
+            self._note(error.code, place(error.offset), str(error), error.hint)
+            return None

@@ -1,0 +1,262 @@
+"""Rules: terms on two sides that share their indices.
+
+A rule is checked as far as it can be without any tensor: every index stands on both sides, once on each.  What a rule
+pairs, the k-th piece of that source with the j-th piece of that target, is settled here too, and is all that the plan
+needs; read from right to left it is the inverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from porting.errors import Code
+from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, whole
+from porting.notation.expression import Expression
+from porting.notation.faults import NotationError
+from porting.notation.name import Literal, Name
+
+REST = "..."
+"""Stands for all the axes of a term that names none."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One side's name and axes, ``layers.{i}.attention -> 1 [b h q k]``.
+
+    Attributes:
+        name: the name pattern; for an activation, of the module.
+        output: for an activation, which output of the module (``-> 1``); empty for the only one.
+        axes: the axes, or None when the tensor is taken as it is.
+    """
+
+    name: Name
+    output: str = ""
+    axes: tuple[Axis, ...] | None = None
+
+    @classmethod
+    def parse(cls, text: str, *, rows: bool = False) -> Term:
+        """Parse ``text``; ``rows`` as in :func:`porting.notation.axes.parse_axes`.
+
+        Raises:
+            NotationError: the name or the axes are malformed.
+        """
+        lead = len(text) - len(text.lstrip())
+        head, bracket, inside = text.partition("[")
+        axes = None
+        if bracket:
+            if not inside.rstrip().endswith("]"):
+                raise NotationError(Code.BAD_AXES, "a bracket is not closed", len(head))
+            axes = parse_axes(inside.rstrip()[:-1], len(head) + 1, rows=rows)
+        name, arrow, output = head.partition("->")
+        if arrow and not output.strip():
+            raise NotationError(Code.BAD_NAME, "nothing follows '->'", len(name))
+        try:
+            term = cls(Name.parse(name.strip()), output.strip(), axes)
+        except NotationError as error:
+            error.offset = None if error.offset is None else error.offset + lead
+            raise
+        if axes is not None:
+            _keep_law(term, len(head))
+        return term
+
+    @property
+    def key(self) -> Name:
+        """The name under which a tensor or an activation of this term is listed: the output is a part of it."""
+        return Name((*self.name.parts, Literal(f" -> {self.output}"))) if self.output else self.name
+
+    @property
+    def indices(self) -> set[str]:
+        """Every index of the term, those without a counterpart left out."""
+        inner = {REST} if self.axes is None else {one for one in leaves(self.axes) if not one.startswith("_")}
+        return {*self.name.indices, *inner}
+
+    def keys(self) -> list[frozenset[str] | None]:
+        """For each piece, the indices it ranges over; None for one without a counterpart."""
+        if self.axes is None:
+            return [frozenset(self.indices)]
+        ones = dict.fromkeys(leaves(self.axes), 1)
+        return [
+            None if piece.dropped else frozenset({*self.name.indices, *piece.strides})
+            for piece in pieces(self.axes, (1,) * len(self.axes), ones)
+        ]
+
+    def __str__(self) -> str:
+        output = f" -> {self.output}" if self.output else ""
+        axes = "" if self.axes is None else f" [{' '.join(map(str, self.axes))}]"
+        return f"{self.name}{output}{axes}"
+
+
+def _keep_law(term: Term, offset: int) -> None:
+    for index in term.name.indices:
+        if term.axes is not None and index in leaves(term.axes):
+            raise NotationError(Code.INDEX_TWICE, f"index {index!r} stands in the name and among the axes", offset)
+    if term.name.rest is not None:
+        raise NotationError(Code.BAD_AXES, f"{{*{term.name.rest}}} takes tensors as they are: no axes", offset)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A piece of a source and the piece of a target that it fills: term and piece numbers on each side."""
+
+    source: int
+    source_piece: int
+    target: int
+    target_piece: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Sources and targets that share their indices.
+
+    Attributes:
+        sources, targets: the terms.
+        pairs: which piece fills which; derived.
+        scale: a constant that the elements are multiplied by; the inverse divides.
+        fold: the target is the sum of the sources; the inverse gives it to the first, zeros to the others.
+        fill: the value of elements that have no counterpart on the other side; None when they cannot be made up.
+        optional: the rule may match nothing on either side.
+        where: its place in the table, ``bert.toml:12:3``.
+    """
+
+    sources: tuple[Term, ...]
+    targets: tuple[Term, ...]
+    pairs: tuple[Pair, ...]
+    scale: Expression | None = None
+    fold: bool = False
+    fill: float | None = None
+    optional: bool = False
+    where: str = ""
+
+    @cached_property
+    def outer(self) -> tuple[str, ...]:
+        """The indices that every name carries: the rule is applied once for each of their values."""
+        needed = self.targets if self.fold else (*self.sources, *self.targets)
+        first, *others = (set(term.name.indices) for term in needed)
+        shared = first.intersection(*others)
+        if self.fold:
+            shared &= set(self.sources[0].name.indices)
+        return tuple(index for index in self.targets[0].name.indices if index in shared)
+
+    @cached_property
+    def deduced(self) -> frozenset[str]:
+        """The indices that are only ever a part of an axis, so that no shape shows their size."""
+        terms = (*self.sources, *self.targets)
+        inner = {index for term in terms for index in leaves(term.axes or ()) if not index.startswith("_")}
+        seen = {index for term in terms for index in (*whole(term.axes or ()), *term.name.indices)}
+        return frozenset(inner - seen)
+
+    @cached_property
+    def enumerations(self) -> dict[str, int]:
+        """The sizes of the enumerated indices."""
+        return {
+            index: size for term in (*self.sources, *self.targets) for index, size in term.name.enumerations.items()
+        }
+
+    def __str__(self) -> str:
+        return f"{' + '.join(map(str, self.sources))} = {' + '.join(map(str, self.targets))}"
+
+
+def make_rule(
+    sources: Sequence[Term],
+    targets: Sequence[Term],
+    *,
+    scale: Expression | None = None,
+    fold: bool = False,
+    fill: float | None = None,
+    optional: bool = False,
+    where: str = "",
+) -> Rule:
+    """A rule from its terms, held to the law that every index stands on both sides.
+
+    Raises:
+        NotationError: an index stands on one side only, an enumeration has another size on the other side, one side
+            has axes and the other has none, or a fold has several targets.
+    """
+    _same_kinds([*sources, *targets])
+    described = {term.axes is None for term in (*sources, *targets)}
+    if len(described) > 1:
+        raise NotationError(Code.AXES_ONE_SIDE, "one side has axes and another has none", hint="give all or none")
+    if not fold and any(isinstance(axis, Row) for term in (*sources, *targets) for axis in term.axes or ()):
+        raise NotationError(Code.BAD_AXES, "a row can be taken in a fold only")
+    pairs = _fold(sources, targets) if fold else _pair(sources, targets)
+    return Rule(
+        sources=tuple(sources),
+        targets=tuple(targets),
+        pairs=pairs,
+        scale=scale,
+        fold=fold,
+        fill=fill,
+        optional=optional,
+        where=where,
+    )
+
+
+def _same_kinds(terms: Sequence[Term]) -> None:
+    """An index has as many spellings wherever it is enumerated, and is the rest of a name everywhere or nowhere."""
+    sizes: dict[str, int] = {}
+    rests = {term.name.rest for term in terms} - {None}
+    for term in terms:
+        for index, size in term.name.enumerations.items():
+            if sizes.setdefault(index, size) != size:
+                message = f"index {index!r} has {sizes[index]} spellings in one name and {size} in another"
+                raise NotationError(Code.SIZE_CONFLICT, message)
+        for index in term.indices:
+            if index in rests and index != term.name.rest:
+                message = f"{{*{index}}} is the rest of a name and {index!r} is something else in '{term}'"
+                raise NotationError(Code.INDEX_ONE_SIDE, message)
+
+
+def _pair(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[Pair, ...]:
+    """Pieces that range over the same indices belong together, in order where there are several."""
+    waiting: dict[frozenset[str], list[tuple[int, int]]] = {}
+    for number, term in enumerate(targets):
+        for piece, key in enumerate(term.keys()):
+            if key is not None:
+                waiting.setdefault(key, []).append((number, piece))
+    pairs = []
+    for number, term in enumerate(sources):
+        for piece, key in enumerate(term.keys()):
+            if key is None:
+                continue
+            if not waiting.get(key):
+                raise NotationError(Code.INDEX_ONE_SIDE, _lonely(key, sources, targets, "left", "right"))
+            pairs.append(Pair(number, piece, *waiting[key].pop(0)))
+    for key, left in waiting.items():
+        if left:
+            raise NotationError(Code.INDEX_ONE_SIDE, _lonely(key, targets, sources, "right", "left"))
+    return tuple(pairs)
+
+
+def _lonely(key: frozenset[str], here: Sequence[Term], there: Sequence[Term], side: str, other: str) -> str:
+    """Why a part over the indices ``key`` on one side has no counterpart on the other."""
+    mine = {index for term in here for index in term.indices}
+    others = {index for term in there for index in term.indices}
+    for alone, has, lacks in ((mine - others, side, other), (others - mine, other, side)):
+        if alone:
+            named = ", ".join(repr(index) for index in sorted(alone))
+            return f"index {named} stands on the {has} and not on the {lacks}"
+    named = " ".join(sorted(key)) or "1"
+    return f"a part over the indices ({named}) on the {side} has no counterpart on the {other}"
+
+
+def _fold(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[Pair, ...]:
+    if len(targets) != 1:
+        raise NotationError(Code.BAD_FOLD, f"a fold has one target, this one {len(targets)}")
+    kept = [[(piece, key) for piece, key in enumerate(term.keys()) if key is not None] for term in (*sources, *targets)]
+    for term, parts in zip((*sources, *targets), kept, strict=True):
+        if len(parts) != 1:
+            raise NotationError(
+                Code.BAD_FOLD, f"a term of a fold has one part with a counterpart, '{term}' {len(parts)}"
+            )
+    target_piece, whole_key = kept[-1][0]
+    pairs = []
+    for number, ((piece, key),) in enumerate(kept[:-1]):
+        if key - whole_key:
+            raise NotationError(Code.INDEX_ONE_SIDE, _lonely(key, sources, targets, "left", "right"))
+        if number == 0 and key != whole_key:
+            missing = ", ".join(sorted(whole_key - key))
+            raise NotationError(Code.BAD_FOLD, f"the first term of a fold carries every index, {missing} is missing")
+        pairs.append(Pair(number, piece, 0, target_piece))
+    return tuple(pairs)

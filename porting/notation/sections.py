@@ -1,0 +1,180 @@
+"""The raw sections of a table, each entry with its place in its file; :mod:`porting.notation.extends` merges two."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from reprlib import repr as short
+
+from porting.errors import Code, Fault, nearest
+from porting.notation.faults import TableError
+from porting.notation.position import Path as KeyPath
+from porting.notation.position import Places, locate
+
+LARGEST = 4 * 1024 * 1024
+"""Bytes of a table's file."""
+
+MOST_RULES = 20_000
+
+KEYS = {
+    "mapping": ("config", "description", "model_types", "name", "prefix", "target_prefix"),
+    "rule": ("fill", "fold", "optional", "scale", "source", "target"),
+}
+"""The keys of the sections that have keys of ours."""
+
+FREE = (
+    "architectures", "config", "constants", "defaults", "drop", "fresh", "inputs", "optional", "probes", "require",
+    "sizes", "tensors", "ties",
+)  # fmt: skip
+"""The sections whose keys are names, fields or indices."""
+
+RULES = ("tensors", "optional")
+"""The sections of short rules for tensors."""
+
+PLAIN = ("constants", "defaults")
+"""The sections in which ``false`` is a value; elsewhere it takes away an entry of the extended table."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key and its value, with the file and the place that they stand at."""
+
+    key: str
+    value: object
+    file: str
+    places: Places
+    path: KeyPath
+
+    def at(self, offset: int | None = None) -> str:
+        """``file:line:column`` of the key, or of the character ``offset`` of its text."""
+        return f"{self.file}:{self.places.key(self.path).at(offset)}"
+
+    def value_at(self, offset: int | None = None, item: str | int | None = None) -> str:
+        """The same of the value, or of an item of it."""
+        path = self.path if item is None else (*self.path, item)
+        return f"{self.file}:{self.places.value(path).at(offset)}"
+
+    def key_at(self, key: str) -> str:
+        """The same of a key of the value, an inline table."""
+        return f"{self.file}:{self.places.key((*self.path, key)).at()}"
+
+
+Body = dict[str, Entry]
+
+
+@dataclass
+class Sections:
+    """What a table says, by section; ``rules`` holds one body for each ``[[rule]]``.
+
+    Attributes:
+        where: the file, for messages.
+        texts: its text, then those of the tables that it extends.
+        entries, rules: what it says.
+        extends: the table that it extends.
+        faults: what is wrong with it as far as its sections go.
+    """
+
+    where: str
+    texts: list[str] = field(default_factory=list)
+    entries: dict[str, Body] = field(default_factory=dict)
+    rules: list[Body] = field(default_factory=list)
+    extends: Entry | None = None
+    faults: list[Fault] = field(default_factory=list)
+
+    def of(self, section: str) -> Iterator[Entry]:
+        """The entries of a section."""
+        yield from self.entries.get(section, {}).values()
+
+    def word(self, section: str, key: str) -> str:
+        """A text of the section, empty when it is missing or no text."""
+        entry = self.entries.get(section, {}).get(key)
+        return entry.value if entry is not None and isinstance(entry.value, str) else ""
+
+
+def read_file(path: Path) -> str:
+    """The text of a table's file.
+
+    Raises:
+        TableError: it is no regular file, too large or not UTF-8.
+    """
+    try:
+        if not path.is_file():
+            found = "a directory" if path.is_dir() else "no regular file" if path.exists() else "no file"
+            raise _refused(path, f"{found}, expected a TOML table")
+        if path.stat().st_size > LARGEST:
+            raise _refused(path, f"{path.stat().st_size} bytes, a table has at most {LARGEST}")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
+        raise _refused(path, str(error)) from error
+
+
+def _refused(path: Path, message: str) -> TableError:
+    return TableError(Fault(code=Code.NO_TABLE, where=str(path), message=message))
+
+
+def split(text: str, file: str) -> Sections:
+    """The sections of a text.
+
+    Raises:
+        TableError: it is no TOML, or has too many rules.
+    """
+    try:
+        content = tomllib.loads(text)
+        places = locate(text)
+    except tomllib.TOMLDecodeError as error:
+        message, line, column = _explained(str(error), text)
+        raise TableError(Fault(code=Code.NOT_TOML, where=f"{file}:{line}:{column}", message=message)) from error
+    except RecursionError as error:
+        raise TableError(Fault(code=Code.NOT_TOML, where=f"{file}:1:1", message="nested too deeply")) from error
+    sections = Sections(where=file, texts=[text])
+    for name, body in content.items():
+        _add(sections, Entry(name, body, file, places, (name,)))
+    count = len(sections.rules) + sum(len(sections.entries.get(name, {})) for name in RULES)
+    if count > MOST_RULES:
+        message = f"{count} rules, a table has at most {MOST_RULES}"
+        raise TableError(Fault(code=Code.NO_TABLE, where=file, message=message))
+    return sections
+
+
+def _explained(message: str, text: str) -> tuple[str, int, int]:
+    """What tomllib says, and the line and column at which it says so."""
+    found = re.search(r" \(at line (\d+), column (\d+)\)$", message)
+    if found:
+        return message[: found.start()], int(found.group(1)), int(found.group(2))
+    lines = text.split("\n")
+    return message.removesuffix(" (at end of document)"), len(lines), len(lines[-1]) + 1
+
+
+def _add(sections: Sections, entry: Entry) -> None:
+    name, body = entry.key, entry.value
+    if name == "extends":
+        sections.extends = entry
+    elif name == "rule":
+        if isinstance(body, list) and all(isinstance(one, dict) for one in body):
+            sections.rules += [_body(one, entry, number) for number, one in enumerate(body)]
+        else:
+            _note(sections, Code.WRONG_TYPE, entry, "a rule is written [[rule]], once for each")
+    elif name not in KEYS and name not in FREE:
+        known = sorted({*KEYS, *FREE, "extends"})
+        hint = nearest(name, known) or f"known: {', '.join(known)}"
+        _note(sections, Code.UNKNOWN_KEY, entry, f"unknown section [{name}]", hint)
+    elif isinstance(body, dict):
+        sections.entries[name] = _body(body, entry)
+    else:
+        _note(sections, Code.WRONG_TYPE, entry, f"[{name}] is a section, found {short(body)}")
+    if isinstance(body, dict) and "extends" in body:
+        inside = _body({"extends": body["extends"]}, entry)["extends"]
+        _note(sections, Code.UNKNOWN_KEY, inside, f"extends stands in [{name}], expected before the first section")
+        sections.entries.get(name, {}).pop("extends", None)
+
+
+def _body(body: Mapping[str, object], entry: Entry, *number: int) -> Body:
+    path = (*entry.path, *number)
+    return {key: Entry(key, value, entry.file, entry.places, (*path, key)) for key, value in body.items()}
+
+
+def _note(sections: Sections, code: Code, entry: Entry, message: str, hint: str = "") -> None:
+    sections.faults.append(Fault(code=code, where=entry.at(), message=message, hint=hint))

@@ -1,0 +1,172 @@
+"""A mapping table, parsed: frozen, typed, and every fault of the file reported at once.
+
+:func:`read_table` reads a file, :func:`parse_table` a text; both give a :class:`Table` or raise one
+:class:`~porting.notation.faults.TableError` that lists all faults with file, line and column.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from porting.notation.expression import Expression
+from porting.notation.extends import gather
+from porting.notation.name import Name
+from porting.notation.reading import Reader
+from porting.notation.rule import Rule
+from porting.notation.sections import Sections
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A model that the table can load into.
+
+    Attributes:
+        name: the architecture as ``config.json`` and transformers spell it.
+        target: import path of the module, ``package.file:Class``.
+        holds: the checkpoint's tensors that show that it was made for this architecture.
+    """
+
+    name: str
+    target: str
+    holds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """Source tensors that are left out on purpose.
+
+    Attributes:
+        name: the pattern of their names.
+        reason: why.
+        equals: what they are proven to equal before they are left out: ``"arange"``, ``"zeros"`` or another tensor.
+        where: the place in the table.
+    """
+
+    name: Name
+    reason: str
+    equals: Name | None = None
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tie:
+    """Two target names that share their storage; the second is the one that is written."""
+
+    name: Name
+    with_: Name
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fresh:
+    """Target tensors that a checkpoint may lack; they keep the values that the module gives them.
+
+    For parameters, which are then untrained, the caller has to allow it; a buffer is what the module computes anyway.
+    """
+
+    name: Name
+    reason: str
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One port.
+
+    Attributes:
+        name, description: what it is called and one line about it.
+        model_types: the ``model_type`` values of ``config.json`` that it is for.
+        architectures: what it can load into, the first being the default.
+        config_class: import path of the class that the target's constructor takes; empty when there is none.
+        prefix, target_prefix: source and target names are matched with or without it.
+        config: config field of the checkpoint -> the target's config field.
+        shifts: config field of the checkpoint -> how much more it says than the target's, ``"positions + 2"``.
+        defaults: what a field that the config lacks means.
+        constants: target config fields that every checkpoint of this table shares.
+        require: config field -> the values under which the table is valid.
+        sizes: index -> its size over the config.
+        rules: the mapping of tensors.
+        drops, ties, fresh: what is left out, shared and newly initialised.
+        inputs, probes: forward arguments and activations, in the same notation.
+        where: the file it was read from.
+        digest: SHA-256 of the text, those it extends included.
+    """
+
+    name: str
+    description: str = ""
+    model_types: tuple[str, ...] = ()
+    architectures: tuple[Architecture, ...] = ()
+    config_class: str = ""
+    prefix: str = ""
+    target_prefix: str = ""
+    config: Mapping[str, str] = field(default_factory=dict)
+    shifts: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
+    require: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    sizes: Mapping[str, Expression] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    ties: tuple[Tie, ...] = ()
+    fresh: tuple[Fresh, ...] = ()
+    inputs: tuple[Rule, ...] = ()
+    probes: tuple[Rule, ...] = ()
+    where: str = ""
+    digest: str = ""
+
+
+def read_table(path: str | Path) -> Table:
+    """Read a table from a file.
+
+    Raises:
+        TableError: the file cannot be read, or the table has faults: all of them.
+    """
+    return _make(gather(Path(path)))
+
+
+def parse_table(text: str, *, where: str = "table") -> Table:
+    """Parse a table from its text; ``where`` names it in messages.
+
+    Raises:
+        TableError: the table has faults: all of them.
+    """
+    return _make(gather(text, where=where))
+
+
+def _make(sections: Sections) -> Table:
+    reader = Reader(sections)
+    reader.refuse_unknown()
+    config, shifts = reader.fields()
+    table = Table(
+        name=reader.text("mapping", "name", default=Path(sections.where).stem),
+        description=reader.text("mapping", "description"),
+        model_types=reader.texts("mapping", "model_types"),
+        architectures=tuple(
+            Architecture(name=name, target=target, holds=holds) for name, target, holds in reader.architectures()
+        ),
+        config_class=reader.text("mapping", "config"),
+        prefix=reader.text("mapping", "prefix"),
+        target_prefix=reader.text("mapping", "target_prefix"),
+        config=config,
+        shifts=shifts,
+        defaults=reader.values("defaults"),
+        constants=reader.values("constants"),
+        require=reader.choices("require"),
+        sizes=reader.expressions("sizes"),
+        rules=reader.rules(),
+        drops=tuple(
+            Drop(name=name, reason=reason, equals=equals, where=where) for name, reason, equals, where in reader.drops()
+        ),
+        ties=tuple(Tie(name=name, with_=other, where=where) for name, other, where in reader.ties()),
+        fresh=tuple(Fresh(name=name, reason=reason, where=where) for name, reason, where in reader.fresh()),
+        inputs=reader.pairs("inputs"),
+        probes=reader.pairs("probes"),
+        where=sections.where,
+        digest=hashlib.sha256("\0".join(sections.texts).encode()).hexdigest(),
+    )
+    reader.refuse_idle_sizes(table.rules)
+    reader.finish()
+    return table

@@ -1,0 +1,256 @@
+"""What an export follows: the checkpoint that a module came from, one that is named, or one that is imagined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from porting.architecture import choose, recognise
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault
+from porting.load import prove_left_out
+from porting.notation.faults import TableError
+from porting.notation.rule import Rule
+from porting.notation.table import Architecture, Table, read_table
+from porting.plan.align import align
+from porting.plan.check import check
+from porting.plan.config import sizes
+from porting.plan.imagine import LIKE, imagine
+from porting.plan.matching import Matcher
+from porting.plan.move import Described
+from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.provenance import provenance
+from porting.tables import find_table, shipped
+from porting.target import slots
+
+ANY_DTYPE = torch.float32
+"""Handed to :func:`check` where no dtype of the checkpoint binds the module's: a cast is then declared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imagined:
+    """A tensor that is to be written."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImaginedCheckpoint:
+    """A checkpoint that is to be written."""
+
+    tensors: Mapping[str, Described]
+    config: Mapping[str, object]
+    shared: tuple[frozenset[str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What an export follows.
+
+    Attributes:
+        plan: the checkpoint that is to be written held against the module; it has no ``fresh``.
+        checkpoint: the one that is followed; None when there is none.
+        architecture: what the result is called; empty when nothing says.
+        changed: whether the result is another architecture, or has tensors that the followed checkpoint has not.
+        new: the names of those tensors.
+        left_out: what of the followed checkpoint the module does not hold.
+    """
+
+    plan: Plan
+    checkpoint: Checkpoint | None = None
+    architecture: str = ""
+    changed: bool = False
+    new: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpoint | None) -> Table:
+    """The table that was asked for, or that the module was loaded through, or that names its class.
+
+    Raises:
+        TableError: there is none, or it has faults.
+    """
+    if table is not None:
+        return find_table(table, {})
+    record = provenance(module)
+    if record is not None:
+        return record.plan.table
+    for path in shipped():
+        found = read_table(path)
+        if recognise(found, module) is not None:
+            return found
+    if like is not None:
+        return find_table(None, like.config)
+    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    message = f"load() did not fill this {name}, and no shipped table names it"
+    raise TableError(Fault(code=Code.NO_TABLE, message=message, hint="pass table= (--table)"))
+
+
+def follow(module: nn.Module, table: Table, checkpoint: Checkpoint, architecture: str | None) -> Origin:
+    """Follow a checkpoint: its names and spellings, and what the module does not hold.
+
+    Args:
+        module: the module that is exported.
+        table: the table.
+        checkpoint: the checkpoint.
+        architecture: what the result is to be called; None to go by the module's class and by what is written.
+
+    Raises:
+        PlanError: module, table and checkpoint do not fit; carries all faults.
+        TargetError: the table has no such architecture.
+    """
+    record = provenance(module)
+    loaded = record is not None and record.checkpoint is checkpoint
+    if record is not None and loaded and record.plan.table.digest == table.digest and _as_loaded(module, record.plan):
+        plan = record.plan
+    else:
+        plan = _held_against(module, table, checkpoint, loaded=loaded)
+    left_out = plan.left_out
+    new: tuple[str, ...] = ()
+    if plan.fresh:
+        read = {name: checkpoint.tensors[name] for step in plan.steps for name in step.sources}
+        added = _respelled(_imagine(table, module, plan.fresh, plan.config), table, read)
+        new = tuple(added)
+        whole = ImaginedCheckpoint(tensors={**read, **added}, config=checkpoint.config)
+        plan = check(table, whole, module, dtype=ANY_DTYPE)
+    name, other = _architecture(module, table, checkpoint, architecture, plan.sources if new else None)
+    return Origin(
+        plan=plan,
+        checkpoint=checkpoint,
+        architecture=name,
+        changed=bool(new) or other,
+        new=new,
+        left_out=left_out,
+    )
+
+
+def _architecture(
+    module: nn.Module,
+    table: Table,
+    checkpoint: Checkpoint,
+    architecture: str | None,
+    written: Mapping[str, Described] | None,
+) -> tuple[str, bool]:
+    """What an export that follows a checkpoint is called, and whether that is another architecture.
+
+    Asked for, or known by the module's class; else what the checkpoint is; else, when tensors are ``written`` that the
+    checkpoint has not, what these show.
+
+    Raises:
+        TargetError: the table has no such architecture.
+    """
+    declared = checkpoint.config.get("architectures")
+    declared = declared if isinstance(declared, list) else []
+    if not table.architectures:
+        return architecture or "", bool(architecture and declared) and architecture not in declared
+    held = choose(table, checkpoint.tensors, checkpoint.config)
+    kind = recognise(table, module)
+    if architecture is not None:
+        kind = choose(table, (), {}, architecture)
+    elif kind is None:
+        kind = _loaded_as(module, checkpoint) or held
+        if written is not None:
+            kind = choose(table, written, checkpoint.config)
+    return kind.name, kind != held
+
+
+def _loaded_as(module: nn.Module, checkpoint: Checkpoint) -> Architecture | None:
+    record = provenance(module)
+    return record.architecture if record is not None and record.checkpoint is checkpoint else None
+
+
+def imagined(module: nn.Module, table: Table, config: Mapping[str, object], architecture: str | None) -> Origin:
+    """Follow nothing: the table's own names, in their first spelling.
+
+    Args:
+        module: the module that is exported.
+        table: the table.
+        config: the config that is to be written.
+        architecture: what the result is to be called; None to go by the module's class and by what is written.
+
+    Raises:
+        PlanError: a name, a shape or a value follows from nothing; carries all faults.
+        TargetError: the table has no such architecture.
+    """
+    tensors = _imagine(table, module, slots(module), config)
+    plan = check(table, ImaginedCheckpoint(tensors=tensors, config=config), module, dtype=ANY_DTYPE)
+    kind = recognise(table, module) if architecture is None else None
+    if kind is None and table.architectures:
+        kind = choose(table, tensors, {}, architecture)
+    return Origin(plan=plan, architecture=kind.name if kind is not None else architecture or "")
+
+
+def _held_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, loaded: bool) -> Plan:
+    try:
+        plan = check(table, checkpoint, module, dtype=ANY_DTYPE, fresh=True)
+    except PlanError as error:
+        which = "the checkpoint that it was loaded from" if loaded else "the checkpoint that it is to follow"
+        message = f"the module does not fit {which}, {checkpoint.location}"
+        hint = "anew=True (--anew) follows none: the table's own names, and a config of the module's"
+        raise PlanError((*error.faults, Fault(code=Code.MODULE_CHANGED, message=message, hint=hint))) from error
+    prove_left_out(plan, checkpoint)
+    return plan
+
+
+def _as_loaded(module: nn.Module, plan: Plan) -> bool:
+    """Whether the module still has the tensors that it was loaded with."""
+    now = slots(module)
+    same = {name: slot.shape for name, slot in now.items()} == {name: one.shape for name, one in plan.targets.items()}
+    return same and all(now[name].same_as == now[other].same_as for name, other in plan.tied.items())
+
+
+def _imagine(
+    table: Table, module: nn.Module, names: Iterable[str], config: Mapping[str, object]
+) -> dict[str, Described]:
+    """The tensors that the module's tensors of these names are written to.
+
+    Raises:
+        PlanError: a name, a shape or a value follows from nothing; carries all faults.
+    """
+    places = slots(module)
+    wanted = {name: places[name] for name in names}
+    known, faults = sizes(table, config)
+    if faults:
+        raise PlanError(faults)
+    shapes = imagine(table, wanted, known)
+    alignment = align(
+        table.rules,
+        shapes,
+        {name: slot.shape for name, slot in wanted.items()},
+        sizes=known,
+        prefix=table.prefix,
+        target_prefix=table.target_prefix,
+    )
+    lacking = {step.rule.where: step.rule for step in alignment.steps if _lacks_values(step.rule)}
+    if lacking:
+        raise PlanError(_irreversible(rule) for rule in lacking.values())
+    dtypes = {name: places[step.targets[0]].dtype for step in alignment.steps for name in step.sources}
+    return {name: Imagined(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in shapes.items()}
+
+
+def _lacks_values(rule: Rule) -> bool:
+    return rule.fill is None and any(None in term.keys() for term in rule.sources)  # noqa: SIM118  # Term.keys is ours
+
+
+def _irreversible(rule: Rule) -> Fault:
+    message = f"'{rule}' has a part on the left that no tensor of the module holds"
+    return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=f"give the rule a fill, or {LIKE}")
+
+
+def _respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:
+    """Names that may carry the table's prefix carry it or not, as the others do."""
+    terms = [term for rule in table.rules for term in rule.sources]
+    matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.prefix)
+    others = list(others)
+    bare = bool(others) and not any(name.startswith(table.prefix) for name in others)
+    found = {}
+    for name, described in names.items():
+        stem = name.removeprefix(table.prefix)
+        takes_prefix = matcher.read(table.prefix + stem)
+        found[name if not takes_prefix else stem if bare else table.prefix + stem] = described
+    return found

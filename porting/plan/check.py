@@ -1,0 +1,169 @@
+"""``check``: the static proof.  Headers and a module on the meta device are enough; no weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from porting.errors import Code, Fault
+from porting.notation.faults import NotationError
+from porting.notation.table import Table
+from porting.plan.align import Alignment, align
+from porting.plan.config import effective, refused, sizes
+from porting.plan.leftovers import leave_out, renew
+from porting.plan.move import Described
+from porting.plan.plan import Plan, PlanError
+from porting.plan.ties import parted, resolve_ties
+from porting.plan.wording import Nearest, alike
+from porting.target import Slot, slots
+
+
+class Source(Protocol):
+    """What a checkpoint shows before its weights are read."""
+
+    @property
+    def tensors(self) -> Mapping[str, Described]:
+        """Shape and dtype of each tensor, by its name on disk."""
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """Its ``config.json``."""
+
+    @property
+    def shared(self) -> Sequence[frozenset[str]]:
+        """Groups of names that share their storage on disk, as far as the format can say so."""
+
+
+def check(
+    table: Table,
+    source: Source,
+    target: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    fresh: bool = False,
+) -> Plan:
+    """Hold a table against a checkpoint and a module.
+
+    Args:
+        table: the mapping.
+        source: the checkpoint; only names, shapes, dtypes and the config are looked at.
+        target: the module; it may be on the meta device.
+        dtype: what floating-point tensors are cast to; None allows no cast.
+        fresh: allow the parameters that the table lists in [fresh] to be missing in the checkpoint.
+
+    Returns:
+        The plan: every source tensor is read once or left out with a reason, every target tensor is written once.
+
+    Raises:
+        PlanError: it does not fit; carries all faults.
+    """
+    places = slots(target)
+    known, faults = sizes(table, source.config)
+    faults = [*refused(table, source.config), *faults]
+    alignment = align(
+        table.rules,
+        {name: tuple(info.shape) for name, info in source.tensors.items()},
+        {name: slot.shape for name, slot in places.items()},
+        sizes=known,
+        fields=source.config,
+        prefix=table.prefix,
+        target_prefix=table.target_prefix,
+    )
+    near = Nearest()
+    left_out, lost = leave_out(table, alignment, source.tensors, source.config, near)
+    tied, unshared = resolve_ties(table, alignment, places)
+    new, computed, missing = renew(table, alignment, places, tied, source.config, near, allowed=fresh)
+    faults += [*alignment.faults, *alignment.gaps, *lost, *unshared, *missing]
+    faults += _idle(alignment, near)
+    faults += _dtypes(alignment, source.tensors, places, dtype)
+    faults += _unfilled(alignment)
+    faults += _scales(alignment, effective(table, source.config))
+    if faults:
+        raise PlanError(alike(faults))
+    return Plan(
+        table=table,
+        config=effective(table, source.config),
+        sources=source.tensors,
+        targets=places,
+        steps=alignment.steps,
+        left_out=left_out,
+        fresh=new,
+        computed=computed,
+        tied=tied,
+        dtype=dtype,
+        warnings=tuple(alike(parted(source.shared, alignment, places))),
+    )
+
+
+def _idle(alignment: Alignment, near: Nearest) -> Iterator[Fault]:
+    free = [*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)]
+    for rule in alignment.idle:
+        if not rule.optional:
+            message = f"'{rule}' matches nothing in the checkpoint and nothing in the module"
+            hint = near(str(rule.sources[0].key), free)
+            hint = hint or "take it away, or move it to [optional] if not every checkpoint has it"
+            yield Fault(code=Code.RULE_MATCHES_NOTHING, where=rule.where, message=message, hint=hint)
+
+
+def _dtypes(
+    alignment: Alignment, sources: Mapping[str, Described], places: Mapping[str, Slot], dtype: torch.dtype | None
+) -> Iterator[Fault]:
+    """Changes of dtype that nobody asked for.
+
+    A module that has values keeps its dtype.  One on the meta device has floating-point dtypes in name only and takes
+    the checkpoint's; what it says of integers and booleans holds.
+    """
+    for step in alignment.steps:
+        found = {sources[name].dtype for name in step.sources}
+        theirs = _spell(found)
+        for name in step.targets:
+            slot = places[name]
+            ours = _spell({slot.dtype})
+            pair = f"{step.sources[0]!r} -> {name!r}"
+            floating = {one.is_floating_point for one in (*found, slot.dtype)}
+            if len(found) > 1 and dtype is None:
+                message = f"{pair}: the sources are {theirs}, and one tensor has one dtype"
+                hint = "say which: dtype= (--dtype)"
+            elif len(floating) > 1:
+                message = f"{pair}: {theirs} would become {ours}; integers and floats are never cast into each other"
+                hint = "a quantised tensor needs its scales; a mask or a table of positions is no weight: drop it"
+            elif floating == {False} and found != {slot.dtype}:
+                message = f"{pair}: the checkpoint has {theirs}, the module {ours}"
+                hint = f"give the module's buffer the dtype {theirs}, or drop the tensor"
+            elif slot.built and dtype is None and found != {slot.dtype}:
+                message = f"{pair}: the checkpoint has {theirs}, the module {ours}"
+                hint = f"declare the cast with dtype={ours} (--dtype), or cast the module first"
+            else:
+                continue
+            yield Fault(code=Code.DTYPE_CHANGE, where=step.rule.where, message=message, hint=hint)
+
+
+def _spell(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
+
+
+def _unfilled(alignment: Alignment) -> Iterator[Fault]:
+    """Targets with parts that no source fills and for which the rule gives no value."""
+    for rule in {id(step.rule): step.rule for step in alignment.steps}.values():
+        if rule.fill is None and any(None in term.keys() for term in rule.targets):  # noqa: SIM118  # Term.keys is ours
+            message = f"'{rule}' has a part on the right that no source fills"
+            hint = "write it as a [[rule]] with fill = 0.0, or another value"
+            yield Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=hint)
+
+
+def _scales(alignment: Alignment, config: Mapping[str, object]) -> Iterator[Fault]:
+    for rule in {id(step.rule): step.rule for step in alignment.steps}.values():
+        if rule.scale is None:
+            continue
+        try:
+            value = rule.scale.evaluate(config)
+        except NotationError as error:
+            message = f"scale = {rule.scale.text!r}: {error}"
+            yield Fault(code=error.code, where=rule.where, message=message, hint=error.hint)
+        else:
+            if value == 0:
+                message = f"scale = {rule.scale.text!r} is {value}, and the inverse divides by it"
+                yield Fault(code=Code.BAD_EXPRESSION, where=rule.where, message=message)

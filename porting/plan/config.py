@@ -1,0 +1,72 @@
+"""The checkpoint's config in the table's terms: what it must be, the sizes it gives and the target's own config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from porting.errors import Code, Fault
+from porting.notation.faults import NotationError
+from porting.notation.table import Table
+
+
+def effective(table: Table, config: Mapping[str, object]) -> dict[str, object]:
+    """The config with what the table says of fields that it lacks.
+
+    ``num_labels`` follows transformers' convention: the number of names in ``id2label``; without them the field of
+    that name; without that, 2.
+    """
+    labels = config.get("id2label")
+    counted = {"num_labels": len(labels)} if isinstance(labels, Mapping) and labels else {}
+    return {"num_labels": 2, **table.defaults, **config, **counted}
+
+
+def refused(table: Table, config: Mapping[str, object]) -> list[Fault]:
+    """A fault for each field whose value the table cannot represent; a field that is missing is fine."""
+    faults = []
+    values = effective(table, config)
+    for field, allowed in table.require.items():
+        found = values.get(field)
+        if field in values and not any(found == one and type(found) is type(one) for one in allowed):
+            choices = ", ".join(repr(one) for one in allowed)
+            message = f"config.json has {field} = {found!r}, '{table.name}' can represent {choices}"
+            hint = "another table or another module is needed: porting tables lists what there is"
+            faults.append(Fault(code=Code.CONFIG_REFUSED, where=table.where, message=message, hint=hint))
+    return faults
+
+
+def sizes(table: Table, config: Mapping[str, object]) -> tuple[dict[str, int], list[Fault]]:
+    """The sizes that [sizes] gives under this config, and its faults."""
+    found: dict[str, int] = {}
+    faults = []
+    for index, expression in table.sizes.items():
+        try:
+            found[index] = expression.size(effective(table, config))
+        except NotationError as error:
+            message = f"[sizes] {index} = {expression.text!r}: {error}"
+            faults.append(Fault(code=error.code, where=table.where, message=message, hint=error.hint))
+    return found, faults
+
+
+def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:
+    """The target config's fields: those of [config] that the checkpoint has, and the constants."""
+    values = effective(table, config)
+    found = {
+        ours: _shifted(values[theirs], -table.shifts.get(theirs, 0))
+        for theirs, ours in table.config.items()
+        if theirs in values
+    }
+    return {**found, **table.constants}
+
+
+def original(table: Table, config: object) -> dict[str, object]:
+    """The checkpoint's fields from a target config: :func:`arguments` read from right to left."""
+    return {
+        theirs: _shifted(getattr(config, ours), table.shifts.get(theirs, 0))
+        for theirs, ours in table.config.items()
+        if hasattr(config, ours)
+    }
+
+
+def _shifted(value: object, shift: int) -> object:
+    """The value and so much more; one that is no whole number is left for the target's config to refuse."""
+    return value + shift if shift and isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,0 +1,86 @@
+"""One elementary move: a box of one tensor onto a box of another, as offsets and strides.
+
+Every rule comes down to such moves, and a move read from right to left is its own inverse, so that nothing about a
+port is ever written twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """``target[box] = source[box]``, both in row-major elements.
+
+    Attributes:
+        source, target: names of the two tensors.
+        sizes: the box, its slowest direction in the target first; neighbouring directions that run on are merged, so
+            that a plain copy has one.
+        source_offset, source_strides: where the box lies in the source.
+        target_offset, target_strides: where it lies in the target.
+    """
+
+    source: str
+    target: str
+    sizes: tuple[int, ...]
+    source_offset: int
+    source_strides: tuple[int, ...]
+    target_offset: int
+    target_strides: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many elements are moved."""
+        return math.prod(self.sizes)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether it is one run of elements on both sides."""
+        return self.source_strides in ((), (1,)) and self.target_strides in ((), (1,))
+
+    @property
+    def inverse(self) -> Copy:
+        """The move back."""
+        box = zip(self.sizes, self.target_strides, self.source_strides, strict=True)
+        return _ordered(self.target, self.source, list(box), self.target_offset, self.source_offset)
+
+
+def make_copy(
+    source: str,
+    target: str,
+    sizes: Mapping[str, int],
+    source_box: tuple[int, Mapping[str, int]],
+    target_box: tuple[int, Mapping[str, int]],
+) -> Copy:
+    """The move between two boxes, each an offset and a stride for each index of ``sizes``.
+
+    An index that the source's box lacks is broadcast: its stride there is 0.
+    """
+    directions = [(size, source_box[1].get(index, 0), target_box[1].get(index, 0)) for index, size in sizes.items()]
+    return _ordered(source, target, directions, source_box[0], target_box[0])
+
+
+def _ordered(
+    source: str, target: str, directions: list[tuple[int, int, int]], source_offset: int, target_offset: int
+) -> Copy:
+    directions = sorted((one for one in directions if one[0] != 1), key=lambda one: (-one[2], -one[1]))
+    merged: list[tuple[int, int, int]] = []
+    for size, step, place in directions:
+        if merged:
+            slower, slower_step, slower_place = merged[-1]
+            if slower_step == size * step and slower_place == size * place:
+                merged[-1] = (slower * size, step, place)
+                continue
+        merged.append((size, step, place))
+    return Copy(
+        source,
+        target,
+        tuple(one[0] for one in merged),
+        source_offset,
+        tuple(one[1] for one in merged),
+        target_offset,
+        tuple(one[2] for one in merged),
+    )

@@ -1,0 +1,185 @@
+"""Sizes of indices, solved from the shapes of one application of a rule, and the boxes that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from porting.errors import Code, Fault
+from porting.notation.axes import Axis, Index, Mismatch, Piece, leaves, pieces, size_of, solve_all
+from porting.notation.name import Value
+from porting.notation.rule import Rule, Term
+from porting.plan.copies import Copy, make_copy
+
+Shape = tuple[int, ...]
+Key = tuple[Value, ...]
+Members = Mapping[Key, str]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A box between the member ``source_key`` of a source term and the member ``target_key`` of a target term."""
+
+    source_term: int
+    source_key: Key
+    target_term: int
+    target_key: Key
+    box: Copy
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One term, its members and their shapes."""
+
+    term: Term
+    members: Members
+    shapes: list[Shape]
+
+    @property
+    def shape(self) -> Shape:
+        return self.shapes[0]
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return axes_of(self.term, len(self.shape))
+
+    def __str__(self) -> str:
+        more = f" (one of {len(self.members)})" if len(self.members) > 1 else ""
+        return f"{next(iter(self.members.values()))!r} {list(self.shape)}{more}"
+
+
+class _Misfit(Exception):  # noqa: N818  # never leaves this file: it carries one fault to where it is completed
+    """The shapes do not fit."""
+
+    def __init__(self, code: Code, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+class Fitter:
+    """Solves sizes and remembers: the layers of a model have the same shapes, so each rule is solved about once.
+
+    Args:
+        sources, targets: the shapes of the two sides, by name.
+        sizes: what [sizes] says.
+        fields: config fields, for messages.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Shape],
+        targets: Mapping[str, Shape],
+        sizes: Mapping[str, int],
+        fields: Mapping[str, object],
+    ) -> None:
+        self.sources = sources
+        self.targets = targets
+        self.sizes = sizes
+        self.fields = fields
+        self.faults: list[Fault] = []
+        self._known: dict[tuple[object, ...], tuple[Move, ...]] = {}
+        self._deduced: dict[str, tuple[int, str]] = {}
+
+    def fit(
+        self, rule: Rule, left: Sequence[Members], right: Sequence[Members], counts: Mapping[str, int]
+    ) -> tuple[Move, ...] | None:
+        """The moves, or None when the shapes do not fit: ``faults`` then says why.
+
+        Args:
+            rule: the rule.
+            left, right: for each source and each target term its members.
+            counts: the sizes of the indices that stand in names.
+        """
+        theirs = [[self.sources[name] for name in members.values()] for members in left]
+        ours = [[self.targets[name] for name in members.values()] for members in right]
+        key = (id(rule), *map(tuple, theirs), *map(tuple, ours), *counts.items())
+        if key in self._known:
+            return self._known[key]
+        sources = [_Side(*one) for one in zip(rule.sources, left, theirs, strict=True)]
+        targets = [_Side(*one) for one in zip(rule.targets, right, ours, strict=True)]
+        try:
+            sizes = self._solve(rule, [*sources, *targets], counts)
+        except _Misfit as misfit:
+            tensors = f"{', '.join(map(str, sources))} -> {', '.join(map(str, targets))}"
+            message = f"{tensors}: {misfit}, in '{rule}'"
+            hint = misfit.hint or self._contradicted(rule, sources, targets)
+            self.faults.append(Fault(code=misfit.code, where=rule.where, message=message, hint=hint))
+            return None
+        parts = [pieces(side.axes, side.shape, sizes) for side in (*sources, *targets)]
+        self._known[key] = tuple(_moves(rule, parts, sizes, counts))
+        return self._known[key]
+
+    def _solve(self, rule: Rule, sides: list[_Side], counts: Mapping[str, int]) -> dict[str, int]:
+        for side in sides:
+            for name, shape in zip(side.members.values(), side.shapes, strict=True):
+                if shape != side.shape:
+                    raise _Misfit(Code.SHAPE_MISMATCH, f"{name!r} has another shape, {list(shape)}")
+            if side.term.axes is None and len(side.shape) != len(sides[0].shape):
+                raise _Misfit(Code.SHAPE_MISMATCH, "the tensors have different numbers of axes")
+            if len(side.axes) != len(side.shape):
+                message = f"'{side.term}' has {len(side.axes)} axes, and the tensor {len(side.shape)}"
+                raise _Misfit(Code.SHAPE_MISMATCH, message)
+        inner = {index for side in sides for index in leaves(side.axes)}
+        sizes = {index: size for index, size in self.sizes.items() if index in inner or index in counts}
+        for index, count in counts.items():
+            if sizes.setdefault(index, count) != count:
+                raise _Misfit(Code.SIZE_CONFLICT, f"{index} is {sizes[index]} in [sizes] and {count} in the names")
+        try:
+            solve_all([pair for side in sides for pair in zip(side.axes, side.shape, strict=True)], sizes)
+        except Mismatch as error:
+            raise _Misfit(Code.SIZE_CONFLICT if rule.deduced else Code.SHAPE_MISMATCH, str(error)) from error
+        unknown = sorted(index for index in inner if size_of(Index(index), sizes) is None)
+        if unknown:
+            message = f"the size of {', '.join(unknown)} follows from no shape"
+            raise _Misfit(Code.SIZE_UNKNOWN, message, f'give it in [sizes]: {unknown[0]} = "..."')
+        for index in sorted(rule.deduced - self.sizes.keys()):
+            before, where = self._deduced.setdefault(index, (sizes[index], rule.where))
+            if before != sizes[index]:
+                message = f"{index} comes out as {sizes[index]} here and as {before} at {where}"
+                hint = (
+                    "a part of an axis has one size in the whole table: use another index, or give the sizes in [sizes]"
+                )
+                raise _Misfit(Code.SIZE_CONFLICT, message, hint)
+        return sizes
+
+    def _contradicted(self, rule: Rule, sources: list[_Side], targets: list[_Side]) -> str:
+        """What the config says of the extents that the module has and the checkpoint has not."""
+        theirs = {extent for side in sources for extent in side.shape}
+        ours = {extent for side in targets for extent in side.shape}
+        indices = {index for side in (*sources, *targets) for index in leaves(side.axes)}
+        said = [f"[sizes] gives {index} = {size}" for index, size in self.sizes.items() if index in indices]
+        fields = [
+            f"config.json has {field} = {value}"
+            for field, value in self.fields.items()
+            if isinstance(value, int) and not isinstance(value, bool) and value in ours - theirs
+        ]
+        return "; ".join([*said, *fields])
+
+
+def axes_of(term: Term, rank: int) -> tuple[Axis, ...]:
+    """The term's axes; a term that names none has one plain index per axis."""
+    return tuple(Index(f"axis{number}") for number in range(rank)) if term.axes is None else term.axes
+
+
+def _moves(rule: Rule, parts: list[list[Piece]], sizes: Mapping[str, int], counts: Mapping[str, int]) -> list[Move]:
+    """Every pair of pieces, for every value of the indices that one side's names carry and the other's axes."""
+    moves = []
+    for pair in rule.pairs:
+        source, target = rule.sources[pair.source], rule.targets[pair.target]
+        theirs = parts[pair.source][pair.source_piece]
+        ours = parts[len(rule.sources) + pair.target][pair.target_piece]
+        fixed = [index for index in counts if index in source.name.indices or index in target.name.indices]
+        box = {index: sizes[index] for index in ours.strides if index not in fixed}
+        for values in product(*(range(counts[index]) for index in fixed)):
+            at = dict(zip(fixed, values, strict=True))
+            copy = make_copy("", "", box, (_offset(theirs, at), theirs.strides), (_offset(ours, at), ours.strides))
+            source_key = tuple(at[index] for index in source.name.indices if index in at)
+            target_key = tuple(at[index] for index in target.name.indices if index in at)
+            moves.append(Move(pair.source, source_key, pair.target, target_key, copy))
+    return moves
+
+
+def _offset(piece: Piece, at: Mapping[str, int]) -> int:
+    return piece.offset + sum(piece.strides.get(index, 0) * value for index, value in at.items())

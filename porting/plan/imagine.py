@@ -1,0 +1,117 @@
+"""The checkpoint that a module would be saved as, imagined from the module's own names and shapes.
+
+A module that was loaded remembers its checkpoint.  For one that never was, the table is read from right to left: each
+rule's targets give its sources' names, in their first spelling, and their shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+from porting.errors import Code, Fault
+from porting.notation.axes import Axis, Index, Mismatch, Row, leaves, size_of, solve_all
+from porting.notation.name import Value
+from porting.notation.rule import Rule, Term
+from porting.notation.table import Table
+from porting.plan.fitting import axes_of
+from porting.plan.members import Members, count_members, members_under, outer_keys, sort_names
+from porting.plan.move import Described
+from porting.plan.plan import PlanError
+
+Shape = tuple[int, ...]
+
+LIKE = "pass like= (--like) a checkpoint that has it"
+
+
+def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, int]) -> dict[str, Shape]:
+    """Names and shapes of the checkpoint's tensors, from the module's.
+
+    Rules whose targets the module does not have give nothing, and neither do target tensors that no rule writes:
+    :func:`~porting.plan.align.align` reports those.
+
+    Args:
+        table: the mapping.
+        targets: shapes of the module's parameters and persistent buffers.
+        sizes: the sizes that [sizes] gives (:func:`porting.plan.config.sizes`).
+
+    Returns:
+        In the order of the table's rules, then of their outer indices.  The names carry the table's prefix, except
+        when all of them do: a bare trunk is saved without it.
+
+    Raises:
+        PlanError: a name or a size follows from nothing; carries all faults.
+    """
+    shapes = {name: tuple(one.shape) for name, one in targets.items()}
+    written = sort_names(table.rules, shapes, "target", table.target_prefix)
+    faults = list(written.faults)
+    found: dict[str, Shape] = {}
+    for rule, ours in zip(table.rules, written.terms, strict=True):
+        for key in outer_keys(rule, ours):
+            outer = dict(zip(rule.outer, key, strict=True))
+            right = [members_under(rule, *one, key) for one in zip(rule.targets, ours, strict=True)]
+            try:
+                found.update(_sources(rule, outer, right, shapes, sizes))
+            except PlanError as error:
+                faults += error.faults
+                break  # the other layers have the same faults
+    if faults:
+        raise PlanError(faults)
+    if all(name.startswith(table.prefix) for name in found):
+        return {name.removeprefix(table.prefix): shape for name, shape in found.items()}
+    return found
+
+
+def _sources(
+    rule: Rule,
+    outer: Mapping[str, Value],
+    right: list[Members],
+    shapes: Mapping[str, Shape],
+    sizes: Mapping[str, int],
+) -> Iterator[tuple[str, Shape]]:
+    """Names and shapes of the sources of one application of a rule.
+
+    Raises:
+        PlanError: they do not follow from the targets.
+    """
+    counts: dict[str, int] = {}
+    targets = list(zip(rule.targets, right, strict=True))
+    faults = [one for term, members in targets for one in count_members(rule, term, members, outer, "target", counts)]
+    if faults:
+        raise PlanError(faults)
+    known = {**sizes, **rule.enumerations, **counts}
+    axes: list[tuple[Axis, int]] = []
+    rank = 0
+    for term, members in targets:
+        name = next(iter(members.values()))
+        rank = len(shapes[name])
+        if term.axes is not None and len(term.axes) != rank:
+            message = f"{name!r} has the shape {list(shapes[name])}, '{term}' has {len(term.axes)} axes"
+            raise PlanError(Fault(code=Code.SHAPE_MISMATCH, where=rule.where, message=message))
+        axes += zip(axes_of(term, rank), shapes[name], strict=True)
+    try:
+        solve_all(axes, known)
+    except Mismatch as error:
+        names = ", ".join(f"{name!r} {list(shapes[name])}" for members in right for name in members.values())
+        message = f"{names}: {error}, in '{rule}'"
+        raise PlanError(Fault(code=Code.SHAPE_MISMATCH, where=rule.where, message=message)) from error
+    for term in rule.sources:
+        inner = [Index(index) for index in term.name.indices if index not in outer]
+        needed = [*axes_of(term, rank), *inner]
+        extents = [size for axis in needed if (size := size_of(axis, known)) is not None]
+        if len(extents) < len(needed):
+            raise PlanError(_unknown(rule, term, next(axis for axis in needed if size_of(axis, known) is None), known))
+        shape = tuple(extents[: len(extents) - len(inner)])
+        for values in product(*(range(known[index.name]) for index in inner)):
+            bindings = {index.name: value for index, value in zip(inner, values, strict=True)}
+            yield term.key.spell({**outer, **bindings}), shape
+
+
+def _unknown(rule: Rule, term: Term, axis: Axis, sizes: Mapping[str, int]) -> Fault:
+    if isinstance(axis, Row):
+        what, hint = f"how many rows the axis {axis} of '{term}' has", LIKE
+    else:
+        names = [name for name in leaves((axis,)) if size_of(Index(name), sizes) is None]
+        what, hint = f"the size of {', '.join(names)} in '{term}'", f'give it in [sizes]: {names[0]} = "...", or {LIKE}'
+    message = f"{what} cannot be known from the module alone, in '{rule}'"
+    return Fault(code=Code.SIZE_UNKNOWN, where=rule.where, message=message, hint=hint)

@@ -1,0 +1,79 @@
+"""A plan: a table held against one checkpoint and one module, with nothing left to be decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from porting.errors import Fault, PortingError
+from porting.notation.table import Table
+from porting.plan.align import Step
+from porting.plan.move import Described
+
+
+class PlanError(PortingError):
+    """The table, the checkpoint and the module do not fit together; carries every fault."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A source tensor that is not loaded.
+
+    Attributes:
+        name: the tensor.
+        reason: why, in the table's words.
+        equals: what it has to equal, ``"arange"``, ``"zeros"`` or a tensor of the source; empty when nothing is said.
+    """
+
+    name: str
+    reason: str
+    equals: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What goes where.
+
+    Attributes:
+        table: the table.
+        config: the checkpoint's config, the table's defaults filled in.
+        sources: shape and dtype of every tensor of the checkpoint, by its name on disk.
+        targets: shape and dtype of every parameter and persistent buffer of the module.
+        steps: the moves.
+        left_out: the source tensors that are not loaded.
+        fresh: the parameters that the checkpoint does not have, by leave of the table and of the caller.
+        computed: the buffers that it does not have, by leave of the table: the module computes them.
+        tied: target name -> the target name that it shares its storage with and that is written.
+        dtype: what floating-point tensors are cast to; None to keep the checkpoint's.
+        warnings: what is allowed and should be known.
+    """
+
+    table: Table
+    config: Mapping[str, object]
+    sources: Mapping[str, Described]
+    targets: Mapping[str, Described]
+    steps: tuple[Step, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    fresh: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
+    tied: Mapping[str, str]
+    dtype: torch.dtype | None = None
+    warnings: tuple[Fault, ...] = ()
+
+    def scale(self, step: Step) -> float | None:
+        """The constant that a step multiplies by; None for most steps."""
+        return None if step.rule.scale is None else float(step.rule.scale.evaluate(self.config))
+
+    @property
+    def summary(self) -> str:
+        """One line: how much is loaded, left out, tied and new."""
+        read = sum(len(step.sources) for step in self.steps)
+        written = sum(len(step.targets) for step in self.steps)
+        parts = [f"{read} of {len(self.sources)} tensors fill {written} of {len(self.targets)} places"]
+        parts += [f"{len(self.left_out)} left out"] if self.left_out else []
+        parts += [f"{len(self.tied)} tied"] if self.tied else []
+        parts += [f"{len(self.fresh)} new"] if self.fresh else []
+        parts += [f"{len(self.computed)} computed"] if self.computed else []
+        return ", ".join(parts)

@@ -1,0 +1,45 @@
+"""Where a module's weights came from, remembered for as long as the module lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from porting.checkpoint import Checkpoint
+from porting.notation.table import Architecture
+from porting.plan.plan import Plan
+from porting.target import unwrapped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where a module's weights came from.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        plan: what went where.
+        architecture: the table's architecture that the module is or, for a module of the user's own, that the
+            checkpoint holds; None when the table has none.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan
+    architecture: Architecture | None
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
+
+
+def provenance(module: nn.Module) -> Provenance | None:
+    """Where the weights of ``module`` came from, if :func:`porting.load` filled it in this process.
+
+    A copy of a module has none; one wrapped by ``torch.compile`` or for data parallelism has that of the module inside.
+    """
+    return _KNOWN.get(unwrapped(module))
+
+
+def remember(module: nn.Module, record: Provenance) -> None:
+    """Note where the weights of ``module`` came from."""
+    _KNOWN[unwrapped(module)] = record

@@ -1,0 +1,62 @@
+"""The tables that ship with the library, and finding the one for a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from porting.errors import Code, Fault, nearest
+from porting.notation.extends import SHIPPED
+from porting.notation.faults import TableError
+from porting.notation.table import Table, read_table
+
+
+def shipped() -> Iterator[Path]:
+    """The files of the shipped tables, in order of name."""
+    yield from sorted(SHIPPED.glob("*.toml"))
+
+
+def find_table(table: Table | str | Path | None, config: Mapping[str, object]) -> Table:
+    """The table that was asked for, or the one for the config's ``model_type``.
+
+    Args:
+        table: a table, a file, the name of a shipped table, or None to choose by the config.
+        config: the checkpoint's config.
+
+    Raises:
+        TableError: there is no such table, no table is for such a checkpoint, or the table has faults.
+    """
+    if isinstance(table, Table):
+        return table
+    return _for_config(config) if table is None else read_table(table_file(table))
+
+
+def table_file(table: str | Path) -> Path:
+    """The file of a table: the one that is named, or the shipped one of that name.
+
+    Raises:
+        TableError: it is neither; a file that ends in ``.toml`` need not exist yet.
+    """
+    path = Path(table)
+    if path.suffix == ".toml" or path.is_file():  # a folder of a shipped table's name is not meant
+        return path
+    found = {one.stem: one for one in shipped()}
+    if str(table) not in found:
+        hint = nearest(str(table), list(found)) or f"shipped: {', '.join(found)}"
+        message = f"{str(table)!r} is no file and no shipped table"
+        raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=hint))
+    return found[str(table)]
+
+
+def _for_config(config: Mapping[str, object]) -> Table:
+    model_type = config.get("model_type")
+    paths = list(shipped())
+    for path in sorted(paths, key=lambda one: one.stem != model_type):  # most tables are called what they are for
+        table = read_table(path)
+        if model_type in table.model_types:
+            return table
+    found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
+    names = [path.stem for path in paths]
+    hint = nearest(str(model_type), names) or "pass table= (--table)"
+    message = f"config.json has {found}, and no shipped table is for it; shipped: {', '.join(names)}"
+    raise TableError(Fault(code=Code.UNKNOWN_ARCHITECTURE, message=message, hint=hint))

@@ -1,0 +1,149 @@
+"""The module that is loaded into: the places that it has for tensors, and filling them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porting.errors import Code, Fault, PortingError, nearest
+
+OURS = "porting.models."
+"""Import paths that a table may name without being trusted."""
+
+
+class TargetError(PortingError):
+    """The module to load into cannot be found or built."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """A parameter or persistent buffer of a module.
+
+    Attributes:
+        name: its name in ``state_dict``.
+        shape, dtype: what it holds.
+        parameter: whether it is a parameter.
+        built: whether it has values already (it is not on the meta device).
+        same_as: the first name of the same tensor; its own name when it is not tied.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parameter: bool
+    built: bool
+    same_as: str
+
+
+def slots(module: nn.Module) -> dict[str, Slot]:
+    """Every parameter and persistent buffer of ``module``, tied ones under each of their names."""
+    found: dict[str, Slot] = {}
+    first: dict[int, str] = {}
+    for name, tensor in named_tensors(module):
+        same_as = first.setdefault(id(tensor), name)
+        found[name] = Slot(
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            parameter=isinstance(tensor, nn.Parameter),
+            built=not tensor.is_meta,
+            same_as=same_as,
+        )
+    return found
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors as ``state_dict`` lists them: non-persistent buffers are left out.
+
+    A part that was given to ``torch.compile`` is called what it was called before.
+    """
+    for path, part in module.named_modules(remove_duplicate=False):
+        stem = f"{path}.".replace("_orig_mod.", "") if path else ""
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield stem + name, parameter
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield stem + name, buffer
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside of what ``torch.compile`` or data parallelism made of it."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put ``values`` in the place of the tensors of these names, wherever the module shares them.
+
+    A tensor that has values keeps its identity and its device (an optimizer that holds it goes on working); a
+    parameter on the meta device is replaced by one with the same ``requires_grad``.  All or nothing: when one cannot
+    be replaced, those before it are put back.
+    """
+    old = {name: tensor for name, tensor in named_tensors(module) if name in values}
+    replaced: dict[int, Tensor] = {}
+    kept: list[tuple[Tensor, Tensor]] = []
+    try:
+        for name, value in values.items():
+            tensor = old[name]
+            if not tensor.is_meta:
+                before = tensor.data
+                tensor.data = value.to(tensor.device)
+                kept.append((tensor, before))
+            elif isinstance(tensor, nn.Parameter):
+                grad = tensor.requires_grad and value.is_floating_point()
+                replaced[id(tensor)] = nn.Parameter(value, requires_grad=grad)
+            else:
+                replaced[id(tensor)] = value
+    except BaseException:
+        for tensor, before in kept:
+            tensor.data = before
+        raise
+    for part in module.modules() if replaced else ():
+        for table in (part._parameters, part._buffers):
+            new = {name: replaced[id(one)] for name, one in table.items() if one is not None and id(one) in replaced}
+            table.update(new)  # type: ignore[arg-type]  # parameters come in the place of parameters
+
+
+def import_path(path: str, *, trust: bool = False) -> Callable[..., Any]:
+    """What ``package.file:name`` names.
+
+    Args:
+        path: the import path.
+        trust: also import what is not part of this library; without it a table can never run foreign code.
+
+    Raises:
+        TargetError: it cannot be imported, or is not trusted.
+    """
+    where, _, name = path.partition(":")
+    if not where or not name or not all(part.isidentifier() for part in (*where.split("."), *name.split("."))):
+        message = f"{path!r} is not an import path, expected package.file:name"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message))
+    if not trust and not where.startswith(OURS):
+        message = f"the table names {path!r}, which is not part of this library"
+        hint = "pass the module yourself with into=, or trust=True (--trust) if you know the table"
+        raise TargetError(Fault(code=Code.UNTRUSTED_TARGET, message=message, hint=hint))
+    try:
+        found: Any = importlib.import_module(where)
+    except Exception as error:  # importing a file runs it, and it may raise anything
+        message = f"importing {where!r} failed: {type(error).__name__}: {error}"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message)) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            hint = nearest(part, [one for one in vars(found) if not one.startswith("_")])
+            message = f"{where!r} has no {part!r}"
+            raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+        found = getattr(found, part)
+    if not callable(found):
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=f"{path!r} is no class or function"))
+    return found  # type: ignore[no-any-return]  # an import knows no types

@@ -1,0 +1,177 @@
+"""A checkpoint's own tokenizer, from ``tokenizer.json`` or from the word pieces of ``vocab.txt``.
+
+Both are run by the ``tokenizers`` library; transformers is not needed, and not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers.decoders import WordPiece as WordPieceDecoder
+from tokenizers.models import WordPiece
+
+# What the library calls the text conventions of a vocab.txt, whichever model the vocabulary belongs to.
+from tokenizers.normalizers import BertNormalizer as PlainTextNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer as PunctuationSplitter
+from tokenizers.processors import TemplateProcessing
+
+from porting.checkpoint.files import member, read_small
+from porting.checkpoint.strict_json import JsonError, parse
+from porting.errors import Code, Fault, PortingError
+
+TOKENIZER = "tokenizer.json"
+VOCABULARY = "vocab.txt"
+LARGEST = 256 << 20
+"""Bytes.  The largest vocabularies in use stay below 40 MB."""
+
+ROLES = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+"""The special tokens of a ``vocab.txt``, as they are spelled when no file says otherwise."""
+
+
+class TokenizerError(PortingError):
+    """A checkpoint has no tokenizer, or one that cannot be used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTokenizer:
+    """Text into a model's word pieces.
+
+    Attributes:
+        tokenizer: the tokenizer, without truncation and padding.
+        special: role (``cls_token``, ``sep_token``, ``mask_token``, ...) -> its spelling, as far as there is one.
+        where: the file it was read from.
+    """
+
+    tokenizer: Tokenizer
+    special: Mapping[str, str]
+    where: str
+
+    @property
+    def mask(self) -> str | None:
+        """The token that stands for a word to be guessed; None when there is none."""
+        return self.special.get("mask_token")
+
+    def encode(self, first: str, second: str | None = None) -> Encoding:
+        """The word pieces of one text or of a pair, special tokens added; has ``ids``, ``tokens``, ``offsets``."""
+        return self.tokenizer.encode(first, second)
+
+    def spell(self, token: int) -> str:
+        """A word piece by its number; a number that the vocabulary does not use is shown as such."""
+        spelled = self.tokenizer.id_to_token(token)
+        return f"<{token}>" if spelled is None else spelled
+
+
+def read_tokenizer(directory: Path | None, *, where: str) -> TextTokenizer:
+    """The tokenizer that lies beside a checkpoint's weights.
+
+    Args:
+        directory: the checkpoint's directory; None when it has none on this machine.
+        where: the checkpoint, for messages.
+
+    Raises:
+        TokenizerError: there is none, or its files are not what they should be.
+        CheckpointError: a file cannot be read.
+    """
+    if directory is not None and (directory / TOKENIZER).is_file():
+        return _from_json(directory)
+    if directory is not None and (directory / VOCABULARY).is_file():
+        return _from_vocabulary(directory)
+    message = f"the checkpoint has no tokenizer: neither {TOKENIZER} nor {VOCABULARY} lies beside its weights"
+    hint = "copy the tokenizer's files there, from where the weights came from"
+    raise TokenizerError(Fault(code=Code.NO_TOKENIZER, where=where, message=message, hint=hint))
+
+
+def _from_json(directory: Path) -> TextTokenizer:
+    path = member(directory, TOKENIZER)
+    raw = read_small(path, where=str(path), limit=LARGEST)
+    try:
+        tokenizer = Tokenizer.from_buffer(raw)
+    except Exception as error:  # its errors have no class of their own
+        raise _invalid(path, f"the tokenizers library cannot read it: {_line(error)}") from error
+    tokenizer.no_truncation()  # a text that is too long is a fault, not something to cut
+    tokenizer.no_padding()
+    settled = _settled(directory)
+    spelled = {role: token for role in ROLES if isinstance(token := settled.get(role), str)}
+    for role, usual in (*ROLES.items(), ("mask_token", "<mask>")):
+        if role not in spelled and tokenizer.token_to_id(usual) is not None:
+            spelled[role] = usual
+    special = {role: token for role, token in spelled.items() if tokenizer.token_to_id(token) is not None}
+    return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path))
+
+
+def _from_vocabulary(directory: Path) -> TextTokenizer:
+    """Word pieces, one a line: the line is the token's number."""
+    path = member(directory, VOCABULARY)
+    raw = read_small(path, where=str(path), limit=LARGEST)
+    try:
+        lines = raw.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise _invalid(path, f"it is not UTF-8: {error.reason} at byte {error.start}") from error
+    vocabulary = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
+    settled = _settled(directory)
+    special = {role: str(settled.get(role) or usual) for role, usual in ROLES.items()}
+    missing = [special[role] for role in ("unk_token", "cls_token", "sep_token") if special[role] not in vocabulary]
+    if missing:
+        raise _invalid(path, f"the vocabulary lacks {', '.join(map(repr, missing))}")
+    special = {role: token for role, token in special.items() if token in vocabulary}
+    lowercase = _switch(settled, "do_lower_case", default=True, directory=directory)
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token=special["unk_token"]))
+    tokenizer.normalizer = PlainTextNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(_switch(settled, "tokenize_chinese_chars", default=True, directory=directory)),
+        strip_accents=_switch(settled, "strip_accents", default=None, directory=directory),
+        lowercase=bool(lowercase),
+    )
+    tokenizer.pre_tokenizer = PunctuationSplitter()
+    tokenizer.decoder = WordPieceDecoder()
+    cls, sep = special["cls_token"], special["sep_token"]
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special.values()])
+    return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path))
+
+
+def _settled(directory: Path) -> dict[str, object]:
+    """The settings of ``tokenizer_config.json``, and the special tokens of ``special_tokens_map.json`` over them."""
+    settled: dict[str, object] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = member(directory, name)
+        if not path.is_file():
+            continue
+        try:
+            content = parse(read_small(path, where=str(path), limit=LARGEST), allow_nan=True)
+        except JsonError as error:
+            raise _invalid(path, f"it cannot be read: {error}") from error
+        if not isinstance(content, Mapping):
+            raise _invalid(path, "it is JSON but not an object")
+        settled |= content
+    return {key: _token(value) if key in ROLES else value for key, value in settled.items()}
+
+
+def _token(value: object) -> object:
+    """A special token is written as its text, or as an object that has it under ``content``."""
+    return value.get("content") if isinstance(value, Mapping) else value
+
+
+def _switch(settled: Mapping[str, object], name: str, *, default: bool | None, directory: Path) -> bool | None:
+    value = settled.get(name, default)
+    value = default if value is None else value
+    if value is not None and not isinstance(value, bool):
+        message = f"{name} is {value!r}, and true or false is expected"
+        raise _invalid(directory / "tokenizer_config.json", message)
+    return value
+
+
+def _invalid(path: Path, message: str) -> TokenizerError:
+    hint = "take the file from where the checkpoint came from"
+    return TokenizerError(Fault(code=Code.TOKENIZER_INVALID, where=str(path), message=message, hint=hint))
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

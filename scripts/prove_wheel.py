@@ -1,0 +1,76 @@
+"""Prove the package as users get it: sdist, wheel from that sdist, an empty environment, another folder.
+
+    python scripts/prove_wheel.py
+
+The running Python needs the package ``build``; all else is made in a temporary folder and gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+IMPORTS = """
+import importlib.resources, pathlib, sys
+import porting, porting.mappings, porting.models.bert
+
+for module in (porting, porting.mappings, porting.models.bert):
+    if not pathlib.Path(module.__file__).is_relative_to(sys.prefix):
+        sys.exit(f"{module.__file__} is not the installed one")
+if not (importlib.resources.files("porting") / "py.typed").is_file():
+    sys.exit("py.typed was not installed")
+if not any(file.name.endswith(".toml") for file in importlib.resources.files("porting.mappings").iterdir()):
+    sys.exit("no table was installed")
+"""
+
+
+def main() -> None:
+    """Build, install, and use what was installed."""
+    with tempfile.TemporaryDirectory(prefix="porting-wheel-") as name:
+        folder = Path(name)
+        # `build` makes the wheel from the sdist that it has just made: what the sdist lacks, the wheel lacks.
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT)
+        (wheel,) = (folder / "dist").glob("*.whl")
+        check_contents(wheel)
+
+        python = folder / "environment" / "bin" / "python"
+        run(sys.executable, "-m", "venv", folder / "environment")
+        run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel)
+        elsewhere = folder / "elsewhere"
+        elsewhere.mkdir()
+        run(python, "-c", IMPORTS, cwd=elsewhere)
+        run(python.with_name("porting"), "tables", cwd=elsewhere)
+        run(python.with_name("porting"), "verify", cwd=elsewhere)
+    print("The wheel works outside of the checkout.")
+
+
+def check_contents(wheel: Path) -> None:
+    """Refuse a wheel that installs anything beside ``porting``: a user's own ``models`` would shadow it."""
+    with zipfile.ZipFile(wheel) as archive:
+        top = {name.partition("/")[0] for name in archive.namelist()}
+    expected = {"porting", "-".join(wheel.name.split("-")[:2]) + ".dist-info"}
+    if top != expected:
+        sys.exit(f"{wheel.name} installs {sorted(top)} at the top level, expected {sorted(expected)}")
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> None:
+    """Run a command, shown first, with no trace of the checkout in its environment; exit where it fails."""
+    print("+", *command if "-c" not in command else command[:2], flush=True)
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}
+    }
+    status = subprocess.run(
+        command, check=False, cwd=cwd, env=environment, stdin=subprocess.DEVNULL
+    ).returncode
+    if status:
+        sys.exit(f"that ended with status {status}")
+
+
+if __name__ == "__main__":
+    main()

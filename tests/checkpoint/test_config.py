@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from porting.checkpoint import CheckpointError, num_labels
+from tests.checkpoint.hostile import refused
+
+SHARD = save({"a": torch.arange(3.0)})
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, 2),
+        ({"num_labels": 5}, 5),
+        ({"id2label": {"0": "no", "1": "yes", "2": "maybe"}}, 3),
+        ({"id2label": {"0": "no"}, "num_labels": 5}, 1),
+        ({"id2label": None, "num_labels": 4}, 4),
+    ],
+)
+def test_num_labels_agrees_with_transformers(config: dict[str, object], expected: int) -> None:
+    from transformers import BertConfig
+
+    assert num_labels(config) == expected
+    given = {key: value for key, value in config.items() if value is not None}
+    if len(given) < 2:  # given both, transformers checks them against each other
+        assert BertConfig.from_dict(given).num_labels == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"id2label": ["no", "yes"]}, "id2label is no object"),
+        ({"id2label": {}}, "id2label is no object"),
+        ({"num_labels": 0}, "num_labels is 0, and at least 1 is expected"),
+        ({"num_labels": "3"}, "num_labels is '3'"),
+        ({"num_labels": True}, "num_labels is True"),
+    ],
+)
+def test_field_of_the_wrong_kind(config: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        num_labels(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "the configuration cannot be read: not JSON at character 1"),
+        (b"[]", "the configuration is JSON but not an object"),
+        (b"\xff", "not UTF-8 at byte 0"),
+        (b'{"a": 1, "a": 2}', "the key 'a' stands twice"),
+        (b"[" * 200_000, "nested too deeply"),
+    ],
+)
+def test_hostile_configuration(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(SHARD)
+    (tmp_path / "config.json").write_bytes(content)
+    refused(tmp_path, message)
+
+
+def test_huge_configuration_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(SHARD)
+    (tmp_path / "config.json").touch()
+    os.truncate(tmp_path / "config.json", 1 << 40)
+    refused(tmp_path, "1099511627776 bytes, where at most 16777216 can be meant")

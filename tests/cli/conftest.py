@@ -1,0 +1,38 @@
+"""The command line in this process, and small checkpoints to give it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from porting.cli.app import app
+from tests.small_checkpoint import write_checkpoint
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs a command; standard output and standard error are kept apart."""
+    runner = CliRunner()
+
+    def invoke(*words: str | Path) -> Result:
+        result = runner.invoke(app, [str(word) for word in words], prog_name="porting")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception  # a bug: what a user can do something about has become an exit code
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small BERT called ``c`` in the current folder, which is empty otherwise."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    write_checkpoint(folder / "c")
+    return Path("c")

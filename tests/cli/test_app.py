@@ -1,0 +1,75 @@
+"""What every command has in common: help, version, wrong usage."""
+
+from __future__ import annotations
+
+import pytest
+
+from porting.cli.app import app
+from tests.cli.conftest import Run
+
+COMMANDS = [command.name for command in app.registered_commands if command.name is not None]
+
+
+def test_the_commands_are_these() -> None:
+    assert COMMANDS == ["inspect", "tables", "check", "load", "verify", "export", "fill-mask", "next-sentence"]
+
+
+def test_help_names_every_command_and_the_exit_codes(run: Run) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in result.stdout
+    assert "0 done, or faithful; 1 a difference was found; 2 it cannot be done" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_examples_a_line_each(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    _, _, examples = result.stdout.partition("\n  Examples:\n")
+    shown = examples.partition("\n\n")[0].splitlines()
+    assert len(shown) >= 2
+    assert all(line.startswith(f"    porting {command}") for line in shown)
+    assert "SOURCE" in result.stdout or "--source" in result.stdout or command == "tables"
+
+
+def test_the_short_help_option_is_the_same(run: Run) -> None:
+    assert run("check", "-h").stdout == run("check", "--help").stdout
+
+
+def test_the_version(run: Run) -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("porting 0.")
+
+
+def test_no_command_is_wrong_usage_and_shows_the_help(run: Run) -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "porting verify" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chekc"], "No such command 'chekc'. Did you mean 'check'?"),
+        (["fillmask", "a"], "No such command 'fillmask'. Did you mean 'fill-mask'?"),
+        (["check", "--tabel", "t"], "No such option '--tabel'. Did you mean '--table'?"),
+        (["inspect", "--jsn"], "No such option '--jsn'. Did you mean '--json'?"),
+        (["verify", "--zzz"], "No such option '--zzz'."),
+        (["check", "a", "b"], "Got unexpected extra argument(s) (b)"),
+        (["verify", "--dtype", "flaot32"], "'flaot32' is not one of 'float64', 'float32', 'bfloat16', 'float16'"),
+        (["verify", "--seed", "x"], "Invalid value for '--seed'"),
+        (["fill-mask"], "Missing argument 'TEXT'"),
+        (["fill-mask", "[MASK]", "--top", "0"], "Invalid value for '--top'"),
+        (["next-sentence", "a"], "Missing argument 'SECOND'"),
+        (["export", "c"], "Missing argument 'DESTINATION'"),
+    ],
+)
+def test_wrong_usage_says_what_was_meant_and_where_help_is(run: Run, words: list[str], message: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert " -h' for help." in result.stderr

@@ -1,0 +1,102 @@
+"""``--into``: what a user types becomes what builds their module, or a line that says why not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from porting.cli.options import builder, given
+from porting.target import TargetError
+
+
+@pytest.fixture(autouse=True)
+def imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is imported here is forgotten, and the path of imports is as it was."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(name: str, text: str = "class Model: ...\ndef build(): return Model()\nsize = 3\n") -> None:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+
+
+def test_nothing_given_is_nothing() -> None:
+    assert builder(None) is None
+
+
+@pytest.mark.parametrize("text", ["my_model:build", "my_model.py:build", "./my_model.py:build"])
+def test_a_module_or_a_file_of_the_current_folder(text: str) -> None:
+    write("my_model.py")
+    found = builder(text)
+    assert found is not None
+    assert type(found()).__name__ == "Model"
+
+
+def test_a_class_and_a_nested_name() -> None:
+    write("pack/inner.py", "class Outer:\n    class Model: ...\n")
+    write("pack/__init__.py", "")
+    found = builder("pack.inner:Outer.Model")
+    assert found is not None
+    assert found.__name__ == "Model"
+
+
+def test_a_file_finds_its_neighbours() -> None:
+    write("deep/layers.py", "class Layer: ...\n")
+    write("deep/net.py", "from layers import Layer\n\ndef build(): return Layer()\n")
+    found = builder("deep/net.py:build")
+    assert found is not None
+    assert type(found()).__name__ == "Layer"
+
+
+def test_a_file_called_like_a_module_that_is_loaded_is_still_the_file() -> None:
+    import json
+
+    write("json.py")
+    found = builder("json.py:build")
+    assert found is not None
+    assert type(found()).__name__ == "Model"
+    assert sys.modules["json"] is json
+
+
+def test_a_table_that_is_trusted_may_name_a_module_of_the_current_folder() -> None:
+    assert builder(None, trust=True) is None
+    assert sys.path[0] == str(Path.cwd())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("my_model", r"'my_model' is not an import path, expected package\.file:name"),
+        ("my_model:", "is not an import path"),
+        ("my model:build", "is not an import path"),
+        ("my_modle.py:build", r"^my_modle\.py: no such file \(did you mean 'my_model\.py'\?\)"),
+        ("nowhere/net.py:build", r"^nowhere/net\.py: no such file \(check the path\)"),
+        ("missing:build", "importing 'missing' failed: ModuleNotFoundError: No module named 'missing'"),
+        ("my_model:biuld", r"'my_model' has no 'biuld' \(did you mean 'build'\?\)"),
+        ("my_model.py:size", "is no class or function"),
+        ("broken.py:build", r"^broken\.py: importing it failed: ZeroDivisionError: division by zero"),
+        ("broken:build", "importing 'broken' failed: ZeroDivisionError"),
+        ("typo.py:build", r"^typo\.py: importing it failed: SyntaxError: "),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line(text: str, message: str) -> None:
+    write("my_model.py")
+    write("broken.py", "1 / 0\n")
+    write("typo.py", "def build(:\n")
+    with pytest.raises(TargetError, match=message) as caught:
+        builder(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_words_of_options_that_were_given() -> None:
+    assert given(table="t.toml", into=None, fresh=True, trust=False, dtype=["a", "b"], seed=0) == [
+        "--table", "t.toml", "--fresh", "--dtype", "a", "--dtype", "b", "--seed", "0",
+    ]  # fmt: skip

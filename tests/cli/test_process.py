@@ -1,0 +1,204 @@
+"""The command line as a process of its own: what a script, a pipe and a terminal get."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.modules import write_own
+from tests.guards.tree import ROOT
+from tests.small_checkpoint import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small BERT called ``c``, a module of a user's own, and files that are none of what they seem."""
+    folder = tmp_path_factory.mktemp("process")
+    write_checkpoint(folder / "c")
+    write_own(folder, bug=("nn.functional.gelu", "nn.functional.relu"))
+    (folder / "page.safetensors").write_text("<!doctype html><title>404</title>")
+    (folder / "pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 3\n")
+    (folder / "cut.safetensors").write_bytes((folder / "c" / "model.safetensors").read_bytes()[:5000])
+    (folder / "empty").mkdir()
+    (folder / "ends.py").write_text("import sys\nprint('hello')\nsys.exit(0)\n")
+    (folder / "bad.toml").write_text('[mapping]\nnmae = "x"\n[tensors]\n"a.{i}" = "b"\n')
+    os.mkfifo(folder / "pipe.safetensors")
+    return folder
+
+
+def porting(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **(env or {})}
+    command = [sys.executable, "-m", "porting", *words]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+BAD = [
+    ("load c --into ends.py:build", "the imported module ended the program"),
+    ("check pointer.safetensors", "Git-LFS"),
+    ("check c --table bad.toml", "did you mean 'name'?"),
+    ("check nowhere/at/all", "no such file or directory"),
+    ("inspect page.safetensors", "HTML"),
+    ("load cut.safetensors", "cut.safetensors"),
+    ("inspect pipe.safetensors", "named pipe"),
+    ("verify empty", "holds no weights"),
+    ("export c c", "c: "),
+    ("fill-mask [MASK] --source empty", "holds no weights"),
+]
+
+
+def assert_refused(words: str, message: str, code: int, out: str, err: str) -> None:
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    *lines, last = [line for line in err.splitlines() if line != "hello"]
+    assert all(line.startswith("error: ") for line in lines)
+    assert last == f"next: porting {words.split(maxsplit=1)[0]} --help"
+
+
+@pytest.mark.parametrize(("words", "message"), BAD)
+def test_bad_input_is_lines_on_standard_error_and_exit_code_2(
+    folder: Path, words: str, message: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    result = run(*words.split())
+    assert_refused(words, message, result.exit_code, result.stdout, result.stderr)
+
+
+@pytest.mark.parametrize(("words", "message"), BAD[:3])
+def test_a_process_of_its_own_says_the_same(folder: Path, words: str, message: str) -> None:
+    result = porting(*words.split(), cwd=folder)
+    assert_refused(words, message, result.returncode, result.stdout, result.stderr)
+
+
+def test_a_difference_is_exit_code_1_and_the_json_is_alone(folder: Path) -> None:
+    run = porting(
+        "verify", "c", "--table", "own.toml", "--into", "own_model.py:build", "--json",
+        cwd=folder, env={"FORCE_COLOR": "1"},
+    )  # fmt: skip
+    assert run.returncode == 1, run.stderr
+    report = json.loads(run.stdout)
+    assert report["verdict"] == "different"
+    assert report["guilty"][0] == "blocks.0"
+    assert run.stderr == ""
+
+
+def test_a_pipe_gets_no_colour_and_no_bar(folder: Path) -> None:
+    run = porting("check", "c", cwd=folder, env={"FORCE_COLOR": "1", "COLUMNS": "30", "PYTHONIOENCODING": "ascii"})
+    assert run.returncode == 0
+    assert "\x1b" not in run.stdout + run.stderr
+    assert run.stderr == ""
+    assert run.stdout.splitlines()[-1] == "next: porting verify c"
+    assert any(len(line) > 120 for line in run.stdout.splitlines())
+
+
+def test_a_terminal_gets_colours_and_the_next_command_last(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        environment.pop(name, None)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "porting", "check", "c"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=theirs, stderr=theirs, stdin=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # the other end was closed
+                break
+            if not piece:
+                break
+            shown += piece
+    os.close(ours)
+    assert process.returncode == 0
+    text = shown.decode()
+    assert "\x1b[1;32mfits" in text
+    assert "checking" in text
+    assert text.splitlines()[-1].endswith("porting verify c")
+    assert max(len(line) for line in text.splitlines() if "\x1b" not in line) <= 100
+
+
+def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "porting", "inspect", "c"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert errors == b""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to write to")
+def test_a_full_disk_is_one_line(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "porting", "inspect", "c"]
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            command, cwd=folder, env=environment, check=False, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert run.stderr.splitlines() == ["error: No space left on device", "next: porting inspect --help"]
+    assert run.returncode == 2
+
+
+COMMANDS = {
+    "inspect": ["inspect", "c"],
+    "tables": ["tables"],
+    "check": ["check", "c"],
+    "load": ["load", "c"],
+    "export": ["export", "c", "exported"],
+    "fill-mask": ["fill-mask", "[MASK]", "--source", "c"],
+    "next-sentence": ["next-sentence", "a", "b", "--source", "c"],
+}
+
+
+def test_only_verify_imports_transformers(folder: Path) -> None:
+    """All the others in one process, since each import of torch takes a second."""
+    program = (
+        "import sys\n"
+        "from porting.cli.app import app\n"
+        f"for words in {list(COMMANDS.values())!r}:\n"
+        "    try:\n"
+        "        app(words, prog_name='porting')\n"
+        "    except SystemExit as end:\n"
+        "        if end.code: sys.exit(f'{words} ended with {end.code}')\n"
+        "    if 'transformers' in sys.modules: sys.exit(f'{words} imported transformers')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=environment, check=False, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_command_line_itself_needs_no_torch() -> None:
+    """``porting --help`` takes a tenth of a second without torch, and more than one with it."""
+    program = (
+        "import sys, types\n"
+        "package = types.ModuleType('porting')\n"  # only what the command line imports is looked at here
+        f"package.__path__ = [{str(ROOT / 'porting')!r}]\n"
+        "sys.modules['porting'] = package\n"
+        "from porting.cli.app import app\n"
+        "try:\n"
+        "    app(['check', '--help'], prog_name='porting')\n"
+        "except SystemExit as end:\n"
+        "    heavy = {'torch', 'transformers', 'huggingface_hub', 'tokenizers'} & set(sys.modules)\n"
+        "    sys.exit(f'{heavy} imported' if heavy else end.code)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "Examples:" in run.stdout

@@ -1,0 +1,59 @@
+"""What holds for every test: seeded, offline, and the same on every machine."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Set before torch and huggingface_hub are imported: they read their environment then.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = (
+        "1"  # the workers share the cores; threads on top of them only wait for each other
+    )
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["HF_HUB_DISABLE_XET"] = "1"  # its transfers bypass Python's sockets, and with them the guard below
+os.environ["HF_TOKEN_PATH"] = os.devnull  # a developer's own token is nobody's business here
+os.environ.pop("HF_TOKEN", None)
+
+# The same examples in every run, however long they take: a failure can be repeated, and no test is timed.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test starts from the same random state, whatever ran before it."""
+    import torch
+
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def offline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test reaches no other machine, unless it is marked ``hub``; servers on loopback are fine."""
+    if request.node.get_closest_marker("hub"):
+        yield
+        return
+    connect = socket.socket.connect
+
+    def connect_here(self: socket.socket, address: Any) -> None:  # Any: an address has a type for each family
+        host = (
+            address[0] if isinstance(address, tuple) else ""
+        )  # a string is a path: a socket of this machine
+        if host not in ("", "127.0.0.1", "::1", "localhost"):
+            msg = f"the test tried to reach {host}; only tests marked `hub` may leave this machine"
+            raise PermissionError(msg)
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_here)
+    yield

@@ -1,0 +1,113 @@
+"""Every pair of a family and a room: it fits, it comes back, it computes the same, it exports, and bugs are caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import nn
+
+import porting
+from porting.plan.check import check
+from porting.plan.move import backward, forward
+from porting.plan.plan import Plan
+from porting.verify import verify
+from tests.families.pairs import PAIRS
+from tests.families.ported import Ported, inexact, make
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=str)
+def ported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ported:
+    return make(request.param, tmp_path_factory.mktemp("family"))
+
+
+def plan_of(module: nn.Module) -> Plan:
+    record = porting.provenance(module)
+    assert record is not None
+    return record.plan
+
+
+def test_the_table_fits_and_leaves_nothing_over(ported: Ported) -> None:
+    module = ported.load()
+    plan = check(ported.table, ported.checkpoint, module)
+    targets = {one.target: one.name for one in ported.table.architectures}
+    assert targets[f"{type(module).__module__}:{type(module).__qualname__}"] == ported.pair.architecture
+    assert (plan.fresh, plan.warnings) == ((), ())
+    assert {name for step in plan.steps for name in step.targets} | set(plan.tied) == set(module.state_dict())
+    read = {name for step in plan.steps for name in step.sources}
+    assert read | {left.name for left in plan.left_out} == set(ported.checkpoint.tensors)
+
+
+def test_every_tensor_comes_back_bit_for_bit(ported: Ported, tmp_path: Path) -> None:
+    """Through each rule read backwards; what a rule sums or scales comes back to what gives the same again."""
+    module = ported.load()
+    plan, values, source = plan_of(module), module.state_dict(), ported.checkpoint
+    for step in plan.steps:
+        back = dict(backward(step, plan.sources, values.__getitem__, plan.scale(step), source.read))
+        if inexact(step.rule):
+            for name, again in forward(step, plan.targets, back.__getitem__, plan.scale(step)):
+                torch.testing.assert_close(again, values[name], rtol=torch.finfo(again.dtype).eps, atol=0.0)
+        else:
+            assert all(torch.equal(back[name], source.read(name)) for name in step.sources), step.rule
+    porting.export(module, ported.pair.table, tmp_path / "again")
+    before, after = (load_file(place / "model.safetensors") for place in (ported.directory, tmp_path / "again"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_it_computes_the_same(ported: Ported) -> None:
+    report = verify(ported.directory, table=ported.pair.table, inputs=ported.cases())
+    assert report.faithful, str(report)
+    assert max(probe.meaning.worst for probe in report.probes) <= 1e-12
+    assert max(one.worst for probe in report.probes for one in probe.rounding.values()) <= 4
+    assert (report.shown.copy, report.shown.nothing, report.skipped) == ((), (), ())
+
+
+def test_what_was_trained_here_is_exported_and_computes_the_same_there(ported: Ported, tmp_path: Path) -> None:
+    module = ported.load()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    porting.export(module, ported.pair.table, tmp_path / "trained")
+    kind = getattr(transformers, ported.pair.architecture)
+    _, info = kind.from_pretrained(tmp_path / "trained", output_loading_info=True)
+    assert {key: found for key, found in info.items() if found} == {}
+    report = verify(tmp_path / "trained", module, ported.pair.table, loaded=True, inputs=ported.cases())
+    assert report.faithful, str(report)
+    before, after = (load_file(place / "model.safetensors") for place in (ported.directory, tmp_path / "trained"))
+    assert all(
+        not torch.equal(before[name], after[name]) for step in plan_of(module).steps for name in step.sources[:1]
+    )
+
+
+def transposed(module: nn.Module) -> str:
+    """A square matrix, transposed: shapes cannot tell."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear) and part.in_features == part.out_features:
+            part.weight.data = part.weight.data.T.contiguous()
+            return f"{name}.weight"
+    raise AssertionError("the room has no square matrix to transpose")
+
+
+def misread_eps(module: nn.Module) -> None:
+    """The eps of the last norm, another model's: 1e-3."""
+    norms = [part for part in module.modules() if hasattr(part, "eps") or hasattr(part, "variance_epsilon")]
+    setattr(norms[-1], "eps" if hasattr(norms[-1], "eps") else "variance_epsilon", 1e-3)
+
+
+def test_planted_bugs_are_caught(ported: Ported) -> None:
+    module = ported.load()
+    name = transposed(module)
+    report = verify(ported.directory, module, ported.pair.table, loaded=True, inputs=ported.cases())
+    assert (report.verdict, report.shown.differing) == ("different", (name,))
+    assert report.guilty
+
+    module = ported.load()
+    misread_eps(module)
+    report = verify(ported.directory, module, ported.pair.table, loaded=True, inputs=ported.cases())
+    assert (report.verdict, report.shown.differing) == ("different", ())
+    assert report.guilty

@@ -1,0 +1,125 @@
+"""Who may import whom, and what the engine may know."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.guards.tree import ROOT, imports, modules, parse
+
+# Data flows one way.  The lowest rooms, with all that each may import of the library beside itself.
+ROOMS = {
+    "porting.errors": (),
+    "porting.models": (),
+    "porting.mappings": (),
+    "porting.notation": ("porting.errors",),
+    "porting.checkpoint": ("porting.errors",),
+    "porting.target": ("porting.errors",),
+    "porting.plan": ("porting.errors", "porting.notation", "porting.target"),
+}
+
+# A family has a table or a handwritten module of its name.
+FAMILIES = {
+    path.stem
+    for folder, ending in (("mappings", "toml"), ("models", "py"))
+    for path in (ROOT / folder).glob(f"[!_]*.{ending}")
+}
+
+
+def inside(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_lower_room_imports_no_higher_one(room: str) -> None:
+    allowed = (room, *ROOMS[room])
+    wrong = [
+        f"{module} line {line} imports {name}"
+        for module, path in modules().items()
+        if inside(module, (room,))
+        for name, line in imports(parse(path))
+        if inside(name, ("porting",)) and not inside(name, allowed)
+    ]
+    assert wrong == []
+
+
+def test_handwritten_models_are_pure_torch() -> None:
+    wrong = [
+        f"{module} line {line} imports {name}"
+        for module, path in modules().items()
+        if inside(module, ("porting.models",))
+        for name, line in imports(parse(path))
+        if not inside(name, ("torch", "porting.models", *sys.stdlib_module_names))
+    ]
+    assert wrong == []
+
+
+def test_nobody_imports_the_folders_at_the_root() -> None:
+    wrong = [
+        f"{module} line {line} imports {name}"
+        for module, path in modules().items()
+        for name, line in imports(parse(path))
+        if inside(name, ("models", "mappings"))
+    ]
+    assert wrong == []
+
+
+def test_the_engine_knows_no_family() -> None:
+    """No name and no string in its code; docstrings and comments may take an example from one."""
+    assert FAMILIES
+    pattern = re.compile("|".join(sorted(FAMILIES)), re.IGNORECASE)
+    wrong = [
+        f"{module} line {line}: {text!r}"
+        for module, path in modules().items()
+        if not inside(module, ("porting.models", "porting.mappings", "porting.demo"))
+        for text, line in spoken(parse(path))
+        if pattern.search(text)
+    ]
+    assert wrong == []
+
+
+def test_the_library_does_not_print() -> None:
+    wrong = [
+        f"{module} line {node.lineno}"
+        for module, path in modules().items()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert wrong == []
+
+
+def test_importing_the_library_imports_no_reference() -> None:
+    """The reference's import costs more than loading a model does; only what runs it pays for it."""
+    program = f"import importlib, sys\nfor name in {sorted(modules())!r}: importlib.import_module(name)\n"
+    program += "sys.exit('transformers was imported' if 'transformers' in sys.modules else 0)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert run.stderr == ""
+    assert run.returncode == 0
+
+
+def spoken(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The names and strings of a module's code, docstrings left out."""
+    documentation = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                documentation.add(first.value)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if node not in documentation:
+                yield text, node.lineno
+            case (
+                ast.Name(id=text) | ast.Attribute(attr=text) | ast.keyword(arg=str(text)) | ast.arg(arg=text)
+            ):
+                yield text, node.lineno
+            case ast.FunctionDef(name=text) | ast.AsyncFunctionDef(name=text) | ast.ClassDef(name=text):
+                yield text, node.lineno
+    yield from imports(tree)

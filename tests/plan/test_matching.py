@@ -1,0 +1,75 @@
+"""Names find their patterns without trying them all."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from porting.notation.name import Name
+from porting.plan.matching import MOST_SKELETONS, Matcher
+
+PATTERNS = [
+    "a.{i}.weight",
+    "a.{i}.{w:weight,bias}",
+    "a.{2*i}.bias",
+    "a1.b{i}.c",
+    "{p:a,b,c}.{q:x1,y2}.{i}",
+    "{*all}",
+    "a.{*rest}",
+    "trunk.{*rest}",
+    "{i}.weight",
+    "many." + ".".join(f"{{p{number}:a,b,c,d,e}}" for number in range(3)),
+]
+
+
+def matcher(patterns: list[str], prefix: str = "") -> Matcher:
+    return Matcher((((number, 0), Name.parse(text)) for number, text in enumerate(patterns)), prefix)
+
+
+@given(
+    st.one_of(
+        st.from_regex(r"\A(a|a1|b|trunk|many|[0-9])(\.(a|b|c|b1|[0-9]{1,3}|weight|bias|x1|y2)){0,3}\Z"),
+        st.text(max_size=10),
+    )
+)
+def test_it_finds_what_trying_every_pattern_finds(name: str) -> None:
+    found = {match.key[0]: match.bindings for match in matcher(PATTERNS).read(name)}
+    tried = {number: Name.parse(text).read(name) for number, text in enumerate(PATTERNS)}
+    assert found == {number: bindings for number, bindings in tried.items() if bindings is not None}
+
+
+def test_a_name_is_matched_with_the_prefix_and_without() -> None:
+    made = matcher(["trunk.l.{i}", "head", "trunk.{*rest}"], "trunk.")
+    assert [match.key[0] for match in made.read("trunk.l.3")] == [0, 2]
+    assert [match.bindings for match in made.read("l.3")] == [{"i": 3}, {"rest": "l.3"}]
+    assert [match.key[0] for match in made.read("head")] == [1, 2]
+    assert matcher(["l.{i}"], "trunk.").read("trunk.l.3") == []
+
+
+def test_a_key_is_found_once() -> None:
+    made = matcher(["{p:a,b/c}.{i}"])
+    assert [match.key for match in made.read("c.1")] == [(0, 0)]
+
+
+def test_matches_come_in_the_order_of_their_keys() -> None:
+    made = matcher(["{*rest}", "a.{i}", "a.{*rest}"])
+    assert [match.key[0] for match in made.read("a.1")] == [0, 1, 2]
+
+
+def test_a_name_is_tried_against_few_of_many_patterns() -> None:
+    made = matcher(
+        [*(f"part{number}.{{i}}.weight" for number in range(1000)), *(f"p{n}x.{{*rest}}" for n in range(1000))]
+    )
+    assert len(list(made._candidates("part7.3.weight"))) <= 1000  # all parts have one skeleton: part#.#.weight
+    lettered = matcher([f"{chr(97 + n % 26)}{chr(97 + n // 26)}.{{i}}.weight" for n in range(600)])
+    assert len(list(lettered._candidates("ab.3.weight"))) == 1
+    rests = matcher([f"{chr(97 + n % 26)}{chr(97 + n // 26)}.{{*rest}}" for n in range(600)])
+    assert len(list(rests._candidates("ab.3.weight"))) == 1
+
+
+def test_a_pattern_of_too_many_spellings_is_found_by_its_beginning() -> None:
+    wide = "many." + ".".join(f"{{p{number}:a,b,c,d,e}}" for number in range(3))
+    assert MOST_SKELETONS < 5**3
+    made = matcher([wide])
+    assert [match.bindings for match in made.read("many.a.e.c")] == [{"p0": 0, "p1": 4, "p2": 2}]
+    assert list(made._candidates("few.a.e.c")) == []

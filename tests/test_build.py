@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import functools
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from porting.build import build, call, make_config
+from porting.models import Bert, BertConfig
+from porting.target import TargetError, named_tensors, slots
+from tests.models.twins import TINY
+
+
+class Computing(nn.Module):
+    """Keeps tensors that no checkpoint fills, in every place where a module can keep one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.table: Tensor
+        self.register_buffer("table", torch.arange(6.0).view(2, 3) ** 2, persistent=False)
+        self.register_buffer("count", torch.full((2,), 7.0))
+        self.plain = torch.linspace(0.0, 1.0, 5)
+        self.listed = [torch.ones(2), [torch.full((1,), 3.0)]]
+        offset = torch.tensor([5.0])
+        self.closure: Callable[[], Tensor] = lambda: offset
+
+
+def test_a_module_is_built_without_memory_or_values() -> None:
+    module = build(lambda: Bert(config=BertConfig(**TINY)))
+    assert all(tensor.is_meta for _, tensor in named_tensors(module))
+    assert {name: slot.shape for name, slot in slots(module).items()} == {
+        name: tuple(tensor.shape) for name, tensor in Bert(config=BertConfig(**TINY)).state_dict().items()
+    }
+
+
+def test_what_a_constructor_computes_has_its_values() -> None:
+    module = build(Computing)
+    assert isinstance(module, Computing)
+    assert module.linear.weight.is_meta
+    assert isinstance(module.linear.weight, nn.Parameter)
+    assert module.count.is_meta  # a checkpoint has it
+    assert torch.equal(module.table, torch.tensor([[0.0, 1.0, 4.0], [9.0, 16.0, 25.0]]))
+    assert torch.equal(module.plain, torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]))
+    assert str(module.listed) == "[tensor([1., 1.]), [tensor([3.])]]"
+    assert torch.equal(module.closure(), torch.tensor([5.0]))
+
+
+def test_a_constructor_that_looks_at_values_is_run_where_there_are_some() -> None:
+    class Rates(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.rates = [rate.item() for rate in torch.linspace(0.0, 0.5, 3)]
+
+    module = build(Rates)
+    assert module.rates == [0.0, 0.25, 0.5]
+    assert module.get_parameter("weight").is_meta
+
+
+def test_ties_stay_ties() -> None:
+    class Tied(Computing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = nn.Linear(3, 4)
+            self.again.weight = self.linear.weight
+
+    module = build(Tied)
+    assert module.again.weight is module.linear.weight  # type: ignore[union-attr]  # a Linear has a weight
+
+
+class Fills(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Notes each operation that really fills a tensor in place."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # nor here
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:  # Any: whatever torch hands on
+        name = func.overloadpacket.__name__
+        if name.endswith("_"):
+            self.seen.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_parameters_are_not_initialised_on_the_cpu_either() -> None:
+    def make() -> nn.Module:
+        computing, embedding = Computing(), nn.Embedding(3, 4, padding_idx=0)
+        nn.init.trunc_normal_(computing.linear.weight)
+        nn.init.xavier_uniform_(embedding.weight)
+        return nn.ModuleList([computing, embedding, nn.LayerNorm(3), nn.LSTM(2, 2)])
+
+    with Fills() as fills:
+        build(make)
+    assert fills.seen == set()
+    with Fills() as fills:
+        make()
+    assert {"uniform_", "normal_", "fill_"} <= fills.seen
+
+
+def test_building_imports_no_symbolic_algebra() -> None:
+    """The first random number on the meta device would import it, which takes longer than loading does."""
+    program = """
+import sys, torch
+from porting.build import build
+from porting.models import BertConfig, BertForPreTraining
+build(lambda: BertForPreTraining(config=BertConfig(num_hidden_layers=1)))
+build(lambda: torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True))
+print(sorted({"sympy", "transformers"} & set(sys.modules)))
+"""
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_what_goes_wrong_while_building_is_said() -> None:
+    def fails() -> nn.Module:
+        raise ValueError("hidden_size=7\n  is odd")
+
+    with pytest.raises(TargetError) as caught:
+        build(fails)
+    assert str(caught.value) == "building the module failed: ValueError: hidden_size=7; is odd [bad-target]"
+    with pytest.raises(TargetError, match=r"building the module gave a dict, expected a torch\.nn\.Module"):
+        build(dict)  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_tensor_that_a_cache_keeps_without_values_is_named() -> None:
+    @functools.cache
+    def angles() -> Tensor:
+        return torch.arange(3.0)
+
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.angles = angles()
+
+    with pytest.raises(TargetError, match="Rotary keeps 'angles', a tensor without values"):
+        build(Rotary)
+
+
+@dataclass(frozen=True)
+class Config:
+    hidden_size: int
+    num_heads: int = 2
+
+
+FIELDS = {"hidden_size": 6, "num_heads": 3}
+
+
+class Sized(nn.Module):
+    def __init__(self, hidden_size: int, num_heads: int = 2, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.given = (hidden_size, num_heads, dropout)
+
+
+class Configured(nn.Module):
+    def __init__(self, *, config: Config) -> None:
+        super().__init__()
+        self.given = config
+
+
+def positional(config: Config, /) -> Configured:
+    return Configured(config=config)
+
+
+def other_name(settings: Config) -> Configured:
+    return Configured(config=settings)
+
+
+def nothing() -> Sized:
+    return Sized(1)
+
+
+@pytest.mark.parametrize(
+    ("into", "given"),
+    [
+        (Configured, Config(6, 3)),
+        (positional, Config(6, 3)),
+        (other_name, Config(6, 3)),
+        (lambda config: Configured(config=config), Config(6, 3)),
+        (lambda config=None: Configured(config=config), Config(6, 3)),
+        (Sized, (6, 3, 0.5)),
+        (lambda *, hidden_size: Sized(hidden_size), (6, 2, 0.5)),
+        (nothing, (1, 2, 0.5)),
+    ],
+    ids=["keyword", "positional", "another name", "lambda", "default", "fields", "one field", "nothing"],
+)
+def test_a_class_or_function_gets_what_its_parameters_ask_for(into: Callable[..., nn.Module], given: object) -> None:
+    assert call(into, lambda: Config(**FIELDS), FIELDS).given == given
+
+
+def test_a_function_that_needs_no_config_makes_none() -> None:
+    def refuse() -> object:
+        raise AssertionError
+
+    assert isinstance(call(nothing, refuse, FIELDS), Sized)
+
+
+def test_a_parameter_that_nothing_is_known_of_is_named() -> None:
+    def builder(hiden_size: int, depth: int) -> nn.Module:
+        raise AssertionError
+
+    with pytest.raises(TargetError) as caught:
+        call(builder, dict, FIELDS)
+    assert str(caught.value) == (
+        "builder must be given 'hiden_size', 'depth', which the table's [config] does not have "
+        "(did you mean 'hidden_size'?) [bad-target]"
+    )
+
+
+def test_a_config_is_made_or_all_its_unknown_fields_are_named() -> None:
+    assert make_config(Config, FIELDS, where="config.json") == Config(6, 3)
+    with pytest.raises(TargetError) as caught:
+        make_config(Config, {**FIELDS, "hidden": 1, "num_head": 2}, where="config.json")
+    assert str(caught.value).splitlines() == [
+        "the table's [config] gives 'hidden', and Config has no such field (did you mean 'hidden_size'?) [bad-target]",
+        "the table's [config] gives 'num_head', and Config has no such field (did you mean 'num_heads'?) [bad-target]",
+    ]
+
+
+def test_a_config_that_refuses_its_values_says_where_they_come_from() -> None:
+    with pytest.raises(TargetError) as caught:
+        make_config(BertConfig, {"hidden_size": 10, "num_attention_heads": 3}, where="some/config.json")
+    assert str(caught.value).startswith("some/config.json: BertConfig has 1 fault: hidden_size=10: expected a multiple")
+    with pytest.raises(TargetError, match=r"config.json: .*missing 1 required positional argument: 'hidden_size'"):
+        make_config(Config, {}, where="config.json")
+
+
+def test_a_config_that_takes_anything_gets_everything() -> None:
+    def anything(**fields: int) -> Mapping[str, int]:
+        return fields
+
+    assert inspect.signature(anything).parameters
+    assert make_config(anything, FIELDS, where="") == FIELDS

