@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -157,11 +157,9 @@ class AlbertPreTrainingOutput(NamedTuple):
 class AlbertForPreTraining(nn.Module):
     """Both pre-training tasks: masked words and the order of two segments (section 3.1)."""
 
-    encoder_class: ClassVar[type[Bert]] = Albert
-
     def __init__(self, *, config: AlbertConfig) -> None:
         super().__init__()
-        self.bert = self.encoder_class(config=config)
+        self.bert = Albert(config=config)
         self.mlm = FactorizedMaskedLMHead(config=config)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.sop = nn.Linear(config.hidden_size, config.num_labels)

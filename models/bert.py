@@ -229,13 +229,14 @@ class Bert(nn.Module):
 
     embeddings_class: ClassVar[type[BertEmbeddings]] = BertEmbeddings
     layer_class: ClassVar[type[nn.Module]] = BertLayer
+    pooler_class: ClassVar[type[BertPooler]] = BertPooler
 
     def __init__(self, *, config: BertConfig, pooler: bool = True) -> None:
         super().__init__()
         self.config = config
         self.embeddings = self.embeddings_class(config=config)
         self.layers = nn.ModuleList([self.layer_class(config=config) for _ in range(config.num_hidden_layers)])
-        self.pooler = BertPooler(config=config) if pooler else None
+        self.pooler = self.pooler_class(config=config) if pooler else None
         initialize(self, std=config.initializer_range)
 
     def forward(
@@ -276,7 +277,7 @@ class Bert(nn.Module):
     def encode(
         self, hidden: Tensor, bias: Tensor | None, *, output_hidden_states: bool, output_attentions: bool
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Embeddings [b s e], bias [b 1 1 s] -> hidden states [b s e]; every layer's, and its probabilities, if asked."""
+        """Embeddings [b s e], bias [b 1 1 s] -> hidden states [b s e], and what every layer gave and attended to."""
         hidden_states: tuple[Tensor, ...] | None = (hidden,) if output_hidden_states else None
         attentions: tuple[Tensor, ...] | None = () if output_attentions else None
         for layer in self.depths():

@@ -92,7 +92,7 @@ class BertForPreTraining(nn.Module):
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__()
-        self.bert = self.encoder_class(config=config)
+        self.bert = self.encoder_class(config=config, pooler=True)
         self.mlm = self.head_class(config=config)
         self.nsp = nn.Linear(config.hidden_size, 2)
         initialize(nn.ModuleList([self.mlm, self.nsp]), std=config.initializer_range)
@@ -163,7 +163,7 @@ class BertForNextSentencePrediction(nn.Module):
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__()
-        self.bert = self.encoder_class(config=config)
+        self.bert = self.encoder_class(config=config, pooler=True)
         self.nsp = nn.Linear(config.hidden_size, 2)
         initialize(self.nsp, std=config.initializer_range)
 
@@ -196,7 +196,7 @@ class BertForSequenceClassification(nn.Module):
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__()
-        self.bert = self.encoder_class(config=config)
+        self.bert = self.encoder_class(config=config, pooler=True)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         initialize(self.classifier, std=config.initializer_range)
@@ -266,7 +266,7 @@ class BertForMultipleChoice(nn.Module):
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__()
-        self.bert = self.encoder_class(config=config)
+        self.bert = self.encoder_class(config=config, pooler=True)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, 1)
         initialize(self.classifier, std=config.initializer_range)

@@ -72,7 +72,7 @@ def one_of(config: object, name: str, allowed: Collection[str]) -> Iterator[str]
 def padding_word(config: object) -> Iterator[str]:
     """A fault if ``pad_token_id`` is neither None nor a word of the vocabulary."""
     pad, words = getattr(config, "pad_token_id"), getattr(config, "vocab_size")  # noqa: B009  # any config that has them
-    if pad is not None and not (_is_whole(pad) and pad >= 0 and (not _is_whole(words) or pad < words)):
+    if pad is not None and not (_is_whole(pad) and pad >= 0 and (not _is_whole(words) or words < 1 or pad < words)):
         yield f"pad_token_id={pad!r}: expected None or a word, from 0 to vocab_size - 1"
 
 

@@ -13,21 +13,18 @@ torch.Size([2, 4, 8])
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from porting.models.bert import Bert, BertEmbeddings, initialize
+from porting.models.bert import Bert, BertEmbeddings, BertLayer, BertPooler
 from porting.models.bert_config import BertConfig
 from porting.models.bert_heads import (
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForQuestionAnswering,
+    BertForSequenceClassification,
     BertForTokenClassification,
-    BertLogits,
 )
-from porting.models.roberta import FirstTokenHead, RobertaForSequenceClassification
 
 __all__ = [
     "DistilBert",
@@ -63,10 +60,34 @@ class UntypedEmbeddings(BertEmbeddings):
         return hidden
 
 
+class DistilBertLayer(BertLayer):
+    """BERT's layer, but that what attention gives is not dropped out."""
+
+    def forward(
+        self, hidden: Tensor, bias: Tensor | None = None, *, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [b s e], bias [b 1 1 s] -> hidden states [b s e], probabilities [b h s s] or None."""
+        attended, probabilities = self.attention(hidden, bias, output_attentions=output_attentions)  # [b s e]
+        hidden = self.attention_norm(hidden + attended)  # [b s e]
+        expanded = self.activation(self.intermediate(hidden))  # [b s f]
+        hidden = self.output_norm(hidden + self.dropout(self.output(expanded)))  # [b s e]
+        return hidden, probabilities
+
+
+class DistilBertPooler(BertPooler):
+    """The vector of the whole input, with ReLU; it was not distilled, each classifier trains its own."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [b s e] -> pooled [b e]."""
+        return torch.relu(self.dense(hidden[:, 0]))  # [b e]
+
+
 class DistilBert(Bert):
     """The encoder: BERT's layers over embeddings without token types."""
 
     embeddings_class = UntypedEmbeddings
+    layer_class = DistilBertLayer
+    pooler_class = DistilBertPooler
 
     def __init__(self, *, config: BertConfig, pooler: bool = False) -> None:
         super().__init__(config=config, pooler=pooler)
@@ -78,24 +99,10 @@ class DistilBertForMaskedLM(BertForMaskedLM):
     encoder_class = DistilBert
 
 
-class DistilBertClassificationHead(FirstTokenHead):
-    """A layer with ReLU, dropout, a linear layer."""
-
-    def __init__(self, *, config: BertConfig) -> None:
-        super().__init__(
-            hidden_size=config.hidden_size,
-            num_labels=config.num_labels,
-            activation=nn.ReLU(),
-            dropout=config.classifier_dropout_prob,
-            first_dropout=False,
-        )
-
-
-class DistilBertForSequenceClassification(RobertaForSequenceClassification):
+class DistilBertForSequenceClassification(BertForSequenceClassification):
     """One label for the whole input (section 4)."""
 
     encoder_class = DistilBert
-    head_class = DistilBertClassificationHead
 
 
 class DistilBertForTokenClassification(BertForTokenClassification):
@@ -105,44 +112,13 @@ class DistilBertForTokenClassification(BertForTokenClassification):
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__(config=config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)  # the other classifiers have a probability of their own
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)  # classifier_dropout is for what is pooled
 
 
-class DistilBertChoiceHead(DistilBertClassificationHead):
-    """One score: how well this continuation fits."""
-
-    def __init__(self, *, config: BertConfig) -> None:
-        super().__init__(config=replace(config, num_labels=1))
-
-
-class DistilBertForMultipleChoice(nn.Module):
+class DistilBertForMultipleChoice(BertForMultipleChoice):
     """The best of c continuations, each encoded with the same beginning."""
 
-    encoder_class: ClassVar[type[Bert]] = DistilBert
-    head_class: ClassVar[type[nn.Module]] = DistilBertChoiceHead
-
-    def __init__(self, *, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=False)
-        self.classifier = self.head_class(config=config)
-        initialize(self.classifier, std=config.initializer_range)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Returns logits [b c]; here every input is [b c s]."""
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids)
-        rows = (None if ids is None else ids.flatten(0, 1) for ids in inputs)  # [(b c) s] each
-        encoded = self.bert(*rows, output_hidden_states=output_hidden_states, output_attentions=output_attentions)
-        logits = self.classifier(encoded.last_hidden_state).view(input_ids.shape[:2])  # [b c]
-        return BertLogits(logits, encoded.hidden_states, encoded.attentions)
+    encoder_class = DistilBert
 
 
 class DistilBertForQuestionAnswering(BertForQuestionAnswering):

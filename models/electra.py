@@ -18,20 +18,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.models import checks
 from porting.models.albert import FactorizedConfig, FactorizedEmbeddings, FactorizedMaskedLMHead
-from porting.models.bert import Bert, initialize
-from porting.models.bert_config import ACTIVATIONS, BertConfig
+from porting.models.bert import Bert, BertPooler, initialize
+from porting.models.bert_config import ACTIVATIONS
 from porting.models.bert_heads import (
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForQuestionAnswering,
     BertForTokenClassification,
     BertLogits,
 )
-from porting.models.distilbert import DistilBertForMultipleChoice
-from porting.models.roberta import FirstTokenHead, RobertaForSequenceClassification
+from porting.models.roberta import RobertaClassificationHead, RobertaForSequenceClassification
 
 __all__ = [
     "Electra",
@@ -70,10 +71,19 @@ class ElectraEmbeddings(FactorizedEmbeddings):
             self.projection = nn.Identity()
 
 
+class ElectraPooler(BertPooler):
+    """The vector of the whole input, with GELU."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [b s e] -> pooled [b e]."""
+        return F.gelu(self.dense(hidden[:, 0]))  # [b e]
+
+
 class Electra(Bert):
     """The encoder; it was trained without a pooler."""
 
     embeddings_class = ElectraEmbeddings
+    pooler_class = ElectraPooler
 
     def __init__(self, *, config: ElectraConfig, pooler: bool = False) -> None:
         super().__init__(config=config, pooler=pooler)
@@ -133,17 +143,10 @@ class ElectraForMaskedLM(BertForMaskedLM):
     head_class = FactorizedMaskedLMHead
 
 
-class ElectraClassificationHead(FirstTokenHead):
+class ElectraClassificationHead(RobertaClassificationHead):
     """RoBERTa's with GELU in the place of tanh."""
 
-    def __init__(self, *, config: BertConfig) -> None:
-        super().__init__(
-            hidden_size=config.hidden_size,
-            num_labels=config.num_labels,
-            activation=nn.GELU(),
-            dropout=config.classifier_dropout_prob,
-            first_dropout=True,
-        )
+    activation_class = nn.GELU
 
 
 class ElectraForSequenceClassification(RobertaForSequenceClassification):
@@ -159,24 +162,14 @@ class ElectraForTokenClassification(BertForTokenClassification):
     encoder_class = Electra
 
 
-class ElectraChoiceHead(FirstTokenHead):
-    """One score: how well this continuation fits."""
-
-    def __init__(self, *, config: ElectraConfig) -> None:
-        super().__init__(
-            hidden_size=config.hidden_size,
-            num_labels=1,
-            activation=nn.GELU(),
-            dropout=config.summary_dropout,
-            first_dropout=False,
-        )
-
-
-class ElectraForMultipleChoice(DistilBertForMultipleChoice):
-    """The best of c continuations, each encoded with the same beginning."""
+class ElectraForMultipleChoice(BertForMultipleChoice):
+    """The best of c continuations, each encoded with the same beginning; this head alone has a pooler."""
 
     encoder_class = Electra
-    head_class = ElectraChoiceHead
+
+    def __init__(self, *, config: ElectraConfig) -> None:
+        super().__init__(config=config)
+        self.dropout = nn.Dropout(config.summary_dropout)
 
 
 class ElectraForQuestionAnswering(BertForQuestionAnswering):

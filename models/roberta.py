@@ -26,61 +26,33 @@ from porting.models.bert import Bert, initialize
 from porting.models.bert_config import BertConfig
 from porting.models.bert_heads import BertLogits
 
-__all__ = ["FirstTokenHead", "RobertaClassificationHead", "RobertaForSequenceClassification"]
+__all__ = ["RobertaClassificationHead", "RobertaForSequenceClassification"]
 
 
-class FirstTokenHead(nn.Module):
-    """Scores the vector of the first token: one hidden layer, then a linear one.
+class RobertaClassificationHead(nn.Module):
+    """Scores the first token: one hidden layer, then a linear one, dropout before each (section 5.1)."""
 
-    Args:
-        hidden_size: width of the vector and of the hidden layer.
-        num_labels: how many scores.
-        activation: what follows the hidden layer.
-        dropout: probability, before each of the two layers.
-        first_dropout: whether the vector itself is dropped out.
-    """
-
-    def __init__(
-        self,
-        *,
-        hidden_size: int,
-        num_labels: int,
-        activation: nn.Module,
-        dropout: float,
-        first_dropout: bool,
-    ) -> None:
-        super().__init__()
-        self.first_dropout = nn.Dropout(dropout if first_dropout else 0.0)
-        self.dense = nn.Linear(hidden_size, hidden_size)
-        self.activation = activation
-        self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(hidden_size, num_labels)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states [b s e] -> scores [b num_labels]."""
-        first = self.activation(self.dense(self.first_dropout(hidden[:, 0])))  # [b e]
-        scores: Tensor = self.output(self.dropout(first))  # [b num_labels]
-        return scores
-
-
-class RobertaClassificationHead(FirstTokenHead):
-    """Dropout, a layer with tanh, dropout, a linear layer (``RobertaClassificationHead`` in the reference)."""
+    activation_class: ClassVar[type[nn.Module]] = nn.Tanh
 
     def __init__(self, *, config: BertConfig) -> None:
-        super().__init__(
-            hidden_size=config.hidden_size,
-            num_labels=config.num_labels,
-            activation=nn.Tanh(),
-            dropout=config.classifier_dropout_prob,
-            first_dropout=True,
-        )
+        super().__init__()
+        self.dropout = nn.Dropout(config.classifier_dropout_prob)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = self.activation_class()
+        self.output = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [b s e] -> logits [b num_labels]."""
+        first = self.activation(self.dense(self.dropout(hidden[:, 0])))  # [b e]
+        logits: Tensor = self.output(self.dropout(first))  # [b num_labels]
+        return logits
 
 
 class RobertaForSequenceClassification(nn.Module):
     """One label for the whole input (section 5.1)."""
 
     encoder_class: ClassVar[type[Bert]] = Bert
-    head_class: ClassVar[type[nn.Module]] = RobertaClassificationHead
+    head_class: ClassVar[type[RobertaClassificationHead]] = RobertaClassificationHead
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__()

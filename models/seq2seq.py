@@ -112,7 +112,8 @@ class MultiHeadAttention(nn.Module):
         """
         bias = None  # [b 1 t k], or as the mask broadcasts
         if mask is not None:
-            # Half of the lowest number and not -inf: a row that attends to nothing gives an even mixture, and no NaN.
+            # Half of the lowest number and not -inf, of which softmax is undefined: what may attend to nothing attends
+            # evenly to all.
             zeros = torch.zeros(mask.shape, dtype=hidden.dtype, device=mask.device)
             bias = zeros.masked_fill(mask.logical_not(), torch.finfo(hidden.dtype).min / 2)
         query = self.split_heads(self.query(hidden))  # [b h t d]

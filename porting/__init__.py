@@ -1,7 +1,68 @@
-"""Load pretrained weights into transformers of your own, and prove that the port is faithful."""
+"""Load pretrained weights into transformers of your own, and prove that the port is faithful.
 
-from porting.export import Exported, export
-from porting.load import load
-from porting.provenance import provenance
+Each name is imported when it is first used: ``import porting`` costs nothing, and transformers, which costs more than
+loading a model, is imported only by what runs the reference.
+"""
 
-__all__ = ["Exported", "export", "load", "provenance"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from porting.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
+    from porting.embedded import embedded_checkpoint
+    from porting.errors import PortingError
+    from porting.exporting import Exported, export
+    from porting.lineage import provenance
+    from porting.loading import PortingWarning, load
+    from porting.notation import Table, parse_table, read_table
+    from porting.plan import Plan, check
+    from porting.text import fill_mask, next_sentence
+    from porting.verification import Report, verify
+
+__all__ = [
+    "Checkpoint",
+    "Exported",
+    "Plan",
+    "PortingError",
+    "PortingWarning",
+    "Report",
+    "Table",
+    "check",
+    "embedded_checkpoint",
+    "export",
+    "fill_mask",
+    "inspect_checkpoint",
+    "load",
+    "next_sentence",
+    "open_checkpoint",
+    "parse_table",
+    "provenance",
+    "read_table",
+    "verify",
+]
+
+_HOMES = {
+    "porting.checkpoint": ("Checkpoint", "inspect_checkpoint", "open_checkpoint"),
+    "porting.embedded": ("embedded_checkpoint",),
+    "porting.errors": ("PortingError",),
+    "porting.exporting": ("Exported", "export"),
+    "porting.lineage": ("provenance",),
+    "porting.loading": ("PortingWarning", "load"),
+    "porting.notation": ("Table", "parse_table", "read_table"),
+    "porting.plan": ("Plan", "check"),
+    "porting.text": ("fill_mask", "next_sentence"),
+    "porting.verification": ("Report", "verify"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 from weakref import ref
@@ -53,7 +53,8 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
 
 def _attempt(make: Callable[[], object], device: str) -> tuple[nn.Module, bool]:
     """The module, and whether all tensors that it keeps will be filled from a checkpoint."""
-    with torch.device(device), _without_parameters(), _WithoutInitialisation() as mode:
+    emptying = nullcontext() if device == "meta" else _without_parameters()
+    with torch.device(device), emptying, _WithoutInitialisation() as mode:
         module = make()
     if not isinstance(module, nn.Module):
         message = f"building the module gave a {type(module).__name__}, expected a torch.nn.Module"

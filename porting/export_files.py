@@ -83,12 +83,11 @@ def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, .
     """
     root = _directory(checkpoint)
     own = {file.name for file in checkpoint.files} | {CONFIG_NAME}
-    is_directory = checkpoint.commit is not None or Path(checkpoint.location).expanduser().is_dir()
     copied: dict[str, Content] = {}
     left: list[str] = []
     faults: list[Fault] = []
     for name in sorted(os.listdir(root)):
-        if name in own or name.startswith(".") or not (is_directory or name in COMPANIONS):
+        if name in own or name.startswith(".") or (is_single_file(checkpoint) and name not in COMPANIONS):
             continue
         try:
             path = member(root, name)
@@ -102,6 +101,13 @@ def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, .
     if faults:
         raise CheckpointError(faults)
     return copied, tuple(left)
+
+
+def is_single_file(checkpoint: Checkpoint) -> bool:
+    """Whether a weight file or an index was named, and not the directory that it lies in."""
+    names = {file.name for file in checkpoint.files}
+    names |= {checkpoint.index_file.name} if checkpoint.index_file is not None else set()
+    return checkpoint.commit is None and Path(checkpoint.location).name in names
 
 
 def config_of(checkpoint: Checkpoint) -> bytes | None:

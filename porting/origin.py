@@ -12,7 +12,8 @@ from torch import nn
 from porting.architecture import choose, recognise
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault
-from porting.load import prove_left_out
+from porting.lineage import provenance
+from porting.loading import prove_left_out
 from porting.notation.faults import TableError
 from porting.notation.rule import Rule
 from porting.notation.table import Architecture, Table, read_table
@@ -23,7 +24,6 @@ from porting.plan.imagine import LIKE, imagine
 from porting.plan.matching import Matcher
 from porting.plan.move import Described
 from porting.plan.plan import LeftOut, Plan, PlanError
-from porting.provenance import provenance
 from porting.tables import find_table, shipped
 from porting.target import slots
 
@@ -80,14 +80,15 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     record = provenance(module)
     if record is not None:
         return record.plan.table
-    for path in shipped():
-        found = read_table(path)
-        if recognise(found, module) is not None:
-            return found
     if like is not None:
         return find_table(None, like.config)
+    tables = [read_table(path) for path in shipped()]
+    found = [one for one in tables if recognise(one, module) is not None]
+    if len(found) == 1:
+        return found[0]
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    message = f"load() did not fill this {name}, and no shipped table names it"
+    which = f"these name it: {', '.join(one.name for one in found)}" if found else "none names it"
+    message = f"load() did not fill this {name}, and of the shipped tables {which}"
     raise TableError(Fault(code=Code.NO_TABLE, message=message, hint="pass table= (--table)"))
 
 

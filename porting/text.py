@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.embedded import embedded_checkpoint
 from porting.errors import Code, Fault, PortingError
-from porting.load import load
+from porting.loading import load
 from porting.notation.table import Table
 from porting.tables import find_table
 from porting.tokenizer import TextTokenizer, read_tokenizer
-from porting.verify.inputs import for_port
+from porting.verification.inputs import for_port
 
 MASKED_WORDS = "ForMaskedLM"
 """Ends the name of an architecture whose output has ``logits`` [b s v] over the vocabulary."""

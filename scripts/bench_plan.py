@@ -146,10 +146,14 @@ def seconds(mapping: Table, headers: Headers, module: nn.Module, rounds: int) ->
 
 
 def main() -> None:
-    """Print the table as markdown."""
+    """Read the options and measure."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=3, help="of each, the best counts")
-    rounds = options.parse_args().rounds
+    measure(options.parse_args().rounds)
+
+
+def measure(rounds: int) -> None:
+    """Print the table as markdown."""
     print(f"`python -m scripts.bench_plan --rounds {rounds}`, {time.strftime('%Y-%m-%d')}, {platform.machine()},")
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}; seconds of the processor, best of {rounds}.\n"

@@ -24,9 +24,9 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from porting.load import load
+from porting.loading import load
 from porting.models.bert import Bert
-from porting.verify import verify
+from porting.verification import verify
 from scripts import bench_plan
 from scripts.make_checkpoint import write_checkpoint
 
@@ -66,7 +66,8 @@ def environment() -> str:
     """Date, machine and versions, in a line."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "safetensors"))
     today = datetime.now(tz=UTC).date()
-    return f"{today}, {platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, {packages}"
+    threads = f"{torch.get_num_threads()} threads"
+    return f"{today}, {platform.machine()}, {threads}, Python {platform.python_version()}, {packages}"
 
 
 def alternate(peers: Mapping[str, Peer], rounds: int) -> dict[str, list[float]]:
@@ -101,24 +102,18 @@ def measure_load(checkpoint: Path, rounds: int) -> None:
     from transformers import AutoModelForPreTraining  # noqa: PLC0415  # as above
     from transformers.utils import logging  # noqa: PLC0415  # as above
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # as transformers has it
     file = checkpoint / "model.safetensors"
-    config = load(checkpoint).config
+    theirs = AutoModelForPreTraining.from_pretrained(checkpoint).config
 
     def copied() -> nn.Module:
-        from porting.models.bert_heads import BertForPreTraining  # noqa: PLC0415  # as above
-
-        module = BertForPreTraining(config=config)
-        renamed = dict(zip(module.state_dict(), load_file(file).values(), strict=False))  # the cost, not the meaning
-        with torch.no_grad():
-            for ours, theirs in zip(module.state_dict().values(), renamed.values(), strict=False):
-                if ours.shape == theirs.shape:
-                    ours.copy_(theirs)
+        module: nn.Module = AutoModelForPreTraining.from_config(theirs)  # type: ignore[no-untyped-call]  # as above
+        module.load_state_dict(load_file(file), strict=False)
         return module
 
     peers: dict[str, Peer] = {
         "from_pretrained": lambda: AutoModelForPreTraining.from_pretrained(checkpoint),
-        "load_file, then copied in": copied,
+        "load_file, then load_state_dict": copied,
         "every byte read once": lambda: file.read_bytes()[-1],
         "porting.load": lambda: load(checkpoint),
         "porting.load(own=True)": lambda: load(checkpoint, own=True),
@@ -149,7 +144,7 @@ def measure_forward(checkpoint: Path, rounds: int) -> None:
     """The encoder's forward pass, 8 rows of 128 tokens, float32."""
     from transformers import BertModel  # noqa: PLC0415  # a peer of this suite only
 
-    theirs = BertModel.from_pretrained(checkpoint, attn_implementation="sdpa").eval()
+    theirs = BertModel.from_pretrained(checkpoint, attn_implementation="sdpa")
     ours = load(checkpoint).bert
     if not isinstance(ours, Bert):
         sys.exit("the checkpoint did not give a BERT")

@@ -62,12 +62,8 @@ def check_contents(wheel: Path) -> None:
 def run(*command: str | Path, cwd: Path = ROOT) -> None:
     """Run a command, shown first, with no trace of the checkout in its environment; exit where it fails."""
     print("+", *command if "-c" not in command else command[:2], flush=True)
-    environment = {
-        name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}
-    }
-    status = subprocess.run(
-        command, check=False, cwd=cwd, env=environment, stdin=subprocess.DEVNULL
-    ).returncode
+    environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    status = subprocess.run(command, check=False, cwd=cwd, env=environment, stdin=subprocess.DEVNULL).returncode
     if status:
         sys.exit(f"that ended with status {status}")
 

@@ -41,9 +41,7 @@ def main() -> None:
 
     if sys.version_info[:2] < (3, 11):  # noqa: UP036 - this file is read by whatever Python the user has
         found = ".".join(map(str, sys.version_info[:3]))
-        sys.exit(
-            f"porting needs Python 3.11 or newer; {sys.executable} is {found}. Name another: make PYTHON=..."
-        )
+        sys.exit(f"porting needs Python 3.11 or newer; {sys.executable} is {found}. Name another: make PYTHON=...")
     with alone(folder):
         wanted = fingerprint(folder)
         stamps = [folder / "dev.stamp"] if arguments.dev else [folder / "run.stamp", folder / "dev.stamp"]

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 # Set before torch and huggingface_hub are imported: they read their environment then.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = (
-        "1"  # the workers share the cores; threads on top of them only wait for each other
-    )
+    os.environ["OMP_NUM_THREADS"] = "1"  # the workers share the cores; threads on top of them only wait for each other
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_XET"] = "1"  # its transfers bypass Python's sockets, and with them the guard below
@@ -47,9 +45,7 @@ def offline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     connect = socket.socket.connect
 
     def connect_here(self: socket.socket, address: Any) -> None:  # Any: an address has a type for each family
-        host = (
-            address[0] if isinstance(address, tuple) else ""
-        )  # a string is a path: a socket of this machine
+        host = address[0] if isinstance(address, tuple) else ""  # a string is a path: a socket of this machine
         if host not in ("", "127.0.0.1", "::1", "localhost"):
             msg = f"the test tried to reach {host}; only tests marked `hub` may leave this machine"
             raise PermissionError(msg)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import filecmp
+import json
 import stat
 from pathlib import Path
 
@@ -24,6 +25,23 @@ def table(tmp_path: Path) -> Path:
 @pytest.fixture
 def module(source: Path, table: Path) -> own.Own:
     return own.filled(source, table)
+
+
+def test_a_header_that_no_library_would_write_is_kept(source: Path, table: Path, tmp_path: Path) -> None:
+    """Another order of names than of data, spaces, metadata of its own."""
+    path = source / "model.safetensors"
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    del header["__metadata__"]
+    names = sorted(header, key=lambda name: name[::-1])
+    odd = {**{name: header[name] for name in names}, "__metadata__": {"z": "last", "format": "pt", "a": "first"}}
+    text = json.dumps(odd, separators=(" , ", " : ")).encode()
+    text += b" " * (-len(text) % 8 + 16)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+    result = porting.export(own.filled(source, table), None, tmp_path / "again")
+    own.assert_same_files(source, tmp_path / "again")
+    assert result.tensors == tuple(names)
 
 
 def test_small_files_are_copied_and_weights_are_not(module: own.Own, source: Path, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import porting
-from porting import models
+from porting import models, origin
+from porting.notation.faults import TableError
+from porting.plan.plan import PlanError
 from tests import own, small_checkpoint
 from tests.mappings.spellings import architecture_fields, missing_and_unexpected
 from tests.models.twins import HEADS, inputs_for, main_outputs, realistic
@@ -55,11 +57,30 @@ def test_a_module_from_elsewhere_follows_a_checkpoint(source: Path, table: Path,
     )
 
 
+def test_a_class_that_one_table_names_needs_no_other_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Several families may share a handwritten module: then the table has to be passed."""
+    text = '[mapping]\nname = "%s"\n[architectures]\nOwn = "tests.own:%s"\n[tensors]\n"a" = "a"\n'
+    for name, kind in (("one", "Own"), ("two", "Layer")):
+        (tmp_path / f"{name}.toml").write_text(text % (name, kind))
+    monkeypatch.setattr(origin, "shipped", lambda: sorted(tmp_path.glob("*.toml")))
+    assert origin.table_for(own.Own(own.SIZES), None, None).name == "one"
+    (tmp_path / "two.toml").write_text(text % ("two", "Own"))
+    with pytest.raises(TableError, match=r"of the shipped tables these name it: one, two \(pass table="):
+        porting.export(own.Own(own.SIZES), None, tmp_path / "new")
+
+
+def test_a_checkpoint_whose_copies_differ_is_not_followed(source: Path, table: Path, tmp_path: Path) -> None:
+    values = own.tensors()
+    own.write(source, {**values, "decoder.weight": values["decoder.weight"] + 1})
+    with pytest.raises(PlanError, match=r"decoder\.weight: was to be dropped because it equals 'model\.tok"):
+        porting.export(own.Own(own.SIZES), table, tmp_path / "again", like=source)
+
+
 @pytest.mark.parametrize("architecture", HEADS)
 def test_a_module_that_was_never_loaded_is_written_for_transformers(architecture: str, tmp_path: Path) -> None:
     module = HEADS[architecture](config=models.BertConfig(**architecture_fields(architecture)))
     realistic(module, seed=3)
-    result = porting.export(module.eval(), None, tmp_path / "new")
+    result = porting.export(module.eval(), "bert", tmp_path / "new")
     assert result.architecture == architecture
     assert result.follows == ""
     assert missing_and_unexpected(tmp_path / "new", architecture) == {}

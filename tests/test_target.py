@@ -28,7 +28,7 @@ class Tied(nn.Module):
 
 def test_the_places_are_what_a_state_dict_lists() -> None:
     module = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
-    module.add_module("norm", nn.BatchNorm1d(3))
+    module.add_module("last", nn.BatchNorm1d(3))
     assert list(slots(module)) == list(module.state_dict())
     assert {name: slot.shape for name, slot in slots(module).items()} == {
         name: tuple(tensor.shape) for name, tensor in module.state_dict().items()

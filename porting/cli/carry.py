@@ -74,7 +74,7 @@ def load(
     """
     with Screen("load", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
-        from porting.load import load as fill
+        from porting.loading import load as fill
 
         make = options.builder(into, trust=trust)
         checkpoint = open_checkpoint(options.where(source))
@@ -116,7 +116,7 @@ def load(
 
 def _plan(module: nn.Module) -> Plan:
     """What went where: every module that was loaded remembers it."""
-    from porting.provenance import provenance
+    from porting.lineage import provenance
 
     record = provenance(module)
     if record is None:
@@ -165,8 +165,8 @@ def export(
     """
     with Screen("export", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
-        from porting.export import export as save
-        from porting.load import load as fill
+        from porting.exporting import export as save
+        from porting.loading import load as fill
 
         make = options.builder(into, trust=trust)
         checkpoint = open_checkpoint(source)

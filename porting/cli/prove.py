@@ -60,7 +60,7 @@ def check(
     with Screen("check", as_json=as_json) as screen:
         from porting.build import build
         from porting.checkpoint import open_checkpoint
-        from porting.load import maker, prove_left_out
+        from porting.loading import maker, prove_left_out
         from porting.plan.check import check as hold
         from porting.plan.scan import scan
         from porting.tables import find_table
@@ -191,8 +191,8 @@ def verify(
     with Screen("verify", as_json=as_json) as screen:
         import torch
 
-        from porting.verify import verify as prove
-        from porting.verify.terminal import render
+        from porting.verification import verify as prove
+        from porting.verification.terminal import render
 
         make = options.builder(into, trust=trust)
         working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from types import TracebackType
 from typing import TextIO
 
@@ -95,11 +94,9 @@ class Screen(AbstractContextManager["Screen"]):
                 self.err.print("interrupted", style="red")
                 raise typer.Exit(INTERRUPTED) from error
             case BrokenPipeError():
-                self._drop_output()
                 raise typer.Exit(BROKEN_PIPE) from error
             case OSError():
                 named = f"{error.filename}: " if error.filename else ""
-                self._drop_output()
                 self._refuse([f"{named}{error.strerror or error}"])
             case MemoryError():
                 self._refuse(["there is not enough memory for this"])
@@ -112,11 +109,6 @@ class Screen(AbstractContextManager["Screen"]):
             self._aside("error", line, "bold red")
         self._aside("next", f"porting {self.command} --help", "dim")
         raise typer.Exit(WRONG)
-
-    def _drop_output(self) -> None:
-        """Let nothing more go to a standard output that takes nothing, not even when the interpreter ends."""
-        with suppress(OSError, ValueError):  # a stream that is no file has nothing to be dropped
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.file.fileno())
 
     def _show_warning(
         self,

@@ -2,6 +2,7 @@
 
 An entry replaces that of the same name, ``false`` takes it away, and the names of the extended table take the prefixes
 of the one that extends it.  Of a short rule the name is what stands before its axes; of a ``[[rule]]``, its sources.
+[architectures] are replaced as a whole: another family has none of the classes of this one.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ def _merge(child: Sections, parent: Sections) -> Sections:
     said = _said(child)
     for section in {**inherited, **said}:
         own = {_identity(section, one.key) for one in _alike(child, section)}
+        if section == "architectures" and said.get(section):
+            own |= set(inherited.get(section, {}))
         kept = {key: one for key, one in inherited.get(section, {}).items() if _identity(section, key) not in own}
         entries[section] = {**kept, **said.get(section, {})}
     replaced = {_sources(rule) for rule in child.rules}

@@ -141,10 +141,10 @@ def _miscounted(lone: Lone, alignment: Alignment, config: Mapping[str, object]) 
             max((value + 1 for one in side if isinstance(value := one.get(index), int)), default=0)
             for side in (theirs, ours)
         )
+        if not checkpoint or not module or checkpoint == module:
+            continue  # a rule that one side does not know at all is misspelled, not miscounted
         fields = [
-            f"{field} = {value}"
-            for field, value in config.items()
-            if value == module and not isinstance(value, bool) and checkpoint != module
+            f"{field} = {value}" for field, value in config.items() if value == module and not isinstance(value, bool)
         ]
         if fields:
             return f"config.json has {' and '.join(fields)}, and the checkpoint has {checkpoint}"

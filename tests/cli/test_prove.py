@@ -10,7 +10,10 @@ import torch
 
 from tests.cli.conftest import Run
 from tests.cli.modules import write_own
+from tests.hub_server import Hub, hub
 from tests.small_checkpoint import TRUNK, tensors, write_checkpoint
+
+__all__ = ["hub"]
 
 OWN = ("--table", "own.toml", "--into", "own_model.py:build")
 
@@ -165,3 +168,14 @@ def test_a_bare_trunk_is_verified_as_one(run: Run, checkpoint: Path) -> None:
     result = run("verify", folder)
     assert result.exit_code == 0
     assert "transformers.BertModel" in result.stdout
+
+
+def test_headers_only_fetches_no_weights_of_a_model_on_the_hub(run: Run, checkpoint: Path, hub: Hub) -> None:
+    hub.add("org/small", checkpoint)
+    result = run("check", "org/small", "--headers-only")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "next: porting verify org/small"
+    cache = Path.cwd().parent / "hf"
+    assert not list(cache.rglob("model.safetensors"))
+    assert run("check", "org/small").exit_code == 0
+    assert list(cache.rglob("model.safetensors"))

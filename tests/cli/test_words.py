@@ -65,3 +65,13 @@ def test_what_cannot_be_read_is_one_line(run: Run, checkpoint: Path, words: list
     assert result.stdout == ""
     assert message in result.stderr
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["error", "next"]
+
+
+@pytest.mark.parametrize(
+    "words", [["fill-mask", "Return the [MASK] of the list."], ["next-sentence", "Open it.", "Read it."]]
+)
+def test_without_a_source_the_embedded_checkpoint_reads(run: Run, words: list[str]) -> None:
+    result = run(*words)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    assert result.stdout.splitlines()[-1] == "next: porting verify"

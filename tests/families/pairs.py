@@ -16,7 +16,40 @@ BERT: Fields = {
     "max_position_embeddings": 29,
     "num_labels": 5,
 }
+OPENAI_GPT: Fields = {"vocab_size": 37, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 29}
+SEQ2SEQ: Fields = {
+    "vocab_size": 37,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 28,
+    "max_position_embeddings": 29,
+}
+MARIAN: Fields = {
+    **SEQ2SEQ,
+    "activation_function": "swish",
+    "scale_embedding": True,
+    "pad_token_id": 36,
+    "decoder_start_token_id": 36,
+    "eos_token_id": 0,
+}
 ROBERTA_PRE_NORM: Fields = {**BERT, "max_position_embeddings": 31, "type_vocab_size": 1}
+LONG_ROBERTA: Fields = {**BERT, "max_position_embeddings": 31}  # two positions are nobody's
+DISTILBERT: Fields = {
+    "vocab_size": 37,
+    "dim": 24,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 40,
+    "max_position_embeddings": 29,
+    "num_labels": 5,
+}
+ELECTRA: Fields = {**BERT, "embedding_size": 8}
+ALBERT: Fields = {**ELECTRA, "num_hidden_layers": 4, "num_hidden_groups": 2}
+MPNET: Fields = {**BERT, "max_position_embeddings": 152}  # all 32 buckets of distances are met
 
 
 @dataclass(frozen=True)
@@ -27,14 +60,11 @@ class Pair:
         table: the shipped table.
         architecture: the class of transformers that the checkpoint is made with.
         fields: its config: small sizes, and what differs from its defaults.
-        first_position: the reference counts positions from here on, skipping padding, and the room from 0; it is then
-            told to count padding too, so that padded places compare.
     """
 
     table: str
     architecture: str
     fields: Fields
-    first_position: int = 0
 
     def __str__(self) -> str:
         return f"{self.table}-{self.architecture}"
@@ -51,13 +81,27 @@ PAIRS = (
     Pair("bert_into_interleaved", "BertForSequenceClassification", BERT),
     Pair("bert_into_torch_encoder", "BertModel", BERT),
     Pair("bert_into_torch_encoder", "BertForSequenceClassification", BERT),
-    Pair("roberta_prelayernorm_into_encoder", "RobertaPreLayerNormModel", ROBERTA_PRE_NORM, first_position=2),
+    Pair("openai_gpt", "OpenAIGPTLMHeadModel", OPENAI_GPT),
+    Pair("marian", "MarianMTModel", MARIAN),
+    Pair("bart", "BartForConditionalGeneration", SEQ2SEQ),
+    Pair("roberta_prelayernorm_into_encoder", "RobertaPreLayerNormModel", ROBERTA_PRE_NORM),
     Pair(
         "roberta_prelayernorm_into_encoder",
         "RobertaPreLayerNormForSequenceClassification",
         ROBERTA_PRE_NORM,
-        first_position=2,
     ),
+    Pair("roberta", "RobertaForMaskedLM", LONG_ROBERTA),
+    Pair("roberta", "RobertaForSequenceClassification", LONG_ROBERTA),
+    Pair("xlm_roberta", "XLMRobertaForMaskedLM", LONG_ROBERTA),
+    Pair("camembert", "CamembertForSequenceClassification", LONG_ROBERTA),
+    Pair("roberta_prelayernorm", "RobertaPreLayerNormForMaskedLM", LONG_ROBERTA),
+    Pair("megatron_bert", "MegatronBertForPreTraining", BERT),
+    Pair("distilbert", "DistilBertForSequenceClassification", DISTILBERT),
+    Pair("distilbert", "DistilBertForMaskedLM", DISTILBERT),
+    Pair("electra", "ElectraForPreTraining", ELECTRA),
+    Pair("electra", "ElectraForMaskedLM", ELECTRA),
+    Pair("albert", "AlbertForPreTraining", ALBERT),
+    Pair("mpnet", "MPNetForMaskedLM", MPNET),
 )
 
 # The rooms that can host all-MiniLM-L6-v2, a BertModel; None is the table that its model_type chooses.

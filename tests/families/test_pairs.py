@@ -14,7 +14,8 @@ import porting
 from porting.plan.check import check
 from porting.plan.move import backward, forward
 from porting.plan.plan import Plan
-from porting.verify import verify
+from porting.verification import verify
+from porting.verification.measure import luck
 from tests.families.pairs import PAIRS
 from tests.families.ported import Ported, inexact, make
 
@@ -36,7 +37,8 @@ def test_the_table_fits_and_leaves_nothing_over(ported: Ported) -> None:
     targets = {one.target: one.name for one in ported.table.architectures}
     assert targets[f"{type(module).__module__}:{type(module).__qualname__}"] == ported.pair.architecture
     assert (plan.fresh, plan.warnings) == ((), ())
-    assert {name for step in plan.steps for name in step.targets} | set(plan.tied) == set(module.state_dict())
+    written = {name for step in plan.steps for name in step.targets}
+    assert written | set(plan.tied) | set(plan.computed) == set(module.state_dict())
     read = {name for step in plan.steps for name in step.sources}
     assert read | {left.name for left in plan.left_out} == set(ported.checkpoint.tensors)
 
@@ -59,24 +61,31 @@ def test_every_tensor_comes_back_bit_for_bit(ported: Ported, tmp_path: Path) -> 
 
 
 def test_it_computes_the_same(ported: Ported) -> None:
-    report = verify(ported.directory, table=ported.pair.table, inputs=ported.cases())
+    report = verify(ported.directory, table=ported.pair.table)
     assert report.faithful, str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= 1e-12
-    assert max(one.worst for probe in report.probes for one in probe.rounding.values()) <= 4
+    assert all(one.worst <= luck(probe.count) for probe in report.probes for one in probe.rounding.values())
     assert (report.shown.copy, report.shown.nothing, report.skipped) == ((), (), ())
 
 
 def test_what_was_trained_here_is_exported_and_computes_the_same_there(ported: Ported, tmp_path: Path) -> None:
     module = ported.load()
     generator = torch.Generator().manual_seed(1)
+    weights = module.state_dict()
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        for name in (name for step in plan_of(module).steps for name in step.targets):  # a buffer as well
+            weights[name].add_(0.05 * torch.randn(weights[name].shape, generator=generator))
     porting.export(module, ported.pair.table, tmp_path / "trained")
     kind = getattr(transformers, ported.pair.architecture)
     _, info = kind.from_pretrained(tmp_path / "trained", output_loading_info=True)
     assert {key: found for key, found in info.items() if found} == {}
-    report = verify(tmp_path / "trained", module, ported.pair.table, loaded=True, inputs=ported.cases())
+    again = porting.load(tmp_path / "trained", table=ported.pair.table)
+    for step in plan_of(again).steps:
+        rounded = 0.0 if step.rule.scale is None else 1.0  # divided on the way out, multiplied on the way in
+        for name in step.targets:
+            tolerance = rounded * torch.finfo(weights[name].dtype).eps
+            torch.testing.assert_close(again.state_dict()[name], weights[name], rtol=tolerance, atol=0.0)
+    report = verify(tmp_path / "trained", table=ported.pair.table)
     assert report.faithful, str(report)
     before, after = (load_file(place / "model.safetensors") for place in (ported.directory, tmp_path / "trained"))
     assert all(
@@ -102,12 +111,12 @@ def misread_eps(module: nn.Module) -> None:
 def test_planted_bugs_are_caught(ported: Ported) -> None:
     module = ported.load()
     name = transposed(module)
-    report = verify(ported.directory, module, ported.pair.table, loaded=True, inputs=ported.cases())
+    report = verify(ported.directory, module, ported.pair.table, loaded=True)
     assert (report.verdict, report.shown.differing) == ("different", (name,))
     assert report.guilty
 
     module = ported.load()
     misread_eps(module)
-    report = verify(ported.directory, module, ported.pair.table, loaded=True, inputs=ported.cases())
+    report = verify(ported.directory, module, ported.pair.table, loaded=True)
     assert (report.verdict, report.shown.differing) == ("different", ())
     assert report.guilty

@@ -58,9 +58,7 @@ def test_a_handwritten_model_is_imported_once() -> None:
 
 
 def test_every_file_that_is_not_python_is_package_data() -> None:
-    data = [
-        path for folder in ("porting", "models", "mappings") for path in files(folder) if path.suffix != ".py"
-    ]
+    data = [path for folder in ("porting", "models", "mappings") for path in files(folder) if path.suffix != ".py"]
     patterns = SETUPTOOLS["package-data"]
     installed = {ROOT / "porting" / "py.typed"}
     assert patterns == {"porting": ["py.typed", "demo/*"], "porting.mappings": ["**/*.toml"]}

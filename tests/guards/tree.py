@@ -17,9 +17,7 @@ def files(*folders: str) -> Iterator[Path]:
     """The project's own files below these folders of the root; links to folders are not followed."""
     for folder in folders:
         for place, below, names in os.walk(ROOT / folder):
-            below[:] = sorted(
-                name for name in below if name != "__pycache__" and not name.endswith(".egg-info")
-            )
+            below[:] = sorted(name for name in below if name != "__pycache__" and not name.endswith(".egg-info"))
             yield from (Path(place, name) for name in sorted(names))
 
 

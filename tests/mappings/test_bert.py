@@ -169,6 +169,26 @@ def test_a_decoder_that_differs_from_the_embedding_is_no_copy(tmp_path: Path) ->
     assert all(torch.equal(tensor, before[name]) for name, tensor in into.state_dict().items())
 
 
+def test_copies_are_made_anew_of_what_was_trained(tmp_path: Path) -> None:
+    SPELLINGS["copies"](tmp_path / "source", "BertForMaskedLM")
+    module = porting.load(tmp_path / "source")
+    with torch.no_grad():
+        module.get_parameter("mlm.bias").mul_(2)
+        module.get_parameter("bert.embeddings.word.weight").mul_(3)
+    porting.export(module, None, tmp_path / "again")
+    before, after = tensors_of(tmp_path / "source"), tensors_of(tmp_path / "again")
+    assert torch.equal(after["cls.predictions.decoder.bias"], 2 * before["cls.predictions.bias"])
+    word = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(after["cls.predictions.decoder.weight"], 3 * before[word])
+
+
+def test_a_bias_of_the_decoder_that_differs_is_no_copy(tmp_path: Path) -> None:
+    SPELLINGS["copies"](tmp_path, "BertForMaskedLM")
+    rewrite(tmp_path, lambda weights: {**weights, "cls.predictions.decoder.bias": weights["cls.predictions.bias"] + 1})
+    with pytest.raises(PlanError, match=r"cls\.predictions\.decoder\.bias: was to be dropped because it equals 'cls"):
+        porting.load(tmp_path)
+
+
 def test_position_ids_that_do_not_count_are_no_copy(tmp_path: Path) -> None:
     SPELLINGS["position-ids"](tmp_path, "BertModel")
 

@@ -126,6 +126,14 @@ def test_padding_is_not_attended_to(layout: str) -> None:
         assert torch.equal(module(hidden, same)[0], attended)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_is_not_attended_to_however_large_the_scores(layout: str) -> None:
+    """A mask of -10000, as is sometimes written, would lose against these."""
+    hidden, mask = batch()
+    _, probabilities = drawn(layout)(hidden * 300, mask)
+    assert probabilities[~mask[:, None, None, :].expand_as(probabilities)].eq(0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_row_of_padding_alone_attends_evenly(layout: str, dtype: torch.dtype) -> None:

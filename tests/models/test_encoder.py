@@ -212,7 +212,7 @@ def test_it_learns(room: type[nn.Module], fields: dict[str, Any]) -> None:
 
 def test_it_compiles_as_one_graph() -> None:
     encoder = drawn(Encoder(config=EncoderConfig(**SIZES)))
-    compiled = torch.compile(encoder, fullgraph=True, backend="eager")
+    compiled: Any = torch.compile(encoder, fullgraph=True, backend="eager")
     expected = encoder(*batch()).last_hidden_state
     torch.testing.assert_close(compiled(*batch()).last_hidden_state, expected, rtol=1e-12, atol=1e-12)
 

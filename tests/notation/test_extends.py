@@ -95,6 +95,13 @@ def test_false_takes_an_entry_away(folder: Path) -> None:
     assert (table.ties, table.require) == ((), {})
 
 
+def test_architectures_are_replaced_as_a_whole(folder: Path) -> None:
+    table = child(folder, 'extends = "parent"\n[architectures]\nB = "porting.models.b:B"\n')
+    assert [one.name for one in table.architectures] == ["B"]
+    kept = child(folder, 'extends = "parent"\n[mapping]\nprefix = "other."\n')
+    assert [one.name for one in kept.architectures] == ["A"]
+
+
 def test_false_that_takes_nothing_away_is_a_fault(folder: Path) -> None:
     text = 'extends = "parent"\n[tensors]\n"trunk.embb" = false\n[[rule]]\nsource = "trunk.z"\ntarget = false\n'
     assert refused(folder, text) == [

@@ -286,6 +286,7 @@ def test_the_inverse_of_a_scale_divides(scale: float, size: int) -> None:
     tensor = torch.randn(size)
     same(made.forward({"p": tensor}), {"r": (tensor.double() * scale).float()})
     same(made.backward({"r": tensor}), {"p": (tensor.double() / scale).float()})
+    same(made.backward({"r": tensor.double()}), {"p": tensor.double() / scale})
 
 
 def test_the_inverse_of_a_copy_swaps_its_two_sides() -> None:

@@ -24,7 +24,7 @@ def shut(door):
     True
     and this line belongs to the example
 
-    - The :class:`Door` is locked as well, e.g. by a bolt.
+    - The :class:`Door` is locked by a bolt, e.g. Chubb makes these.
 
     - door == wall raises TypeError;
     """
@@ -54,7 +54,7 @@ def test_only_the_prose_of_docstrings_is_read_and_nothing_twice(library: Path) -
             "A door is either open or shut.",
             "It is never both.",
             "Return true if the door was shut.",
-            "The Door is locked as well, e.g. by a bolt.",
+            "The Door is locked by a bolt, e.g. Chubb makes these.",
         ),
         "email/__init__.py": ("Read the message in the file.",),
         "email/parser.py": ("Parse the message in the file.",),

@@ -1,0 +1,325 @@
+"""``export``: a module back into a HuggingFace directory, through its table read from right to left."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from porting.checkpoint import Checkpoint, open_checkpoint, write_directory
+from porting.checkpoint.config import CONFIG_NAME
+from porting.checkpoint.write import Content
+from porting.errors import Code, Fault
+from porting.export_files import (
+    companions,
+    config_bytes,
+    config_of,
+    is_single_file,
+    labels,
+    main_dtype,
+    new_config,
+    weight_files,
+)
+from porting.lineage import provenance
+from porting.loading import PortingWarning, cast, expected, same_bits
+from porting.notation.table import Table
+from porting.origin import Origin, follow, imagined, table_for
+from porting.plan.align import Step
+from porting.plan.config import effective, original
+from porting.plan.move import backward, forward
+from porting.plan.plan import LeftOut, Plan
+from porting.target import TargetError, named_tensors, unwrapped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What an export wrote.
+
+    Attributes:
+        path: the directory.
+        follows: the checkpoint whose names, spellings and files it follows; empty when there is none.
+        architecture: what its config says it is; empty when nothing says.
+        tensors: the names of all tensors, in their order.
+        new: those that the followed checkpoint does not have.
+        copied: those that the module does not hold: they are the followed checkpoint's, as they were.
+        not_written: the followed checkpoint's tensors that have no place in the new architecture.
+        files: the files.
+        not_copied: files and folders beside the followed checkpoint's weights that were not copied.
+        infinite: for each tensor in which a cast made finite values infinite, how many.
+    """
+
+    path: Path
+    follows: str
+    architecture: str
+    tensors: tuple[str, ...]
+    new: tuple[str, ...]
+    copied: tuple[str, ...]
+    not_written: tuple[LeftOut, ...]
+    files: tuple[str, ...]
+    not_copied: tuple[str, ...]
+    infinite: Mapping[str, int]
+
+
+def export(
+    module: nn.Module,
+    table: Table | str | Path | None,
+    path: str | os.PathLike[str],
+    *,
+    like: str | os.PathLike[str] | Checkpoint | None = None,
+    anew: bool = False,
+    config: object = None,
+    architecture: str | None = None,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+) -> Exported:
+    """Write a module as a directory that ``transformers.AutoModel.from_pretrained`` loads.
+
+    A module that :func:`porting.load` filled in this process follows the checkpoint that it came from: its names and
+    their spellings, its shards, its config, its tokenizer.  While nothing was changed the weights are written byte for
+    byte as they were.  What the module does not hold is taken from that checkpoint, except when the result is another
+    architecture: then it is left out, and a warning says so.
+
+    A module that has no such checkpoint is written under the table's own names, with a config of its own.
+
+    Args:
+        module: the module; what ``torch.compile`` or data parallelism made of it will do.
+        table: the table, its file or its name; None for the one that the module was loaded through, or that names the
+            module's class.
+        path: the directory to be made.
+        like: the checkpoint to follow, instead of the one the module came from.
+        anew: follow none.
+        config: the target's config, in place of the module's own ``config``; or the whole content of ``config.json``.
+        architecture: what the result is called in its config; None to go by the module's class and its tensors.
+        dtype: cast floating-point weights to this; None keeps the module's dtypes (if it was loaded with ``dtype=``,
+            those are not the checkpoint's, and values that were rounded then stay rounded).
+        overwrite: replace a checkpoint that stands at ``path``.
+
+    Returns:
+        What was written.
+
+    Raises:
+        CheckpointError: the followed checkpoint cannot be read, the destination is refused, or writing failed.
+        TableError: there is no such table, or it has faults.
+        PlanError: module, table and checkpoint do not fit; carries all faults.
+        TargetError: the module has tensors that cannot be written, or its config is not known.
+
+    Whatever is raised, nothing is written.
+    """
+    module = unwrapped(module)
+    values = _values(module)
+    record = provenance(module)
+    checkpoint = None
+    if like is not None:
+        checkpoint = like if isinstance(like, Checkpoint) else open_checkpoint(like)
+    elif record is not None and not anew:
+        checkpoint = record.checkpoint
+    chosen = table_for(module, table, checkpoint)
+    if checkpoint is not None:
+        origin = follow(module, chosen, checkpoint, architecture)
+    else:
+        origin = imagined(module, chosen, _own_fields(module, chosen, config), architecture)
+
+    tensors, copied, not_written = _tensors(origin, values)
+    tensors, infinite = _cast(tensors, dtype)
+    files: dict[str, Content] = {}
+    left: tuple[str, ...] = ()
+    if checkpoint is not None:
+        files, left = companions(checkpoint)
+    files[CONFIG_NAME] = _config(module, origin, config, architecture, tensors)
+    files |= weight_files(checkpoint, tensors)
+    protected = [one for one in (checkpoint, record.checkpoint if record is not None else None) if one is not None]
+    write_directory(path, files, overwrite=overwrite, sources=[place for one in protected for place in _places(one)])
+
+    result = Exported(
+        path=Path(path),
+        follows=checkpoint.location if checkpoint is not None else "",
+        architecture=origin.architecture,
+        tensors=tuple(tensors),
+        new=origin.new,
+        copied=copied,
+        not_written=not_written,
+        files=tuple(sorted(files)),
+        not_copied=left,
+        infinite=infinite,
+    )
+    _warn(result)
+    return result
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    """The module's tensors by name.
+
+    Raises:
+        TargetError: some cannot be written.
+    """
+    values = {name: tensor.detach() for name, tensor in named_tensors(module)}
+    reasons = {name: _unwritable(tensor) for name, tensor in values.items()}
+    faults = [
+        Fault(code=Code.TENSOR_UNWRITABLE, where=name, message=reason[0], hint=reason[1])
+        for name, reason in reasons.items()
+        if reason is not None
+    ]
+    if faults:
+        raise TargetError(faults)
+    return values
+
+
+def _unwritable(tensor: Tensor) -> tuple[str, str] | None:
+    """Why a tensor cannot be written, and what to do about it."""
+    if nn.parameter.is_lazy(tensor):
+        return "it has no shape before the module has run", "run the module once"
+    if tensor.is_meta:
+        return "it is on the meta device and has no values", "load or initialise the module first"
+    if hasattr(tensor, "__tensor_flatten__"):  # torch's protocol of tensors that are made of others
+        return f"it is a {type(tensor).__name__}, which may be a part only", "gather it into a plain tensor first"
+    if tensor.layout != torch.strided:
+        return f"its layout is {tensor.layout}, and checkpoints hold dense tensors", "make it dense first"
+    return None
+
+
+def _tensors(
+    origin: Origin, values: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], tuple[str, ...], tuple[LeftOut, ...]]:
+    """Every tensor to be written, in the order of the followed checkpoint; names that are copied; what is left out."""
+    plan, checkpoint = origin.plan, origin.checkpoint
+    found: dict[str, Tensor] = {}
+    for step in plan.steps:
+        read = checkpoint.read if checkpoint is not None and not set(step.sources) & set(origin.new) else None
+        if read is not None and _untouched(step, plan, values, read):
+            found.update({name: cast(read(name), values[step.targets[0]].dtype) for name in step.sources})
+        else:
+            found.update(backward(step, plan.sources, values.__getitem__, plan.scale(step), read))
+    if checkpoint is None or origin.changed:
+        return found, (), origin.left_out
+    copied = []
+    for left in origin.left_out:
+        if left.equals in ("arange", "zeros") or left.equals in found:
+            found[left.name] = expected(left, plan, found.__getitem__)
+        else:
+            found[left.name] = checkpoint.read(left.name)
+            copied.append(left.name)
+    return {name: found[name] for name in checkpoint.tensors}, tuple(copied), ()
+
+
+def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> bool:
+    """Whether what a step cannot undo exactly, a sum or a factor, still has the value that it was loaded with."""
+    if not step.rule.fold and step.rule.scale is None:
+        return False
+    loaded = forward(step, plan.targets, read, plan.scale(step))
+    return all(same_bits(cast(value, values[name].dtype), values[name].cpu()) for name, value in loaded)
+
+
+def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """The tensors in ``dtype``, and how many finite values of each became infinite."""
+    if dtype is None:
+        return dict(tensors), {}
+    if not dtype.is_floating_point:
+        message = f"dtype={str(dtype).removeprefix('torch.')}, expected a floating-point dtype"
+        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
+    result = {name: cast(tensor, dtype) for name, tensor in tensors.items()}
+    infinite = {
+        name: int(tensor.isfinite().sum() - result[name].isfinite().sum())
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and torch.finfo(tensor.dtype).max > torch.finfo(dtype).max
+    }
+    return result, {name: count for name, count in infinite.items() if count}
+
+
+def _config(
+    module: nn.Module, origin: Origin, config: object, architecture: str | None, tensors: Mapping[str, Tensor]
+) -> bytes:
+    """The content of ``config.json``."""
+    raw = config_of(origin.checkpoint) if origin.checkpoint is not None else None
+    dtype = main_dtype(tensors)
+    named = {"architectures": [origin.architecture]} if origin.architecture else {}
+    if isinstance(config, Mapping) or raw is None or origin.checkpoint is None:
+        fields = {**_own_fields(module, origin.plan.table, config), "dtype": dtype}
+        return new_config({**named, **fields})
+    changes = _changed_fields(module, origin, config)
+    sources = origin.checkpoint.tensors
+    if any(name in sources and tensor.dtype != sources[name].dtype for name, tensor in tensors.items()):
+        changes |= {field: dtype for field in ("dtype", "torch_dtype") if field in origin.checkpoint.config}
+    if origin.changed or architecture is not None:
+        changes |= named
+    return config_bytes(raw, changes)
+
+
+def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[str, object]:
+    """The checkpoint's fields that the module's config says otherwise."""
+    table = origin.plan.table
+    mine = config if config is not None else _config_object(module)
+    if mine is None or origin.checkpoint is None:
+        return {}
+    before = effective(table, origin.checkpoint.config)
+    defaults = {one.name: one.default for one in dataclasses.fields(mine)} if dataclasses.is_dataclass(mine) else {}
+    changed = {
+        theirs: value
+        for theirs, value in original(table, mine).items()
+        if value != before.get(theirs, defaults.get(table.config[theirs], value))
+    }
+    if "num_labels" in changed:
+        changed |= labels(int(str(changed.pop("num_labels"))))
+    return changed
+
+
+def _own_fields(module: nn.Module, table: Table, config: object) -> dict[str, object]:
+    """A whole config: the one that was passed, or the target's read backwards through the table.
+
+    Raises:
+        TargetError: there is none, or it lacks fields.
+    """
+    if isinstance(config, Mapping):
+        return dict(config)
+    mine = config if config is not None else _config_object(module)
+    name = type(module).__qualname__
+    if mine is None:
+        message = f"nothing says the config of this {name}: neither it nor a part of it has one"
+        hint = "pass config=, the target's config or the content of config.json as a dictionary"
+        raise TargetError(Fault(code=Code.CONFIG_UNKNOWN, message=message, hint=hint))
+    found = original(table, mine)
+    lacking = [f"{ours!r}" for theirs, ours in table.config.items() if theirs not in found]
+    faults = []
+    if lacking:
+        message = f"the {type(mine).__qualname__} of this {name} has no {', '.join(lacking)}, which [config] names"
+        hint = "pass config=, the target's config or the content of config.json as a dictionary"
+        faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=table.where, message=message, hint=hint))
+    if not table.model_types:
+        message = "the table names no model_types, and config.json must have one"
+        faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=table.where, message=message, hint="add it to [mapping]"))
+    if faults:
+        raise TargetError(faults)
+    demanded = {field: values[0] for field, values in table.require.items() if len(values) == 1}
+    count = found.pop("num_labels", 2)
+    named = labels(int(str(count))) if count != 2 else {}
+    return {**demanded, **found, **named, "model_type": table.model_types[0]}
+
+
+def _config_object(module: nn.Module) -> object:
+    """The config that the module, or the first part of it that has one, keeps as ``config``."""
+    return next((part.config for part in module.modules() if getattr(part, "config", None) is not None), None)
+
+
+def _places(checkpoint: Checkpoint) -> list[Path]:
+    """What must not be written to: the checkpoint's directory, or the files when they were named themselves."""
+    if checkpoint.path is None:
+        return []
+    if is_single_file(checkpoint):
+        return [checkpoint.path / file.name for file in checkpoint.files]
+    return [checkpoint.path]
+
+
+def _warn(result: Exported) -> None:
+    """Say what is allowed and should be known."""
+    if result.not_written:
+        names = ", ".join(left.name for left in result.not_written)
+        message = f"{result.path} is a {result.architecture}: {names} of {result.follows} are not in it"
+        warnings.warn(message, PortingWarning, stacklevel=3)
+    if result.infinite:
+        counts = ", ".join(f"{count} of {name}" for name, count in result.infinite.items())
+        warnings.warn(f"the cast made finite values infinite: {counts}", PortingWarning, stacklevel=3)

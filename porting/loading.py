@@ -1,0 +1,244 @@
+"""``load``: a checkpoint into a module, through a table, without copying a weight that need not be copied."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from porting.architecture import choose, recognise
+from porting.build import build, call, make_config
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.errors import Code, Fault
+from porting.lineage import Provenance, provenance, remember
+from porting.notation.table import Architecture, Table
+from porting.plan.check import check
+from porting.plan.config import arguments
+from porting.plan.move import forward
+from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.tables import find_table
+from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
+
+Into = nn.Module | Callable[..., nn.Module] | None
+
+
+class PortingWarning(UserWarning):
+    """Something that is allowed and should be known, such as parameters that are new."""
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from looking through all that was ever imported: building makes no garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
+def load(
+    source: str | os.PathLike[str] | Checkpoint,
+    into: Into = None,
+    table: Table | str | Path | None = None,
+    *,
+    architecture: str | None = None,
+    dtype: torch.dtype | None = None,
+    fresh: bool = False,
+    own: bool = False,
+    trust: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+) -> nn.Module:
+    """Load a checkpoint into a module.
+
+    What went where can be asked for afterwards: ``porting.provenance(module).plan``.
+
+    Args:
+        source: a directory, a weight file, a hub id (``org/name`` or ``org/name@revision``) or an open checkpoint.
+        into: a module, which keeps its mode, its devices and the identity of its parameters; or a class or function,
+            called with the config if it has a parameter ``config``, else with the fields that its parameters are named
+            after; or None for the handwritten model that the table names.  A module that is built here is in eval mode.
+        table: a table, its file, the name of a shipped one, or None to choose by the checkpoint's ``model_type``.
+        architecture: which of the table's architectures to build; None to go by what the checkpoint holds.
+        dtype: cast floating-point weights to this; None keeps the checkpoint's dtypes and allows no cast.
+        fresh: allow parameters listed in the table's [fresh] to be missing; they keep the module's own initialisation.
+        own: copy the weights into memory of their own.  By default they are views of the file, mapped privately:
+            loading costs next to nothing, writing to them never reaches the file, but the file must not be
+            overwritten in place or truncated while the module lives.  (Replacing or deleting it is fine.)
+        trust: allow the table to name a module outside of this library.
+        revision, token, local_files_only: for a hub id, as in huggingface_hub.
+
+    Returns:
+        The module.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        TableError: there is no such table, or it has faults.
+        PlanError: table, checkpoint and module do not fit; carries all faults.
+        TargetError: the module cannot be built or filled.
+
+    Whatever is raised, a module that was passed is as it was before.
+    """
+    if isinstance(source, Checkpoint):
+        checkpoint = source
+    else:
+        checkpoint = open_checkpoint(source, revision=revision, token=token, local_files_only=local_files_only)
+    chosen = find_table(table, checkpoint.config)
+    make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
+    given = isinstance(into, nn.Module)
+    module = make() if given else build(make)
+    plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
+    prove_left_out(plan, checkpoint)
+    values = weights(plan, checkpoint, own=own)
+    if given:
+        _require_values(module, values)
+    else:
+        values |= _initialised(plan, make, values)
+        module.eval()
+        kind = kind if architecture is not None else recognise(chosen, module) or kind
+    assign(module, values)
+    for fault in plan.warnings:
+        warnings.warn(str(fault), PortingWarning, stacklevel=3)  # past the decorator
+    if plan.fresh:
+        message = f"{len(plan.fresh)} parameters are new and untrained: {', '.join(plan.fresh)}"
+        warnings.warn(message, PortingWarning, stacklevel=3)
+    remember(module, Provenance(checkpoint=checkpoint, plan=plan, architecture=kind))
+    return into if isinstance(into, nn.Module) else module
+
+
+def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[str, Tensor]:
+    """The target tensors that the plan writes, by name: views of the checkpoint's files where rules and dtype allow."""
+    values: dict[str, Tensor] = {}
+    for step in plan.steps:
+        read = {name: checkpoint.read(name, own=own) for name in step.sources}
+        if plan.dtype is not None:
+            read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
+        values.update(forward(step, plan.targets, read.__getitem__, plan.scale(step)))
+    return values
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in ``dtype`` if it is one of floating-point numbers, else as it is."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def maker(
+    table: Table, checkpoint: Checkpoint, into: Into, architecture: str | None, *, trust: bool
+) -> tuple[Callable[[], nn.Module], Architecture | None]:
+    """What gives the module, and the architecture that it stands for.
+
+    That is the one that was asked for; else the one that ``into`` is by its class; else the one that the checkpoint
+    holds.
+
+    Raises:
+        TargetError: the table has no such architecture, or its module cannot be imported.
+    """
+    kind = None
+    if into is not None and architecture is None:
+        inside = unwrapped(into) if isinstance(into, nn.Module) else into
+        kind = recognise(table, inside) if isinstance(inside, nn.Module | type) else None
+    if kind is None and (into is None or table.architectures or architecture is not None):
+        kind = choose(table, checkpoint.tensors, checkpoint.config, architecture)
+    if isinstance(into, nn.Module):
+        module = unwrapped(into)
+        return (lambda: module), kind
+    if into is None:
+        into = import_path(kind.target if kind else "", trust=trust)
+    fields = arguments(table, checkpoint.config)
+    target = into
+
+    def config() -> object:
+        if not table.config_class:
+            return fields
+        where = f"{checkpoint.location}/config.json"
+        return make_config(import_path(table.config_class, trust=trust), fields, where=where)
+
+    return (lambda: call(target, config, fields)), kind
+
+
+def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
+    """Read the tensors that are dropped because they equal something, and see that they do, bit for bit.
+
+    Raises:
+        PlanError: some do not.
+    """
+    faults = []
+    for left in plan.left_out:
+        if not left.equals or any({left.name, left.equals} <= names for names in checkpoint.shared):
+            continue
+        if not same_bits(checkpoint.read(left.name), expected(left, plan, checkpoint.read)):
+            message = f"was to be dropped because it equals {left.equals!r}, and it does not"
+            hint = "a module that ties them cannot hold this checkpoint" if left.equals in plan.sources else ""
+            faults.append(Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint=hint))
+    if faults:
+        raise PlanError(faults)
+
+
+def expected(left: LeftOut, plan: Plan, read: Callable[[str], Tensor]) -> Tensor:
+    """What a tensor that is left out is said to equal.
+
+    Args:
+        left: the tensor.
+        plan: the plan that leaves it out.
+        read: gives the other tensors.
+    """
+    shape, dtype = plan.sources[left.name].shape, plan.sources[left.name].dtype
+    match left.equals:
+        case "zeros":
+            return torch.zeros(shape, dtype=dtype)
+        case "arange":
+            last = shape[-1] if shape else 1
+            return torch.arange(last).to(dtype).expand(shape)
+        case name:
+            return read(name)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and bits, so that a NaN equals itself and 0.0 is not -0.0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    integers = _INTEGERS.get(one.itemsize, torch.uint8)
+    one, other = (tensor.detach().contiguous().reshape(-1).view(integers) for tensor in (one, other))
+    return torch.equal(one, other)
+
+
+def _initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The module's own initial values of what the checkpoint does not have, in the dtype that most others have."""
+    own = {*plan.fresh, *plan.computed}
+    if not own:
+        return {}
+    counts = Counter(value.dtype for value in values.values() if value.is_floating_point())
+    dtype = counts.most_common(1)[0][0] if counts else torch.get_default_dtype()
+    return {name: cast(tensor.detach(), dtype) for name, tensor in named_tensors(make()) if name in own}
+
+
+def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """See that a module that was passed has values for all that the checkpoint does not fill.
+
+    Raises:
+        TargetError: it is on the meta device and would stay there in part.
+    """
+    filled = {id(tensor) for name, tensor in named_tensors(module) if name in values}
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    empty = [name for name, tensor in tensors if tensor.is_meta and id(tensor) not in filled]
+    if empty:
+        message = f"the module is on the meta device, and nothing gives a value to {', '.join(map(repr, empty))}"
+        hint = "pass the class, or a function that builds the module"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+
+
+__all__ = ["PortingWarning", "Provenance", "load", "maker", "prove_left_out", "provenance", "weights"]

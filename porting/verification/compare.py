@@ -1,0 +1,249 @@
+"""The two tiers: float64 for meaning, a working dtype for rounding; each end to end and isolated.
+
+Nothing but the float64 reference is kept: what the port computes is measured where it is computed, and forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from porting.notation.table import Table
+from porting.verification.measure import Anchor, Error, bound, error, finite, pooled, ratio
+from porting.verification.observe import Observer
+from porting.verification.pairing import Pair, Pairing, pair
+from porting.verification.report import Probe, View
+from porting.verification.running import Side
+from porting.verification.span import Span, Watch
+from porting.verification.trace import Point, Trace
+
+Errors = dict[Point, list[Error]]
+
+
+@dataclass
+class Tier:
+    """The errors of both sides in one working dtype, by the port's point, pooled over the cases."""
+
+    dtype: torch.dtype
+    port: dict[str, dict[Point, Error]] = field(default_factory=dict)
+    reference: dict[str, dict[Point, Error]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """``"float32"``."""
+        return str(self.dtype).removeprefix("torch.")
+
+
+END, ALONE = "end_to_end", "isolated"
+
+
+class Comparison:
+    """What is known of a port, side after side and dtype after dtype.
+
+    Args:
+        table: its [probes].
+        sizes: of indices, from [sizes].
+
+    Attributes:
+        exact: the float64 activations of the reference, for each case.
+        warnings: what happened in the runs and should be known.
+    """
+
+    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
+        self._table = table
+        self._sizes = sizes
+        self.exact: list[Trace] = []
+        self.warnings: list[str] = []
+        self._pairings: list[Pairing] = []
+        self._anchors: list[dict[Point, Anchor]] = []
+        self._meaning: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
+        self._spans: dict[Point, Span] = {}
+        self._lowered: dict[Point, Span] = {}
+        self._tiers: list[Tier] = []
+
+    def anchor(self, reference: Side) -> None:
+        """Run the reference in float64; everything is measured from what it computes."""
+        for case in range(len(reference.arguments)):
+            watch = Watch()
+
+            def cut(point: Point, value: Tensor, watch: Watch = watch) -> None:
+                span = watch.cut()
+                if span.lowered:
+                    self._lowered[point] = span
+
+            with watch:
+                found = reference.record(case, after=cut)
+            broken = [point for point, value in found.items() if not finite(value)]
+            for point in broken:
+                del found[point]
+                self._warn(f"the reference's {point} has values that are no numbers, it is not compared")
+            self.exact.append(found)
+        if self._lowered:
+            named = ", ".join(f"{point} ({', '.join(span.lowered)})" for point, span in self._lowered.items())
+            self._warn(f"the reference computes in less than float64 whatever its weights are, before {named}")
+
+    def meaning(self, port: Side, observer: Observer) -> None:
+        """Run the port in float64, end to end and isolated."""
+        for case, exact in enumerate(self.exact):
+            found = port.record(case)
+            pairing = pair(self._table, _shapes(exact), _shapes(found), self._sizes)
+            anchors = {point: Anchor.of(one.carry(exact)) for point, one in pairing.pairs.items()}
+            self._pairings.append(pairing)
+            self._anchors.append(anchors)
+            for point, one in pairing.pairs.items():
+                value = found.pop(point)
+                far = error(value, _anchored(one, anchors[point], exact, value))
+                self._meaning[END][point] = max(self._meaning[END].get(point, 0.0), far.largest)
+            del found
+            self._isolated(port, case, observer)
+            observer.rest()
+
+    def _isolated(self, port: Side, case: int, observer: Observer) -> None:
+        pairing, anchors, exact = self._pairings[case], self._anchors[case], self.exact[case]
+        watch = Watch()
+
+        def visit(point: Point, value: Tensor) -> Tensor | None:
+            span = watch.cut()
+            before = self._spans.get(point, Span())
+            self._spans[point] = Span(
+                span.modules or before.modules,
+                tuple(dict.fromkeys((*before.lowered, *span.lowered))),
+                span.random or before.random,
+            )
+            if point not in pairing.pairs:
+                return None
+            anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
+            far = error(value, anchor).largest
+            self._meaning[ALONE][point] = max(self._meaning[ALONE].get(point, 0.0), far)
+            observer.see(value, anchor.scale)
+            watch.cut()  # what was done here is none of the model's
+            return anchor.value.to(value.dtype, copy=True)
+
+        with watch:
+            port.run(case, visit, wanted=list(pairing.pairs), ran=watch.ran, gradients=True)
+
+    def rounding(self, reference: Side, port: Side, dtype: torch.dtype) -> None:
+        """Run both in a working dtype, end to end and isolated: both sides go on with the exact values, rounded."""
+        tier = Tier(dtype)
+        for view in (END, ALONE):
+            ours: Errors = {}
+            theirs: Errors = {}
+            for case, exact in enumerate(self.exact):
+                pairing, anchors = self._pairings[case], self._anchors[case]
+                self._measure_reference(reference, case, view == ALONE, theirs)
+
+                def visit(
+                    point: Point,
+                    value: Tensor,
+                    pairing: Pairing = pairing,
+                    anchors: Mapping[Point, Anchor] = anchors,
+                    exact: Trace = exact,
+                    alone: bool = view == ALONE,
+                    ours: Errors = ours,
+                ) -> Tensor | None:
+                    if point not in pairing.pairs:
+                        return None
+                    anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
+                    ours.setdefault(point, []).append(error(value, anchor))
+                    return anchor.value.to(value.dtype, copy=True) if alone else None
+
+                port.run(case, visit, wanted=list(pairing.pairs))
+            tier.port[view] = {point: pooled(errors) for point, errors in ours.items()}
+            tier.reference[view] = {point: pooled(errors) for point, errors in theirs.items()}
+        self._tiers.append(tier)
+
+    def _measure_reference(self, reference: Side, case: int, alone: bool, errors: Errors) -> None:
+        """The reference's errors at the port's points: each is measured as soon as all that makes it up is there."""
+        pairing, anchors, exact = self._pairings[case], self._anchors[case], self.exact[case]
+        waiting: dict[Point, set[Point]] = {point: set(one.sources) for point, one in pairing.pairs.items()}
+        needed: dict[Point, list[Point]] = {}
+        for point, sources in waiting.items():
+            for source in sources:
+                needed.setdefault(source, []).append(point)
+        held: Trace = {}
+
+        def visit(source: Point, value: Tensor) -> Tensor | None:
+            if source not in needed:
+                return None
+            held[source] = value.detach().clone()
+            for point in needed[source]:
+                waiting[point].discard(source)
+                if not waiting[point]:
+                    one = pairing.pairs[point]
+                    errors.setdefault(point, []).append(error(one.carry(held), anchors[point]))
+            for past in [past for past in held if not any(waiting[point] for point in needed[past])]:
+                del held[past]
+            return exact[source].to(value.dtype, copy=True) if alone else None
+
+        reference.run(case, visit, wanted=pairing.compared)
+
+    def probes(self) -> Iterator[Probe]:
+        """Every probe with all that was measured at it, in the reference's order of execution."""
+        finest = min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
+        pairs = {point: one for pairing in self._pairings for point, one in pairing.pairs.items()}
+        lowered = False
+        for point, one in pairs.items():
+            span = self._spans.get(point, Span())
+            here = bool(span.lowered) or any(source in self._lowered for source in one.sources)
+            lowered = lowered or here
+            bounds = {
+                view: bound(
+                    finest.port[view].get(point) if finest else None,
+                    finest.reference[view].get(point) if finest else None,
+                    finest.dtype if finest else None,
+                    single=doubtful,
+                )
+                for view, doubtful in ((END, lowered), (ALONE, here))
+            }
+            yield Probe(
+                reference=" + ".join(one.sources),
+                port=point,
+                meaning=View(end_to_end=self._meaning[END][point], isolated=self._meaning[ALONE].get(point)),
+                bound=View(end_to_end=bounds[END], isolated=bounds[ALONE]),
+                count=finest.port[END][point].count if finest else 0,
+                rounding={tier.name: _ratios(tier, point) for tier in self._tiers},
+                span=span.modules,
+                lowered=span.lowered,
+                random=span.random,
+            )
+
+    @property
+    def noise(self) -> dict[str, float]:
+        """The reference's own largest rounding error end to end, relative to scale, by dtype."""
+        return {
+            tier.name: max((one.largest for one in tier.reference[END].values()), default=0.0) for tier in self._tiers
+        }
+
+    @property
+    def skipped(self) -> tuple[Point, ...]:
+        """Points without a counterpart that was reached."""
+        return tuple(dict.fromkeys(point for pairing in self._pairings for point in pairing.skipped))
+
+    def _warn(self, words: str) -> None:
+        if words not in self.warnings:
+            self.warnings.append(words)
+
+
+def _ratios(tier: Tier, point: Point) -> View:
+    def of(view: str) -> float | None:
+        ours, theirs = tier.port[view].get(point), tier.reference[view].get(point)
+        return None if ours is None or theirs is None else ratio(ours, theirs, tier.dtype)
+
+    return View(end_to_end=of(END) or 0.0, isolated=of(ALONE))
+
+
+def _anchored(one: Pair, anchor: Anchor, exact: Trace, own: Tensor | None) -> Anchor:
+    """The anchor, with the port's own values in the parts that have no counterpart."""
+    if one.whole or own is None:
+        return anchor
+    return Anchor(one.carry(exact, own.double()), anchor.scale, anchor.rms)
+
+
+def _shapes(trace: Trace) -> dict[Point, tuple[int, ...]]:
+    return {point: tuple(value.shape) for point, value in trace.items()}
+
+
+Progress = Callable[[str, int, int], None]

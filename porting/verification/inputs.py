@@ -1,0 +1,283 @@
+"""Inputs that show as much of a model as they can, and their way through the table's [inputs].
+
+Two cases: a short batch with rows of different lengths, padded, in two segments; and one row of the longest length
+that the model takes, so that its last position is used.  Everything is drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from porting.errors import Code, Fault, nearest
+from porting.notation.axes import Mismatch, size_of, solve_all
+from porting.notation.rule import Rule
+from porting.plan.align import align
+from porting.plan.move import forward
+from porting.verification.faults import VerifyError
+
+LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
+"""Tokens in each row of the short batch."""
+
+SHORTEST = 3
+"""A row has room for a first token, one of its own and a last one."""
+
+KINDS = ("bool", "padding", "additive")
+"""What an attention mask can be given as, ``"attention_mask" = "mask -> padding"``."""
+
+USUAL = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "position_ids",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+)
+"""Arguments of the reference that a table may speak of though a case does not give them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch, as the reference takes it.
+
+    Attributes:
+        name: what it is there to show.
+        inputs: forward argument -> tensor; ``attention_mask`` is [b s], 1 = attend.
+    """
+
+    name: str
+    inputs: Mapping[str, Tensor]
+
+
+def make_cases(
+    config: Mapping[str, object],
+    *,
+    seed: int,
+    longest: int = 512,
+    special: Sequence[int] = (),
+    choices: int | None = None,
+    padding_words: bool = True,
+) -> list[Case]:
+    """The cases for a model with this config.
+
+    Args:
+        config: the checkpoint's config: ``vocab_size``, ``max_position_embeddings``, ``type_vocab_size`` (without it
+            there are no token types), ``pad_token_id``; ``is_encoder_decoder``, ``decoder_start_token_id``.
+        seed: of everything that is drawn.
+        longest: no row is longer than this, whatever the model takes.
+        special: ids that have to occur; see :func:`special_tokens`.
+        choices: the model takes [b c s] with this many choices; None for [b s].
+        padding_words: ``pad_token_id`` stands where the mask says padding, and may stand elsewhere.  False for a
+            reference that counts the words that are no padding to find their positions: what the mask says is padding
+            is a word like any other then, and has the position where it stands.
+
+    Raises:
+        VerifyError: the config does not say what is needed.
+    """
+    vocabulary, positions = _integer(config, "vocab_size"), _integer(config, "max_position_embeddings")
+    types = _integer(config, "type_vocab_size", 0)
+    padding = _integer(config, "pad_token_id", 0)
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(min(longest, positions), 1)
+    lengths = [max(min(length, longest), min(SHORTEST, longest)) for length in LENGTHS]
+    known = list(dict.fromkeys(one for one in special if 0 <= one < vocabulary))
+    batches = [(f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens, padded", lengths)]
+    if longest > max(lengths):
+        count = choices or 1  # one question with its choices
+        batches.append((f"{count} row{'s' if count > 1 else ''} of {longest} tokens", [longest] * count))
+    cases = []
+    for name, rows in batches:
+        inputs = _batch(rows, vocabulary, types, padding, known, generator)
+        if not padding_words:
+            inputs["input_ids"] = _without(padding, inputs["input_ids"], vocabulary, generator)
+        if config.get("is_encoder_decoder") is True:
+            inputs |= _target(rows, longest, vocabulary, padding, config, generator)
+        if choices:
+            inputs = {key: value.view(-1, choices, value.shape[-1]) for key, value in inputs.items()}
+        cases.append(Case(name, inputs))
+    return cases
+
+
+def _batch(
+    lengths: Sequence[int],
+    vocabulary: int,
+    types: int,
+    padding: int,
+    special: Sequence[int],
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    width = max(lengths)
+    ids = torch.randint(0, vocabulary, (len(lengths), width), generator=generator)
+    places = torch.randperm(width, generator=generator)[: len(special)]
+    ids[0, places] = torch.tensor(special[: len(places)], dtype=ids.dtype)  # the first row is the longest: no padding
+    mask = torch.zeros(len(lengths), width, dtype=torch.long)
+    segments = torch.zeros(len(lengths), width, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        mask[row, :length] = 1
+        for kind in range(1, min(types, length)):  # as many segments as the model knows, of about equal length
+            segments[row, kind * length // types :] = kind
+        segments[row, length:] = 0
+    ids[mask == 0] = padding
+    return {"input_ids": ids, "attention_mask": mask, **({"token_type_ids": segments} if types else {})}
+
+
+def _target(
+    lengths: Sequence[int],
+    longest: int,
+    vocabulary: int,
+    padding: int,
+    config: Mapping[str, object],
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """What the decoder of an encoder-decoder is given: rows that begin with its start token, padded as well.
+
+    They are shorter than the source's, unless these are of the longest length, so that neither can be taken for the
+    other; and the longest of them goes with the shortest source.
+    """
+    others = [length if length == longest else max(3 * length // 4, 1) for length in reversed(lengths)]
+    given = _batch(others, vocabulary, 0, padding, (), generator)
+    given["input_ids"][:, 0] = _integer(config, "decoder_start_token_id", padding)
+    return {f"decoder_{name}": value for name, value in given.items()}
+
+
+def _without(padding: int, ids: Tensor, vocabulary: int, generator: torch.Generator) -> Tensor:
+    """The ids, with another word in each place of the padding word."""
+    others = torch.randint(0, vocabulary - 1, ids.shape, generator=generator)
+    return torch.where(ids == padding, others + (others >= padding), ids)
+
+
+def _integer(config: Mapping[str, object], field: str, default: int | None = None) -> int:
+    value = config.get(field, default)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        message = f"config.json has {field} = {value!r}, inputs cannot be made without a number"
+        raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint="pass inputs="))
+    return value
+
+
+def special_tokens(directory: Path | None, config: Mapping[str, object]) -> list[int]:
+    """The ids of the special tokens: those of ``tokenizer.json`` or ``vocab.txt``, and those that the config names."""
+    named = [value for field, value in config.items() if field.endswith("_token_id")]
+    found = [one for one in named if isinstance(one, int) and not isinstance(one, bool)]
+    try:
+        if directory and (directory / "tokenizer.json").is_file():
+            content = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+            found += [int(one["id"]) for one in content["added_tokens"] if one["special"]]
+        elif directory and (directory / "vocab.txt").is_file():
+            lines = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
+            found += [number for number, line in enumerate(lines) if _SPECIAL.fullmatch(line)]
+    except (OSError, ValueError, KeyError, TypeError):  # a hint for better inputs, not worth a failure
+        return found
+    return found
+
+
+_SPECIAL = re.compile(r"\[[A-Z]+\]|<[a-z]+>")
+
+
+def heard(rules: Sequence[Rule], case: Case) -> Case:
+    """The case without what the table's [inputs] does not name: the port has no such input, so neither side gets it.
+
+    When [inputs] names what the reference does not have, nothing is left out: :func:`for_port` says what is wrong.
+    """
+    named = {str(rule.sources[0].key) for rule in rules}
+    if not named or not named <= {*case.inputs, *USUAL}:
+        return case
+    return Case(case.name, {name: value for name, value in case.inputs.items() if name in named})
+
+
+def withheld(made: Sequence[Case], heard: Sequence[Case]) -> tuple[str, ...]:
+    """What :func:`heard` left out, in words."""
+    names = {name for case in made for name in case.inputs} - {name for case in heard for name in case.inputs}
+    return tuple(f"{name}, which [inputs] does not name: neither side was given it" for name in sorted(names))
+
+
+def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The port's forward arguments from the reference's, by the table's [inputs].
+
+    Without rules they are the reference's.  A target ``mask -> bool`` gets True = attend, ``-> padding`` True =
+    ignore, ``-> additive`` 0 = attend and the lowest number of ``dtype`` = ignore; without one of these the tensor is
+    passed as it is.
+
+    Args:
+        rules: the table's [inputs].
+        inputs: what the reference is given.  A rule for another of its usual arguments is left out: no side gets it.
+        dtype: of the model.
+
+    Raises:
+        VerifyError: a rule does not fit the inputs, or takes what no reference has.
+    """
+    if not rules:
+        return dict(inputs)
+    faults = [
+        Fault(
+            code=Code.NO_INPUTS,
+            where=rule.where,
+            message=f"[inputs] takes {name!r}, the reference is given {', '.join(inputs)}",
+            hint=nearest(name, list(inputs)),
+        )
+        for rule in rules
+        for name in [str(rule.sources[0].key)]
+        if name not in inputs and name not in USUAL
+    ]
+    faults += [
+        Fault(
+            code=Code.NO_INPUTS,
+            where=rule.where,
+            message=f"an input can be given as {', '.join(KINDS)}, not as {rule.targets[0].output!r}",
+            hint=nearest(rule.targets[0].output, KINDS),
+        )
+        for rule in rules
+        if rule.targets[0].output not in ("", *KINDS)
+    ]
+    rules = [rule for rule in rules if str(rule.sources[0].key) in inputs]
+    sources = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+    targets = {str(rule.targets[0].key): _shape(rule, sources) for rule in rules}
+    alignment = align(rules, sources, targets)
+    faults += alignment.faults
+    if faults:
+        raise VerifyError(faults)
+    shapes = {name: _Shaped(shape) for name, shape in targets.items()}
+    given: dict[str, Tensor] = {}
+    for step in alignment.steps:
+        for point, value in forward(step, shapes, inputs.__getitem__, None):
+            name, _, kind = point.partition(" -> ")
+            given[name] = _mask(value, kind, dtype)
+    return given
+
+
+@dataclass(frozen=True)
+class _Shaped:
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.long
+
+
+def _shape(rule: Rule, sources: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of the rule's target, from its source's."""
+    source, target = rule.sources[0], rule.targets[0]
+    shape = sources.get(str(source.key), ())
+    if target.axes is None or source.axes is None or len(source.axes) != len(shape):
+        return shape
+    sizes: dict[str, int] = {}
+    try:
+        solve_all(list(zip(source.axes, shape, strict=True)), sizes)
+    except Mismatch:
+        return shape  # align() says what does not fit
+    return tuple(size_of(axis, sizes) or 1 for axis in target.axes)
+
+
+def _mask(value: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    match kind:
+        case "bool":
+            return value.bool()
+        case "padding":
+            return ~value.bool()
+        case "additive":
+            zeros = torch.zeros(value.shape, dtype=dtype)
+            return zeros.masked_fill(~value.bool(), torch.finfo(dtype).min)
+    return value

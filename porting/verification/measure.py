@@ -1,0 +1,155 @@
+"""How far an activation is from the float64 reference, and what that distance means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MEANING = 1e-12
+"""In float64 a faithful port agrees to this, relative to the largest activation; a bug of meaning is far above."""
+
+ROUNDING = 4.0
+"""In the working dtype a faithful port's error stays below this many times the reference's own."""
+
+PIECE = 1 << 15
+"""Elements that are measured at once: so few that torch does not share them out among threads, which costs more."""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A float64 activation of the reference, which everything else is measured from.
+
+    Attributes:
+        value: the activation.
+        scale: its largest absolute value; 1 when it is all zeros.
+        rms: the root of its mean square.
+    """
+
+    value: Tensor
+    scale: float
+    rms: float
+
+    @classmethod
+    def of(cls, value: Tensor) -> Anchor:
+        """Measure ``value``."""
+        value = value if value.dtype == torch.float64 else value.double()
+        largest, squares = _size(value)
+        return cls(value, largest or 1.0, math.sqrt(squares / (value.numel() or 1)))
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far a value is from its anchor, relative to the anchor's scale; inf when some of it is no number.
+
+    Attributes:
+        largest: the largest difference.
+        squares: the sum of the squared differences.
+        floor: the sum of the anchor's own squares: rounding it once makes half a unit in the last place of its root.
+        count: how many elements.
+    """
+
+    largest: float
+    squares: float
+    floor: float
+    count: int
+
+    @property
+    def rms(self) -> float:
+        """The root of the mean square."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+def finite(value: Tensor) -> bool:
+    """Whether every element is a number."""
+    return math.isfinite(_size(value.double())[0])
+
+
+def error(value: Tensor, anchor: Anchor) -> Error:
+    """How far ``value``, of any dtype and of the anchor's shape, is from it."""
+    largest, squares = _size(anchor.value, value.detach())
+    count = value.numel()
+    floor = (anchor.rms / anchor.scale) ** 2 * count
+    return Error(largest / anchor.scale, squares / anchor.scale**2, floor, count)
+
+
+def pooled(errors: Iterable[Error]) -> Error:
+    """The errors of one point over all cases: few numbers in one case say little, and all together more."""
+    every = list(errors)
+    return Error(
+        max((one.largest for one in every), default=0.0),
+        sum(one.squares for one in every),
+        sum(one.floor for one in every),
+        sum(one.count for one in every),
+    )
+
+
+def ratio(port: Error, reference: Error, dtype: torch.dtype) -> float:
+    """``|port - exact| / |reference - exact|``: the worse of the two ratios by maximum and by root mean square.
+
+    Errors below half a unit in the last place of the exact value's scale cannot be told from rounding: the reference's
+    error counts as at least that.  Where the reference itself has values that are no numbers, such as an overflow in
+    float16, the port can only be as good (1) or better (0).
+    """
+    if math.isinf(reference.largest):
+        return 1.0 if math.isinf(port.largest) else 0.0
+    half_unit = torch.finfo(dtype).eps / 2
+    floor = half_unit * math.sqrt(reference.floor / reference.count) if reference.count else 0.0
+    pairs = ((port.largest, max(reference.largest, half_unit)), (port.rms, max(reference.rms, floor)))
+    return max(ours / theirs if theirs else (math.inf if ours else 0.0) for ours, theirs in pairs)
+
+
+def luck(count: int) -> float:
+    """The bound of the ratio of two rounding errors that are each known from so many numbers.
+
+    The logarithm of the ratio of two root mean squares over n numbers spreads by 1/sqrt(n); five times that is left to
+    luck.  From about 50 numbers on it is ``ROUNDING``.
+
+    >>> luck(10_000), round(luck(10), 1)
+    (4.0, 9.7)
+    """
+    return ROUNDING * max(1.0, math.exp(5 / math.sqrt(count)) / 2) if count else math.inf
+
+
+def bound(port: Error | None, reference: Error | None, dtype: torch.dtype | None, *, single: bool) -> float:
+    """The largest difference in float64 that may be rounding.
+
+    Rounding shrinks with the unit roundoff and a bug of meaning does not: what a port is off by in the working dtype,
+    times the quotient of the two roundoffs, is what it may be off by in float64.  It matters for values that rounding
+    blows up, far down a deep model or in a sum with a large constant; elsewhere the bound is ``MEANING``.
+
+    Args:
+        port, reference: the errors in the most precise working dtype; None when there is none.
+        dtype: that dtype.
+        single: the float64 run computed in a lower precision here, and its rounding is that of the working dtype.
+    """
+    if port is None or reference is None or dtype is None:
+        return MEANING
+    shrunk = ROUNDING * torch.finfo(torch.float64).eps / torch.finfo(dtype).eps
+    explained = [one.largest * shrunk for one in (port, reference) if math.isfinite(one.largest)]
+    if single and math.isfinite(reference.largest):
+        explained.append(ROUNDING * max(reference.largest, torch.finfo(dtype).eps / 2))
+    return max([MEANING, *explained])
+
+
+def _size(values: Tensor, less: Tensor | None = None) -> tuple[float, float]:
+    """The largest absolute value and the sum of squares of ``values - less``; both inf when some is no number.
+
+    It is taken piece by piece, so that the difference stays in the processor's cache.
+    """
+    pieces = torch.split(values.reshape(-1), PIECE)
+    others = pieces if less is None else torch.split(less.reshape(-1), PIECE)
+    largest = squares = 0.0
+    if not values.numel():
+        return largest, squares
+    for piece, other in zip(pieces, others, strict=True):
+        apart = piece if less is None else piece - other
+        low, high = torch.aminmax(apart)
+        root = float(torch.linalg.vector_norm(apart))
+        if not math.isfinite(root):  # which a square of a very large number is not either
+            return math.inf, math.inf
+        largest, squares = max(largest, -float(low), float(high)), squares + root * root
+    return largest, squares

@@ -1,0 +1,116 @@
+"""What a verification could see: which weights reach a probe, and which branches of the model no input took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from porting.target import named_tensors
+from porting.verification.inputs import Case
+from porting.verification.measure import MEANING
+from porting.verification.report import Shown
+
+
+class Observer:
+    """Gathers, over several passes, which elements of the weights have a gradient to some probe.
+
+    Args:
+        module: the port in float64; its floating-point parameters and persistent buffers get ``requires_grad``.
+        seed: of the linear function that is differentiated.
+    """
+
+    def __init__(self, module: nn.Module, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._reached: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+        known: set[int] = set()
+        for name, tensor in named_tensors(module):
+            if tensor.is_floating_point() and id(tensor) not in known:
+                known.add(id(tensor))
+                self._weights[name] = tensor.requires_grad_(True)
+
+    def see(self, value: Tensor, scale: float) -> None:
+        """Add an activation that was computed with gradients on.
+
+        A random linear function of it is taken, since the plain sum is blind: the sum of a normalised vector, or of a
+        softmax, is constant.  The function is a product of one random vector for each axis: that is as good as
+        independent numbers, for a gradient that vanishes for every such product vanishes altogether.  An element
+        counts when a change of it by 1 moves the activation by more of its scale than the bound of meaning: less is
+        rounding, such as what is left of the key bias behind the softmax.
+        """
+        if not value.requires_grad or not self._weights:
+            return
+        cotangent = torch.full((), 1 / scale, dtype=value.dtype)
+        for axis, extent in enumerate(value.shape):
+            shape = [extent if place == axis else 1 for place in range(value.ndim)]
+            cotangent = cotangent * torch.randn(extent, dtype=value.dtype, generator=self._generator).view(shape)
+        weights = list(self._weights.values())
+        found = torch.autograd.grad(value, weights, cotangent.expand_as(value), retain_graph=True, allow_unused=True)
+        for name, gradient in zip(self._weights, found, strict=True):
+            if gradient is not None:
+                reached = gradient.abs_() > MEANING
+                self._reached[name] = self._reached[name] | reached if name in self._reached else reached
+
+    def rest(self) -> None:
+        """From now on differentiate only by what has not been reached altogether."""
+        for name in [name for name, reached in self._reached.items() if bool(reached.all())]:
+            self._weights.pop(name, torch.empty(0)).requires_grad_(False)
+
+    def shares(self) -> dict[str, float]:
+        """The share of the elements of each weight that a probe saw."""
+        return {name: float(reached.double().mean()) for name, reached in self._reached.items() if bool(reached.any())}
+
+
+def shown(module: nn.Module, shares: Mapping[str, float], expected: Mapping[str, Tensor]) -> Shown:
+    """Sort the parameters and persistent buffers by how they were shown.
+
+    Args:
+        module: the port as it was given.
+        shares: parameter -> share of its elements that a probe saw.
+        expected: what the checkpoint holds for each, through the table.
+    """
+    copies, nothing, differing, seen = [], [], [], set()
+    for name, tensor in named_tensors(module):
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        same = name in expected and _equal(tensor.detach(), expected[name])
+        if name in expected and not same:
+            differing.append(name)
+        elif same and name not in shares:
+            copies.append(name)
+        elif name not in shares:
+            nothing.append(name)
+    return Shown(activation=dict(shares), copy=tuple(copies), nothing=tuple(nothing), differing=tuple(differing))
+
+
+def _equal(tensor: Tensor, expected: Tensor) -> bool:
+    """Bit for bit: a NaN equals itself."""
+    if tensor.dtype != expected.dtype or tensor.shape != expected.shape:
+        return False
+    if tensor.data_ptr() == expected.data_ptr() and tensor.stride() == expected.stride():
+        return True
+    tensor, expected = tensor.cpu().contiguous(), expected.contiguous()
+    return torch.equal(tensor.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8))
+
+
+def unseen(cases: Sequence[Case], config: Mapping[str, object]) -> list[str]:
+    """Branches that these inputs did not take, in words."""
+    masks = [case.inputs.get("attention_mask") for case in cases]
+    segments = [case.inputs.get("token_type_ids") for case in cases]
+    lengths = [int(case.inputs["input_ids"].shape[-1]) for case in cases if "input_ids" in case.inputs]
+    found = []
+    if not any(mask is not None and bool((mask == 0).any()) for mask in masks):
+        found.append("no row is padded: the attention mask was not shown")
+    if config.get("type_vocab_size") not in (None, 0, 1) and not any(
+        one is not None and bool((one > 0).any()) for one in segments
+    ):
+        found.append("one segment only: the token types were not shown")
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and lengths and max(lengths) < positions:
+        found.append(
+            f"rows of at most {max(lengths)} tokens: positions {max(lengths)} to {positions - 1} were not shown"
+        )
+    return found

@@ -1,0 +1,128 @@
+"""Points of the reference and points of the port, paired by the table's [probes]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from porting.errors import Code, Fault, nearest
+from porting.notation.table import Table
+from porting.plan.align import Alignment, Shape, Step, align
+from porting.plan.move import gather
+from porting.verification.faults import VerifyError
+from porting.verification.trace import Point, Trace, numbered, split
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One point of the port and what it is compared with.
+
+    Attributes:
+        step: the move that makes the port's value from the reference's.
+        point: the port's point, as the step names it.
+        call: the number of the call that both belong to.
+        shape: the port's shape.
+        whole: whether the reference fills all of the port's value.
+    """
+
+    step: Step
+    point: Point
+    call: int
+    shape: Shape
+    whole: bool
+
+    @property
+    def sources(self) -> tuple[Point, ...]:
+        """The reference's points."""
+        copies = [copy for copy in self.step.copies if copy.target == self.point]
+        return tuple(dict.fromkeys(numbered(copy.source, self.call) for copy in copies))
+
+    def carry(self, trace: Trace, own: Tensor | None = None) -> Tensor:
+        """The reference's value as the port should have it; a view where the layout allows it.
+
+        Args:
+            trace: the reference's activations.
+            own: the port's own value, kept in parts that have no counterpart; without it they are zeros.
+        """
+        copies = [copy for copy in self.step.copies if copy.target == self.point]
+
+        def base(point: Point) -> Tensor:
+            return torch.zeros(self.shape, dtype=torch.float64) if own is None else own.detach()
+
+        return gather(copies, self.shape, lambda point: trace[numbered(point, self.call)], None, base)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
+    """Which point of the port is compared with what of the reference, for inputs of one shape.
+
+    Attributes:
+        pairs: by the port's point, in the reference's order of execution.
+        skipped: points without a counterpart that was reached.
+    """
+
+    pairs: Mapping[Point, Pair]
+    skipped: tuple[Point, ...]
+
+    @property
+    def compared(self) -> list[Point]:
+        """The reference's points that are compared."""
+        return list(dict.fromkeys(point for pair in self.pairs.values() for point in pair.sources))
+
+
+def pair(
+    table: Table, reference: Mapping[Point, Shape], port: Mapping[Point, Shape], sizes: Mapping[str, int]
+) -> Pairing:
+    """Pair what was seen on both sides.
+
+    Args:
+        table: its [probes] and prefixes.
+        reference, port: the shapes of the activations of one case, in order of execution.
+        sizes: sizes of indices, from the table's [sizes].
+
+    Raises:
+        VerifyError: shapes do not fit, a probe is claimed twice, or nothing at all is paired.
+    """
+    pairs: dict[Point, Pair] = {}
+    skipped: list[Point] = []
+    faults: list[Fault] = []
+    first: Alignment | None = None
+    for call in sorted({split(point)[1] for point in (*reference, *port)}):
+        theirs, ours = _of_call(reference, call), _of_call(port, call)
+        found = align(table.probes, theirs, ours, sizes=sizes, prefix=table.prefix, target_prefix=table.target_prefix)
+        first = first or found
+        faults += found.faults
+        for step in found.steps:
+            for name in step.targets:
+                covered = sum(copy.numel for copy in step.copies if copy.target == name)
+                whole = covered == torch.Size(ours[name]).numel()
+                pairs[numbered(name, call)] = Pair(step, name, call, ours[name], whole)
+        lone = [name for one in (*found.unplaced, *found.unsourced) for name in one.names]
+        skipped += [numbered(name, call) for name in lone]
+    if faults:
+        raise VerifyError(dict.fromkeys(faults))
+    if not pairs:
+        raise VerifyError(_nothing(table, first, list(port)))
+    rank = {point: number for number, point in enumerate(reference)}
+    order = sorted(pairs, key=lambda point: max(rank[one] for one in pairs[point].sources))
+    return Pairing(pairs={point: pairs[point] for point in order}, skipped=tuple(skipped))
+
+
+def _of_call(points: Mapping[Point, Shape], call: int) -> dict[Point, Shape]:
+    named = ((split(point), shape) for point, shape in points.items())
+    return {name: shape for (name, number), shape in named if number == call}
+
+
+def _nothing(table: Table, alignment: Alignment | None, port: list[Point]) -> Fault:
+    if not table.probes:
+        message = "the table has no [probes], so nothing says which activations to compare"
+        hint = 'add some: "encoder.layer.{i}" = "layers.{i}"'
+        return Fault(code=Code.NO_PROBES, where=table.where, message=message, hint=hint)
+    message = "[probes] pairs no activation of the reference with one of the port"
+    expected = [name for lone in alignment.unplaced for name in lone.expected][:1] if alignment else []
+    hint = f"it expects {expected[0]!r} in the port" if expected else "none of its names was reached"
+    hint = (nearest(expected[0], port) if expected else "") or hint
+    return Fault(code=Code.NO_PROBES, where=table.where, message=message, hint=hint)

@@ -1,0 +1,83 @@
+"""The reference: the model as transformers runs it.  The only part of the library that imports transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault, nearest
+from porting.verification.faults import VerifyError
+
+CHOICES = 2
+"""How many continuations a multiple-choice model is given."""
+
+
+def choices(architecture: str) -> int | None:
+    """The number of choices if the reference takes ids [b c s], None if it takes [b s]."""
+    return CHOICES if architecture.endswith("ForMultipleChoice") else None
+
+
+def load_reference(checkpoint: Checkpoint, architecture: str, dtype: torch.dtype) -> nn.Module:
+    """The checkpoint in transformers' own model, in eval mode, with attention written out.
+
+    Args:
+        checkpoint: a checkpoint with a directory and a config.
+        architecture: the class, as ``config.json`` spells it.
+        dtype: what the weights are cast to.
+
+    Raises:
+        VerifyError: transformers has no such class, or cannot load the checkpoint.
+    """
+    import transformers  # noqa: PLC0415  # costs more than loading a model: only those who run the reference pay for it
+
+    make: Any = getattr(transformers, architecture, None)  # whatever transformers has under this name
+    if not isinstance(make, type) or not issubclass(make, transformers.PreTrainedModel):
+        known = [name for name in dir(transformers) if name[:1].isupper()]
+        hint = nearest(architecture, known) or "say which class the reference is: architecture= (--architecture)"
+        message = f"transformers {transformers.__version__} has no model {architecture!r}"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
+    if checkpoint.path is None or not checkpoint.config:
+        message = "transformers needs the weights and a config.json to run the reference"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message))
+    config: Any = make.config_class
+    given: dict[str, Any] = {}
+    if Path(checkpoint.location).is_file():  # transformers would read what it finds in the directory, not this file
+        given["state_dict"] = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    with _quiet():
+        try:
+            model: nn.Module = make.from_pretrained(
+                None if given else checkpoint.path,
+                config=config.from_dict(dict(checkpoint.config)),
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=True,
+                **given,
+            )
+        except Exception as error:  # the reference may raise anything, and it is not our code
+            said = str(error).strip().partition("\n")[0]
+            message = f"transformers cannot load it as {architecture}: {type(error).__name__}: {said}"
+            raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message)) from error
+    return model.eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bars and advice: what matters is in our report."""
+    from transformers.utils import logging  # noqa: PLC0415  # as above
+
+    log: Any = logging  # its functions have no types
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()

@@ -1,0 +1,123 @@
+"""Running one side of a comparison: seen, timed, and with its failures explained."""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from porting.errors import Code, Fault
+from porting.verification.faults import VerifyError
+from porting.verification.trace import Point, Trace, Visit, trace
+
+_HERE = str(Path(__file__).parent)
+_INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
+
+
+@dataclass
+class Clock:
+    """How long the forward passes took, in seconds, without what was done to see into them; and how many there were."""
+
+    seconds: float = 0.0
+    passes: int = 0
+
+
+@dataclass(kw_only=True)
+class Side:
+    """One of the two models, ready to be run on every case.
+
+    Attributes:
+        title: what it is called in messages.
+        module: the model.
+        arguments: for each case its forward arguments by name; a name that is a number is a position.
+        wanted: the points to see.
+        clock: is told of every pass.
+    """
+
+    title: str
+    module: nn.Module
+    arguments: Sequence[Mapping[str, Tensor]]
+    wanted: Sequence[Point]
+    clock: Clock = field(default_factory=Clock)
+
+    def run(
+        self,
+        case: int,
+        visit: Visit,
+        *,
+        wanted: Sequence[Point] | None = None,
+        ran: Callable[[str], None] | None = None,
+        gradients: bool = False,
+    ) -> None:
+        """One forward pass.
+
+        Args:
+            case: the number of the case.
+            visit, ran: as in :func:`porting.verification.trace.trace`.
+            wanted: the points to see, if not all.
+            gradients: let values have their gradient graph.
+
+        Raises:
+            VerifyError: the model fails.
+        """
+        arguments = self.arguments[case]
+        places = [value for name, value in arguments.items() if name.isdigit()]
+        names = {name: value for name, value in arguments.items() if not name.isdigit()}
+        begun = time.perf_counter()
+        try:
+            with nullcontext() if gradients else torch.no_grad():
+                seen = trace(
+                    self.module,
+                    lambda module: module(*places, **names),
+                    self.wanted if wanted is None else wanted,
+                    visit,
+                    ran,
+                )
+        except VerifyError:
+            raise
+        except Exception as error:  # the user's own forward may raise anything
+            message = f"{self.title} failed on {_described(arguments)}: {type(error).__name__}: {_first_line(error)}"
+            hint = f"at {_place(error)}; [inputs] says which arguments it is given"
+            raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
+        self.clock.seconds += time.perf_counter() - begun - seen
+        self.clock.passes += 1
+
+    def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
+        """One forward pass; copies of all its activations, which the model cannot change afterwards.
+
+        Args:
+            case: the number of the case.
+            ran: as in :func:`porting.verification.trace.trace`.
+            after: is given each activation when it has been recorded, and may return another to go on with.
+        """
+        found: Trace = {}
+
+        def visit(point: Point, value: Tensor) -> Tensor | None:
+            found[point] = value.detach().clone(memory_format=torch.contiguous_format)
+            return after(point, value) if after else None
+
+        self.run(case, visit, ran=ran)
+        return found
+
+
+def _described(arguments: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {list(value.shape)}" for name, value in arguments.items())
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _place(error: Exception) -> str:
+    """File and line of the innermost frame that is the user's own code, or of the innermost when there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith((_HERE, *_INSTALLED)) and Path(one.filename).is_file()]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"

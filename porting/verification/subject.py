@@ -1,0 +1,192 @@
+"""What is put to the proof: a module of our own to run, so that the user's is left as it was."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault
+from porting.loading import Into, PortingWarning, load, maker, provenance, same_bits
+from porting.notation.table import Table
+from porting.plan.align import align
+from porting.plan.check import check
+from porting.plan.move import forward
+from porting.plan.plan import Plan
+from porting.target import assign, named_tensors
+from porting.verification.faults import VerifyError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A port with its weights.
+
+    Attributes:
+        module: the module, in eval mode, in the checkpoint's dtype.
+        plan: what the table loads into it.
+        reference: the architecture that transformers runs, as ``config.json`` spells it.
+    """
+
+    module: nn.Module
+    plan: Plan
+    reference: str
+
+
+def prepare(
+    checkpoint: Checkpoint,
+    into: Into,
+    table: Table,
+    architecture: str | None,
+    *,
+    loaded: bool,
+    fresh: bool,
+    trust: bool,
+) -> Subject:
+    """The module to run: ``into`` as it is when ``loaded``, else what :func:`porting.load` makes of a copy of it.
+
+    Raises:
+        PlanError, TargetError: as :func:`porting.load`.
+        VerifyError: ``into`` cannot be copied, or nothing says what the reference is.
+    """
+    named = architecture if table.architectures else None
+    if loaded:
+        if not isinstance(into, nn.Module):
+            message = "loaded=True takes a module that holds its weights, not a function that builds one"
+            raise VerifyError(Fault(code=Code.BAD_TARGET, message=message))
+        port, (_, kind) = _copied(into), maker(table, checkpoint, into, named, trust=trust)
+        plan = check(table, checkpoint, port, dtype=_cast_of(checkpoint, port), fresh=fresh)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PortingWarning)  # the report says it
+            target = _emptied(into) if isinstance(into, nn.Module) else into
+            port = load(checkpoint, target, table, architecture=named, fresh=fresh, trust=trust)
+        record = provenance(port)
+        if record is None:  # load() keeps it for as long as the module lives
+            raise VerifyError(Fault(code=Code.BAD_TARGET, message="the module lost its provenance while it was loaded"))
+        plan, kind = record.plan, record.architecture
+        if isinstance(into, nn.Module) and plan.fresh:
+            assign(port, {name: one.detach() for name, one in named_tensors(into) if name in plan.fresh})
+    if kind is not None:
+        return Subject(module=port.eval(), plan=plan, reference=kind.name)
+    declared = checkpoint.config.get("architectures")
+    names = [architecture] if architecture else list(declared) if isinstance(declared, list) else []
+    if not names:
+        message = "neither the table nor config.json says which architecture the reference has"
+        hint = "name it: architecture= (--architecture), as transformers spells it"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
+    return Subject(module=port.eval(), plan=plan, reference=str(names[0]))
+
+
+def _copied(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:  # a module may hold anything
+        message = f"the module cannot be copied: {type(error).__name__}: {error}"
+        hint = "pass a function that builds it, or keep in it only what can be copied"
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint)) from error
+
+
+def _emptied(module: nn.Module) -> nn.Module:
+    """A copy without the values of what a checkpoint fills: these are not needed and may be large."""
+    memo: dict[int, object] = {}
+    for _, tensor in named_tensors(module):
+        empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return _copied(module, memo)
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy on the CPU whose floating-point parameters and buffers are of ``dtype``.
+
+    Parameters that are of it already are shared with the original; nothing that is run here writes to them.
+
+    Raises:
+        VerifyError: it cannot be copied.
+    """
+    memo: dict[int, object] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            value = tensor.detach().to("cpu", dtype)
+            memo[id(tensor)] = nn.Parameter(value) if isinstance(tensor, nn.Parameter) else value.clone()
+    return _copied(module, memo).eval()
+
+
+def exactly(subject: Subject, checkpoint: Checkpoint) -> nn.Module:
+    """The port in float64, and in it, computed in float64, what the table sums or scales.
+
+    When such a weight was loaded it was rounded to the checkpoint's dtype.  That is rounding and not meaning: the port
+    in its working dtype has it and is measured with it.  A weight that is no longer what was loaded is taken as it is.
+
+    Raises:
+        VerifyError: the module cannot be copied.
+    """
+    plan, mine = subject.plan, dict(named_tensors(subject.module))
+    module = cast(subject.module, torch.float64)
+    for step in plan.steps:
+        if not step.rule.fold and step.rule.scale is None:
+            continue
+        read = {name: checkpoint.read(name) for name in step.sources}
+        rounded = read if plan.dtype is None else {name: one.to(plan.dtype) for name, one in read.items()}
+        loaded = dict(forward(step, plan.targets, rounded.__getitem__, plan.scale(step)))
+        if all(same_bits(value, mine[name].cpu()) for name, value in loaded.items()):
+            double = {name: one.double() for name, one in read.items()}
+            assign(module, dict(forward(step, plan.targets, double.__getitem__, plan.scale(step))))
+    return module
+
+
+def stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """A dtype that holds every floating-point value of the checkpoint."""
+    found = [info.dtype for info in checkpoint.tensors.values() if info.dtype.is_floating_point]
+    result = found[0] if found else torch.float64
+    for dtype in found:
+        result = torch.promote_types(result, dtype)
+    return result
+
+
+def _cast_of(checkpoint: Checkpoint, module: nn.Module) -> torch.dtype | None:
+    """The dtype that the module's owner cast it to after it was loaded, None when it has the checkpoint's."""
+    ours = {tensor.dtype for _, tensor in named_tensors(module) if tensor.is_floating_point()}
+    theirs = {info.dtype for info in checkpoint.tensors.values() if info.dtype.is_floating_point}
+    return next(iter(ours)) if len(ours) == 1 and ours != theirs else None
+
+
+def renew(subject: Subject, reference: nn.Module) -> None:
+    """Give the port's new parameters the values that the reference's own initialisation drew, so that they compare.
+
+    Both then hold what fits into the port's dtype.
+    """
+    plan, theirs = subject.plan, dict(named_tensors(reference))
+    if not plan.fresh:
+        return
+    ours = dict(named_tensors(subject.module))
+    table = plan.table
+    alignment = align(
+        table.rules,
+        {name: tuple(tensor.shape) for name, tensor in theirs.items()},
+        {name: tuple(tensor.shape) for name, tensor in ours.items()},
+        prefix=table.prefix,
+        target_prefix=table.target_prefix,
+    )
+    read: Callable[[str], Tensor] = lambda name: theirs[name].detach()  # noqa: E731  # an adapter of one line
+    values: dict[str, Tensor] = {}
+    for step in alignment.steps:
+        if set(step.targets) <= set(plan.fresh):
+            for name, value in forward(step, plan.targets, read, plan.scale(step)):
+                values[name] = value.to(ours[name].dtype)
+            for name in step.sources:
+                theirs[name].data.copy_(theirs[name].data.to(ours[step.targets[0]].dtype))
+    assign(subject.module, values)
+
+
+def warned(plan: Plan) -> list[str]:
+    """What is allowed and should be known, in words."""
+    found = [str(one) for one in plan.warnings]
+    if plan.fresh:
+        names: Mapping[str, None] = dict.fromkeys(plan.fresh)
+        found.append(f"new and untrained, so compared with the reference's initialisation: {', '.join(names)}")
+    return found

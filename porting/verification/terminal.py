@@ -1,0 +1,206 @@
+"""A report on a terminal: the verdict first, a row for each layer, what was shown and what was not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from porting.verification.measure import MEANING, ROUNDING, luck
+from porting.verification.report import DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
+from porting.verification.trace import ARROW
+
+MOST_NAMED = 8
+"""Names are listed up to this many; then comes how many more there are."""
+
+_SAID = {
+    FAITHFUL: ("bold green", "computes what"),
+    IMPRECISE: ("bold yellow", "means the same, with larger rounding errors, as what"),
+    DIFFERENT: ("bold red", "does not compute what"),
+}
+_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
+
+
+def render(report: Report, *, every_probe: bool = False) -> RenderableType:
+    """The report for a rich console; with ``every_probe`` a row for each probe in place of one for each layer."""
+    return Group(
+        *_verdict(report),
+        Text(),
+        _grid(report, every_probe),
+        Text(),
+        *_culprits(report),
+        *_shown(report),
+        *_rest(report),
+    )
+
+
+def as_text(report: Report, *, width: int = 120, every_probe: bool = False) -> str:
+    """The report as plain text."""
+    written = StringIO()
+    Console(file=written, width=width, color_system=None).print(render(report, every_probe=every_probe))
+    return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
+
+
+def _verdict(report: Report) -> Iterator[Text]:
+    style, says = _SAID[report.verdict]
+    sentence = f"{report.port} {says} {report.reference} computes from {report.source}"
+    if report.verdict != DIFFERENT and not report.complete:
+        sentence += ", as far as it was shown (see below)"
+    yield Text.assemble((report.verdict.upper(), style), "  ", sentence)
+    yield Text(f"float64: off by {_largest(report.probes):.1e} of the activations' scale at most (bound {MEANING:.0e})")
+    for dtype, noise in report.noise.items():
+        ratio = max((probe.rounding[dtype].worst for probe in report.probes), default=0.0)
+        text = f"{dtype}: {ratio:.1f} x the reference's own rounding error at most (bound {ROUNDING:.0f}); "
+        yield Text(f"{text}that noise floor is up to {noise:.1e} of the scale")
+
+
+def _largest(probes: Iterable[Probe]) -> float:
+    return max((probe.meaning.worst for probe in probes), default=0.0)
+
+
+def _grid(report: Report, every_probe: bool) -> Grid:
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    grid.add_column("where")
+    for title in ("float64", "isolated"):
+        grid.add_column(title, justify="right")
+    for dtype in report.noise:
+        grid.add_column(dtype, justify="right")
+        grid.add_column("isolated", justify="right")
+    grid.add_column("")
+    for where, probes in _rows(report.probes, every_probe):
+        end = max(probe.meaning.end_to_end for probe in probes)
+        alone = max(probe.meaning.isolated or 0.0 for probe in probes)
+        cells = [Text(f"{end:.0e}", _style(any(probe.differs for probe in probes)))]
+        cells.append(Text(f"{alone:.0e}", _style(any(probe.guilty for probe in probes))))
+        for dtype in report.noise:
+            for view in ("end_to_end", "isolated"):
+                ratios = [(probe.count, getattr(probe.rounding[dtype], view) or 0.0) for probe in probes]
+                bad = any(ratio > luck(count) for count, ratio in ratios)
+                cells.append(Text(_times(max(ratio for _, ratio in ratios)), _style(bad)))
+        grid.add_row(Text(where), *cells, _mark(probes))
+    return grid
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x" if ratio < 1e6 else f"{ratio:.0e}x"
+
+
+def _rows(probes: Sequence[Probe], every_probe: bool) -> Iterator[tuple[str, list[Probe]]]:
+    groups: dict[str, list[Probe]] = {}
+    for probe in probes:
+        layered = probe.layer is not None and not every_probe
+        groups.setdefault(f"layer {probe.layer}" if layered else probe.port, []).append(probe)
+    yield from groups.items()
+
+
+def _mark(probes: Sequence[Probe]) -> Text:
+    """What a row comes down to: the guilty modules in it, or that a difference only passes through."""
+    guilty = [_within(probe.port) for probe in probes if probe.guilty]
+    if guilty:
+        return Text(f"<- {_listed(guilty)}", "bold red")
+    imprecise = [_within(probe.port) for probe in probes if probe.imprecise]
+    if imprecise:
+        return Text(f"<- rounds worse: {_listed(imprecise)}", "yellow")
+    if any(probe.differs for probe in probes):
+        return Text("innocent: the difference comes from before", "dim")
+    if any(probe.drifts for probe in probes):
+        return Text("innocent: the rounding comes from before", "dim")
+    return Text("same", "green")
+
+
+def _within(point: str) -> str:
+    """The point less the number of its layer and what comes before it, which the row says."""
+    found = _NUMBER.search(point)
+    return point[found.end() :].lstrip(". ") or "output" if found else point
+
+
+def _style(bad: bool) -> str:
+    return "red" if bad else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Some names; those that differ in one number only, or in the output of one module, as one."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_NUMBER.sub("{}", name, count=1), []).append(name)
+    outputs: dict[str, list[str]] = {}
+    for pattern, members in groups.items():
+        numbers = [int(found.group()) for name in members if (found := _NUMBER.search(name))]
+        name = pattern.replace("{}", f"{{{_ranges(numbers)}}}", 1) if len(numbers) > 1 else members[0]
+        path, _, output = name.partition(ARROW)
+        outputs.setdefault(path, []).append(output)
+    short = [path + (ARROW if any(found) else "") + "/".join(found) for path, found in outputs.items()]
+    more = len(short) - MOST_NAMED
+    return ", ".join(short[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
+
+
+def _culprits(report: Report) -> Iterator[Text]:
+    if report.guilty:
+        first = report.guilty[0]
+        yield Text.assemble(("first guilty module: ", "bold"), (first.port, "bold red"))
+        yield Text(f"  given the reference's own inputs it is off by {first.meaning.isolated:.1e} of the scale")
+        yield Text(f"  it is compared with {first.reference}")
+        if first.span and list(first.span) != [first.port]:
+            yield Text(f"  since the probe before it ran: {_listed(first.span)}")
+        if len(report.guilty) > 1:
+            yield Text(f"  also guilty: {_listed([probe.port for probe in report.guilty[1:]])}")
+    elif report.first_difference:
+        where = report.first_difference.port
+        yield Text(f"the first difference shows at {where}, and no probed module makes it by itself:")
+        yield Text("  look at what happens between the probes, or add some to [probes]")
+    for probe in report.guilty:
+        if probe.random:
+            yield Text(f"{probe.port} draws random numbers in eval mode: is dropout left on?", "yellow")
+    if report.imprecise:
+        yield Text(f"rounds worse than the reference: {_listed([probe.port for probe in report.imprecise])}")
+    lowered = [probe for probe in report.probes if probe.lowered and probe.meaning.worst > MEANING]
+    for probe in lowered[:MOST_NAMED]:
+        operations = ", ".join(probe.lowered)
+        yield Text(f"{probe.port} computes in less than float64 whatever its weights are ({operations}):", "yellow")
+        yield Text("  what it means is shown to the working dtype's rounding only, and not to float64's", "yellow")
+    if report.shown.differing:
+        yield Text(f"weights that are not the checkpoint's: {_listed(report.shown.differing)}", "red")
+
+
+def _shown(report: Report) -> Iterator[Text]:
+    shown = report.shown
+    yield Text(f"shown by activation: {len(shown.activation)} of {shown.count} parameters and buffers")
+    partial = sorted((share, name) for name, share in shown.activation.items() if share < 1)
+    if partial:
+        named = [f"{100 * share:.2g} % of {name}" for share, name in partial]
+        yield Text(f"  in part: {_listed(named)}; the rest of them is equal by copy")
+    if shown.copy:
+        yield Text(f"equal by copy only: {_listed(shown.copy)}", "yellow")
+    if shown.nothing:
+        yield Text(f"not shown: {_listed(shown.nothing)}", "yellow")
+    for words in report.unseen:
+        yield Text(f"not shown: {words}", "yellow")
+
+
+def _rest(report: Report) -> Iterator[Text]:
+    if report.skipped:
+        yield Text(f"not compared, for lack of a counterpart: {_listed(report.skipped)}", "yellow")
+    for warning in report.warnings:
+        yield Text(f"warning: {warning}", "yellow")
+    yield Text(f"inputs: {'; '.join(report.cases)}; seed {report.seed}")
+    cost = report.cost
+    yield Text(
+        f"{cost.passes} forward passes in {cost.forwards:.1f} s, {cost.total:.1f} s with all comparisons; "
+        f"loading {cost.loading:.1f} s; {cost.memory / 1e9:.1f} GB at most",
+        "dim",
+    )
+    yield Text(", ".join(f"{name} {number}" for name, number in report.environment.items()), "dim")

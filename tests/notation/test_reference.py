@@ -1,0 +1,89 @@
+"""The examples of docs/notation.md, carried out: the text under a table names the tensors that it is tried with."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from porting.notation.table import parse_table
+from porting.plan.align import align
+from porting.plan.config import sizes
+from tests.plan.carrying import drawn, port, same
+from tests.plan.shapes import Shape
+
+PAGE = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(toml|text)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+FOLLOWED = list(zip(BLOCKS, [*BLOCKS[1:], ("", "")], strict=True))
+EXAMPLES = [(table, effect) for (kind, table), (after, effect) in FOLLOWED if (kind, after) == ("toml", "text")]
+ALONE = [table for (kind, table), (after, _) in FOLLOWED if kind == "toml" and after != "text"]
+
+
+def tensors(text: str) -> dict[str, Shape]:
+    return {
+        name: tuple(int(extent) for extent in shape.split(","))
+        for name, shape in re.findall(r"([\w.]+) \[([\d, ]+)\]", text)
+    }
+
+
+@pytest.mark.parametrize(("table", "effect"), EXAMPLES)
+def test_an_example_does_what_it_says(table: str, effect: str) -> None:
+    config: dict[str, object] = {}
+    sources: dict[str, Shape] = {}
+    targets: dict[str, Shape] = {}
+    refused, exact = "", True
+    for line in effect.splitlines():
+        if line.startswith("config: "):
+            config = json.loads(line.removeprefix("config: "))
+        elif line.startswith("refused: "):
+            refused = line.removeprefix("refused: ")
+        elif line == "not bit by bit":
+            exact = False
+        else:
+            left, arrow, right = line.partition(" -> ")
+            assert arrow
+            sources |= tensors(left)
+            targets |= tensors(right)
+    if refused:
+        parsed = parse_table(table)
+        known, _ = sizes(parsed, config)
+        (fault,) = align(parsed.rules, sources, targets, sizes=known).faults
+        assert refused in fault.message
+        return
+    made = port(table, sources, targets, config)
+    values = drawn(sources, torch.float64)
+    found = made.forward(values)
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == targets
+    back = made.backward(found, base=values)
+    if exact:
+        same(back, values)
+    else:
+        same(made.forward(back), found)
+
+
+def test_the_page_has_examples_of_everything() -> None:
+    assert len(EXAMPLES) == 17
+    assert len(ALONE) == 1
+
+
+def test_the_table_with_every_section_is_read() -> None:
+    (whole,) = ALONE
+    table = parse_table(whole)
+    for field in ("architectures", "config", "defaults", "constants", "require", "sizes", "rules", "drops", "ties"):
+        assert getattr(table, field), field
+    assert table.fresh
+    assert table.inputs
+    assert table.probes
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PAGE))
+def test_links_lead_somewhere(link: str) -> None:
+    file, _, heading = link.partition("#")
+    if file:
+        assert (Path(__file__).parents[2] / "docs" / file).is_file()
+    else:
+        titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)]
+        assert heading in titles

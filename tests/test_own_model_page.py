@@ -1,0 +1,76 @@
+"""``docs/your-own-model.md`` is followed to the letter: its files are written, its commands run, its promises kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from porting.embedded import embedded_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "your-own-model.md").read_text(encoding="utf-8")
+FILES = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+CONSOLES = re.findall(r"^```console\n\$ (.*)\n((?:.*\n)*?)```", PAGE, re.MULTILINE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    program, *arguments = shlex.split(command)
+    module = {"porting": ["-m", "porting"], "python": []}[program]
+    environment = {**os.environ, "COLUMNS": "120", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, *module, *arguments],
+        cwd=folder,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_page_has_its_files_and_its_commands() -> None:
+    assert [name for name, _ in FILES] == ["my_bert.py", "my_bert.toml", "back.py"]
+    assert [command.split()[1] for command, _ in CONSOLES] == ["check", "verify", "verify", "back.py"]
+
+
+def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
+    check, faithful, different, back = CONSOLES
+    assert run(folder, check[0]).returncode == 0
+
+    done = run(folder, faithful[0])
+    assert (done.returncode, faithful[1].strip() in done.stdout) == (0, True), done.stdout + done.stderr
+
+    written = (folder / "my_bert.py").read_text(encoding="utf-8")
+    old, new = "F.gelu(self.up(x))", 'F.gelu(self.up(x), approximate="tanh")'
+    assert old in written
+    assert new in PAGE
+    (folder / "my_bert.py").write_text(written.replace(old, new), encoding="utf-8")
+    broken = run(folder, different[0])
+    assert broken.returncode == 1, broken.stdout + broken.stderr
+    assert all(line in broken.stdout for line in different[1].strip().splitlines()), broken.stdout
+
+    (folder / "my_bert.py").write_text(written, encoding="utf-8")
+    assert run(folder, back[0]).returncode == 0
+    exported = (folder / "exported" / "model.safetensors").read_bytes()
+    assert exported == (embedded_checkpoint() / "model.safetensors").read_bytes()
+
+
+def test_a_misspelled_target_is_named_with_what_was_meant(folder: Path) -> None:
+    table = (folder / "my_bert.toml").read_text(encoding="utf-8")
+    (folder / "my_bert.toml").write_text(table.replace("blocks.{i}.up.", "blocks.{i}.upp."), encoding="utf-8")
+    done = run(folder, CONSOLES[0][0])
+    assert done.returncode == 2
+    assert "blocks.0.upp" in done.stderr
+    assert "did you mean 'blocks.0.up.weight'?" in done.stderr

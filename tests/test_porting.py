@@ -1,0 +1,36 @@
+"""The library's face: every name it promises is there, once, and none is a module by mistake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import porting
+
+
+@pytest.mark.parametrize("name", porting.__all__)
+def test_every_name_is_what_it_says(name: str) -> None:
+    found = getattr(porting, name)
+    assert not isinstance(found, ModuleType)
+    assert found.__name__ == name
+    assert name in dir(porting)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'porting' has no attribute 'laod'"):
+        _ = porting.laod
+
+
+def test_importing_the_library_imports_nothing_heavy() -> None:
+    program = "import porting, sys; sys.exit(', '.join({'torch', 'transformers', 'rich'} & sys.modules.keys()) or 0)"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_function_and_its_home_do_not_share_a_name() -> None:
+    """Importing a module sets its name in the package: a function of that name would be hidden by it."""
+    homes = {name.removeprefix("porting.") for name in sys.modules if name.startswith("porting.")}
+    assert not homes & set(porting.__all__)

@@ -1,0 +1,55 @@
+"""Inputs for encoder-decoders, and for configs that call the usual fields something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from porting.verification.faults import VerifyError
+from porting.verification.inputs import make_cases
+
+CONFIG: dict[str, Any] = {  # Any: fields of several types
+    "vocab_size": 50,
+    "max_position_embeddings": 30,
+    "pad_token_id": 49,
+    "is_encoder_decoder": True,
+    "decoder_start_token_id": 7,
+}
+
+
+def test_a_decoder_is_given_rows_of_its_own() -> None:
+    padded, full = make_cases(CONFIG, seed=0)
+    assert set(padded.inputs) == {"input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"}
+    ids, mask = padded.inputs["decoder_input_ids"], padded.inputs["decoder_attention_mask"]
+    theirs = padded.inputs["attention_mask"]
+    assert ids.shape == mask.shape
+    assert len(ids) == len(theirs)
+    assert ids.shape[1] != theirs.shape[1]  # no one can take one for the other
+    assert torch.equal(ids[:, 0], torch.full((len(ids),), 7))
+    assert bool((ids[mask == 0] == 49).all())
+    assert bool((mask.diff(dim=1) <= 0).all())
+    assert bool((mask.sum(dim=1) >= 1).all())
+    assert mask.sum(dim=1).argmax() == theirs.sum(dim=1).argmin()
+    assert full.inputs["decoder_input_ids"].shape == full.inputs["input_ids"].shape == (1, 30)  # the last position
+
+
+def test_the_start_is_the_padding_when_the_config_is_silent() -> None:
+    config = {field: value for field, value in CONFIG.items() if field != "decoder_start_token_id"}
+    for case in make_cases(config, seed=0):
+        assert bool((case.inputs["decoder_input_ids"][:, 0] == 49).all())
+    with pytest.raises(VerifyError, match="decoder_start_token_id = 'x'"):
+        make_cases({**CONFIG, "decoder_start_token_id": "x"}, seed=0)
+
+
+@pytest.mark.parametrize("silent", [{"is_encoder_decoder": False}, {"is_encoder_decoder": None}])
+def test_other_models_are_given_none(silent: dict[str, object]) -> None:
+    for case in make_cases({**CONFIG, **silent}, seed=0):
+        assert set(case.inputs) == {"input_ids", "attention_mask"}
+
+
+def test_token_types_are_given_to_models_that_have_some() -> None:
+    without, with_ = make_cases(CONFIG, seed=0)[0], make_cases({**CONFIG, "type_vocab_size": 2}, seed=0)[0]
+    assert "token_type_ids" not in without.inputs
+    assert set(with_.inputs["token_type_ids"].flatten().tolist()) == {0, 1}

@@ -1,0 +1,33 @@
+"""What [inputs] does not name, neither side is given; the report says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from porting.notation.table import parse_table
+from porting.verification import Case, verify
+from porting.verification.inputs import heard
+from tests.families.pairs import BERT, Pair
+from tests.families.ported import make
+
+CASE = Case("one", {name: torch.ones(1, 2) for name in ("input_ids", "attention_mask", "token_type_ids")})
+
+
+def test_what_is_not_named_is_left_out() -> None:
+    rules = parse_table('[inputs]\n"attention_mask" = "m"\n"input_ids" = "x"\n"position_ids" = "p"').inputs
+    assert list(heard(rules, CASE).inputs) == ["input_ids", "attention_mask"]
+
+
+def test_nothing_is_left_out_without_inputs_or_when_they_name_what_is_not_there() -> None:
+    assert heard((), CASE) is CASE
+    assert heard(parse_table('[inputs]\n"input_idz" = "x"').inputs, CASE) is CASE
+
+
+def test_a_room_without_token_types_is_compared_on_one_segment_and_the_report_says_so(tmp_path: Path) -> None:
+    make(Pair("bert_into_encoder", "BertModel", BERT), tmp_path)
+    report = verify(tmp_path, table="bert_into_encoder", dtypes=())
+    assert report.faithful
+    assert report.unseen[0] == "token_type_ids, which [inputs] does not name: neither side was given it"
+    assert not any("neither side" in words for words in verify(tmp_path, dtypes=()).unseen)

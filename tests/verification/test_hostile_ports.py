@@ -1,0 +1,371 @@
+"""Ports that fail, leak, draw random numbers or return odd things: what is said; nothing of the user's changes."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from porting.checkpoint import open_checkpoint
+from porting.errors import Code
+from porting.loading import load
+from porting.models.bert import Bert, BertLayer, BertPooler, ScaledDotProductAttention
+from porting.models.bert_heads import BertForPreTraining
+from porting.notation.table import parse_table
+from porting.tables import shipped
+from porting.verification import Case, VerifyError, verify
+from tests.small_checkpoint import CONFIG, write_checkpoint
+from tests.verification.planted import BUGS, attention, becomes
+from tests.verification.user_bert import FUSED_TABLE, MyBert
+
+
+def bert_table() -> str:
+    (path,) = [one for one in shipped() if one.stem == "bert"]
+    return path.read_text(encoding="utf-8")
+
+
+def loaded(checkpoint: Path) -> BertForPreTraining:
+    model = load(checkpoint)
+    assert isinstance(model, BertForPreTraining)
+    return model
+
+
+def mine() -> MyBert:
+    return MyBert(vocabulary=CONFIG["vocab_size"])
+
+
+class Failing(BertPooler):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.dense.weight[:, :3])  # the line that the message names
+
+
+class Noisy(BertPooler):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.dropout(super().forward(hidden), 0.1)  # which is on unless it is told otherwise
+
+
+class Single(ScaledDotProductAttention):
+    """Attention whose softmax is always in float32."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, *, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = self.split_heads(query), self.split_heads(key), self.split_heads(value)
+        scores = q @ k.mT * self.head_size**-0.5
+        if bias is not None:
+            scores = scores + bias
+        shares = scores.float().softmax(-1).to(v.dtype)
+        return (shares @ v).transpose(1, 2).flatten(2), None
+
+
+class Broken(BertPooler):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden).log()  # of negative numbers, too
+
+
+def test_the_users_module_is_left_as_it_was(checkpoint: Path) -> None:
+    model = mine().train()
+    calls: list[str] = []
+    model.ln.register_forward_hook(lambda module, args, output: calls.append("hook"))
+    before = copy.deepcopy(model.state_dict())
+    hooks = {path: (len(part._forward_hooks), len(part._forward_pre_hooks)) for path, part in model.named_modules()}
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    verify(checkpoint, model, parse_table(FUSED_TABLE), architecture="BertModel", seed=9)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(part.training for part in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(one.requires_grad and one.grad is None and one.dtype == torch.float32 for one in model.parameters())
+    found = {path: (len(part._forward_hooks), len(part._forward_pre_hooks)) for path, part in model.named_modules()}
+    assert found == hooks
+
+
+def test_a_loaded_module_is_left_as_it_was_too(checkpoint: Path) -> None:
+    model = loaded(checkpoint).train()
+    model.requires_grad_(False)
+    pointers = [one.data_ptr() for one in model.parameters()]
+    assert verify(checkpoint, model, loaded=True).complete
+    assert [one.data_ptr() for one in model.parameters()] == pointers
+    assert model.training
+    assert not any(one.requires_grad for one in model.parameters())
+
+
+@pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
+def test_what_the_caller_has_switched_on_does_not_matter(checkpoint: Path, surroundings: Callable[[], object]) -> None:
+    with surroundings():  # type: ignore[attr-defined]  # each is a context
+        report = verify(checkpoint)
+    assert report.faithful
+    assert report.complete
+
+
+def test_the_same_seed_gives_the_same_report(checkpoint: Path) -> None:
+    first, second, other = (verify(checkpoint, seed=seed) for seed in (1, 1, 2))
+    assert first.probes == second.probes
+    assert first.probes != other.probes
+
+
+def test_a_failing_forward_names_exception_inputs_and_line(checkpoint: Path) -> None:
+    model = loaded(checkpoint)
+    becomes("bert.pooler", Failing)(model)
+    with pytest.raises(VerifyError) as caught:
+        verify(checkpoint, model, loaded=True)
+    (fault,) = caught.value.faults
+    assert fault.code == Code.FORWARD_FAILED
+    assert fault.message.startswith(
+        "the port failed on input_ids [8, 24], attention_mask [8, 24], token_type_ids [8, 24]: RuntimeError: "
+    )
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = next(n for n, text in enumerate(source, 1) if "the line that the message names" in text)
+    assert f"at {__file__}:{line}; [inputs] says which arguments it is given" in fault.hint
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_an_argument_that_a_forward_does_not_take_is_explained(checkpoint: Path) -> None:
+    table = FUSED_TABLE.replace('"segments [s b]"', '"kinds [s b]"')
+    with pytest.raises(VerifyError, match=r"TypeError: .*unexpected keyword argument 'kinds'.*\[inputs\] says which"):
+        verify(checkpoint, mine(), parse_table(table), architecture="BertModel")
+
+
+def test_dropout_that_is_left_on_is_recognised(checkpoint: Path) -> None:
+    model = loaded(checkpoint)
+    becomes("bert.pooler", Noisy)(model)
+    report = verify(checkpoint, model, loaded=True)
+    assert [probe.port for probe in report.guilty] == ["bert.pooler"]
+    assert report.guilty[0].random
+    assert "bert.pooler draws random numbers in eval mode: is dropout left on?" in str(report)
+
+
+def test_float32_inside_of_a_float64_run_is_said_and_not_called_a_bug(checkpoint: Path) -> None:
+    model = loaded(checkpoint)
+    becomes("bert.layers.0.attention.core", Single)(model)
+    report = verify(checkpoint, model, loaded=True)
+    assert report.faithful, str(report)
+    lowered = [one for one in report.probes if one.lowered]
+    assert [one.port for one in lowered] == list(attention(0))
+    assert all(1e-12 < one.meaning.worst < 1e-6 for one in lowered)
+    text = (
+        "bert.layers.0.attention.core -> scores computes in less than float64 whatever its weights are (aten._to_copy"
+    )
+    assert text in str(report)
+
+
+def test_a_bug_beside_float32_is_still_a_bug(checkpoint: Path) -> None:
+    model = loaded(checkpoint)
+    becomes("bert.layers.0.attention.core", Single)(model)
+    bug = next(bug for bug in BUGS if bug.name == "tanh GELU")
+    bug.plant(model)
+    assert [probe.port for probe in verify(checkpoint, model, loaded=True).guilty] == list(bug.guilty)
+
+
+def test_values_that_are_no_numbers_are_a_difference(checkpoint: Path) -> None:
+    model = loaded(checkpoint)
+    becomes("bert.pooler", Broken)(model)
+    report = verify(checkpoint, model, loaded=True)
+    assert [probe.port for probe in report.guilty] == ["bert.pooler"]
+    assert report.guilty[0].meaning.isolated == float("inf")
+    assert "off by inf" in str(report)
+
+
+def test_a_reference_without_numbers_is_said(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "bert", values={"cls.seq_relationship.bias": torch.tensor([float("nan"), 0.0])})
+    report = verify(path)
+    assert report.skipped == ("nsp",)
+    assert "the reference's cls.seq_relationship has values that are no numbers, it is not compared" in report.warnings
+    assert "nsp.bias" in report.shown.copy
+
+
+def test_a_layer_shared_by_all_depths(tmp_path: Path) -> None:
+    """One module under three names, called three times: each call is its own probe."""
+    first = write_checkpoint(tmp_path / "first")
+    held = open_checkpoint(first)
+    stem = "bert.encoder.layer."
+    same = {n: held.read(re.sub(r"layer\.\d", "layer.0", n)).clone() for n in held.tensors if n.startswith(stem)}
+    path = write_checkpoint(tmp_path / "shared", values=same)
+    model = loaded(path)
+    model.bert.layers = nn.ModuleList([model.bert.layers[0]] * 3)
+    text = bert_table()
+    report = verify(path, model, parse_table(_tied(text)), loaded=True)
+    assert report.faithful, str(report)
+    assert [probe.port for probe in report.probes if probe.port.endswith("attention_norm")] == [
+        f"bert.layers.{depth}.attention_norm" for depth in range(3)
+    ]
+    model.bert.layers[0].activation = nn.GELU(approximate="tanh")
+    report = verify(path, model, parse_table(_tied(text)), loaded=True)
+    assert [probe.port for probe in report.guilty] == [f"bert.layers.{depth}.activation" for depth in range(3)]
+
+
+def _tied(text: str) -> str:
+    """The table for a module whose layers are one: the first layer's tensors are loaded, the others equal them."""
+    lines = []
+    for line in text.splitlines():
+        rule = re.match(r'"bert\.encoder\.layer\.\{i\}\S+" = "bert\.layers', line)
+        tensor = rule and "{w:" in line and "->" not in line
+        lines.append(line.replace(".{i}.", ".0.") if tensor else line)
+        if line == "[drop]":
+            lines += [f'"bert.encoder.layer.{depth}.{{*rest}}" = "the same as layer 0"' for depth in (1, 2)]
+    ties = [f'"bert.layers.{depth}.{name}" = "bert.layers.0.{name}"' for depth in (1, 2) for name in _LAYER]
+    return "\n".join([*lines, "[ties]", *ties])
+
+
+_LAYER = [
+    f"{part}.{kind}"
+    for part in (
+        *(f"attention.{one}" for one in ("query", "key", "value", "output")),
+        "attention_norm", "intermediate", "output", "output_norm",
+    )
+    for kind in ("weight", "bias")
+]  # fmt: skip
+
+
+def test_a_module_called_twice_is_compared_twice(checkpoint: Path) -> None:
+    class Twice(Bert):
+        """Runs its pooler a second time, with a mistake."""
+
+        def forward(self, *args: Tensor, **options: bool) -> object:  # type: ignore[override]  # passed on as it is
+            found = super().forward(*args, **options)  # type: ignore[arg-type]  # as above
+            assert self.pooler is not None
+            self.pooler(found.last_hidden_state * 1.5)
+            return found
+
+    model = loaded(checkpoint)
+    becomes("bert", Twice)(model)
+    report = verify(checkpoint, model, loaded=True)
+    assert report.skipped == ("bert.pooler #2",)
+    assert report.faithful
+
+
+def test_a_part_without_a_counterpart_stays_the_ports_own(checkpoint: Path) -> None:
+    """The port's attention output has five numbers more than the reference's: neither compared nor replaced."""
+
+    class Wider(nn.LayerNorm):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own signature
+            return torch.cat([super().forward(input), input[..., :5] * 3], -1)
+
+    model = loaded(checkpoint)
+    layer = model.bert.layers[1]
+    assert isinstance(layer, BertLayer)
+    becomes("bert.layers.1.attention_norm", Wider)(model)
+    layer.intermediate.register_forward_pre_hook(lambda module, args: (args[0][..., :24],))
+    layer.output.register_forward_hook(lambda module, args, output: F.pad(output, (0, 5)))
+    layer.output_norm.register_forward_pre_hook(lambda module, args: (args[0][..., :24],))
+    text = bert_table()
+    old = '"bert.encoder.layer.{i}.attention.output" = "bert.layers.{i}.attention_norm"'
+    assert old in text
+    new = '"bert.encoder.layer.1.attention.output [b s e]" = "bert.layers.1.attention_norm [b s (e|_5)]"'
+    report = verify(checkpoint, model, parse_table(text.replace(old, new)), loaded=True)
+    assert report.faithful, str(report)
+    layer.attention_norm.eps = 1e-3
+    report = verify(checkpoint, model, parse_table(text.replace(old, new)), loaded=True)
+    assert [probe.port for probe in report.guilty] == ["bert.layers.1.attention_norm"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "[probes]\n",
+            '[probes]\n"bert.pooler" = "blocks.0"\n',
+            r"'pooler' \[8, 24\] -> 'blocks.0' \[24, 8, 24\]|'blocks.0'",
+        ),
+        (
+            '= "ln [s b e]"',
+            '= "ln [b s e]"',
+            r"'embeddings' \[8, 24, 24\] -> 'ln' \[24, 8, 24\].*'bert.embeddings \[b s e\] = ln",
+        ),
+        ('"input_ids [b s]"', '"input_idz [b s]"', r"\[inputs\] takes 'input_idz', .* \(did you mean 'input_ids'\?\)"),
+        (
+            "-> padding",
+            "-> paddding",
+            r"can be given as bool, padding, additive, not as 'paddding' \(did you mean 'padding'\?\)",
+        ),
+    ],
+)
+def test_a_table_that_does_not_fit_says_where(checkpoint: Path, old: str, new: str, message: str) -> None:
+    assert old in FUSED_TABLE
+    with pytest.raises(VerifyError, match=message):
+        verify(checkpoint, mine(), parse_table(FUSED_TABLE.replace(old, new)), architecture="BertModel")
+
+
+def test_a_table_without_probes_is_refused(checkpoint: Path) -> None:
+    bare = FUSED_TABLE[: FUSED_TABLE.index("[probes]")]
+    with pytest.raises(VerifyError, match=r"the table has no \[probes\]") as caught:
+        verify(checkpoint, mine(), parse_table(bare), architecture="BertModel")
+    assert caught.value.faults[0].code == Code.NO_PROBES
+    other = bare + '[probes]\n"bert.embeddings" = "norm"\n'
+    with pytest.raises(VerifyError, match=r"pairs no activation .* \(it expects 'norm' in the port\)"):
+        verify(checkpoint, mine(), parse_table(other), architecture="BertModel")
+
+
+def test_the_reference_comes_from_the_config_when_the_table_names_none(tmp_path: Path, checkpoint: Path) -> None:
+    assert verify(checkpoint, mine(), parse_table(FUSED_TABLE.replace('". ->', '"bert ->'))).reference == (
+        "transformers.BertForPreTraining"
+    )
+    nameless = write_checkpoint(tmp_path / "bert", change={"architectures": None})
+    with pytest.raises(VerifyError, match=r"neither the table nor config.json .*architecture= \(--architecture\)"):
+        verify(nameless, mine(), parse_table(FUSED_TABLE))
+    with pytest.raises(VerifyError, match=r"has no model 'BertModell' \(did you mean 'BertModel'\?\)"):
+        verify(nameless, mine(), parse_table(FUSED_TABLE), architecture="BertModell")
+
+
+def test_a_single_file_is_what_the_reference_reads_too(tmp_path: Path) -> None:
+    """Beside it lies a model.safetensors with other values, which transformers would have found by itself."""
+    path = write_checkpoint(tmp_path / "bert")
+    other = write_checkpoint(tmp_path / "other", values={"cls.seq_relationship.bias": torch.tensor([3.0, -3.0])})
+    (other / "model.safetensors").rename(path / "mine.safetensors")
+    report = verify(path / "mine.safetensors")
+    assert report.faithful, str(report)
+
+
+def test_loaded_takes_a_module(checkpoint: Path) -> None:
+    with pytest.raises(VerifyError, match="loaded=True takes a module that holds its weights"):
+        verify(checkpoint, mine, parse_table(FUSED_TABLE), loaded=True)
+
+
+def test_a_module_that_cannot_be_copied_says_so(checkpoint: Path) -> None:
+    model = mine()
+    model.source = (n for n in range(3))  # type: ignore[assignment]  # a generator cannot be copied
+    with pytest.raises(VerifyError, match=r"the module cannot be copied: TypeError: .*pass a function that builds it"):
+        verify(checkpoint, model, parse_table(FUSED_TABLE), architecture="BertModel")
+
+
+def test_a_function_that_builds_it_will_do(checkpoint: Path) -> None:
+    assert verify(checkpoint, mine, parse_table(FUSED_TABLE), architecture="BertModel").faithful
+
+
+def test_a_module_cast_by_its_owner_is_compared_as_it_is(checkpoint: Path) -> None:
+    model = loaded(checkpoint).to(torch.bfloat16)
+    report = verify(checkpoint, model, loaded=True)
+    assert report.verdict == "different"
+    assert report.shown.differing == ()  # each weight is the checkpoint's, rounded
+    assert report.guilty[0].port == "bert.embeddings"
+
+
+def test_inputs_of_ones_own_may_leave_arguments_out(checkpoint: Path) -> None:
+    case = Case("ids alone", {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]])})
+    report = verify(checkpoint, inputs=[case])
+    assert report.faithful
+    assert report.unseen == (
+        "no row is padded: the attention mask was not shown",
+        "one segment only: the token types were not shown",
+        "rows of at most 3 tokens: positions 3 to 23 were not shown",
+    )
+    assert 0 < report.shown.activation["bert.embeddings.token_type.weight"] < 1
+
+
+def test_progress_is_told(checkpoint: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    verify(checkpoint, dtypes=[torch.float32, torch.bfloat16], progress=lambda *step: seen.append(step))
+    assert seen == [
+        ("loading", 0, 5),
+        ("reference in float64", 1, 5),
+        ("port in float64", 2, 5),
+        ("both in float32", 3, 5),
+        ("both in bfloat16", 4, 5),
+        ("done", 5, 5),
+    ]
