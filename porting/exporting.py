@@ -284,7 +284,16 @@ def _own_fields(module: nn.Module, table: Table, config: object) -> dict[str, ob
         raise TargetError(Fault(code=Code.CONFIG_UNKNOWN, message=message, hint=hint))
     found = original(table, mine)
     lacking = [f"{ours!r}" for theirs, ours in table.config.items() if theirs not in found]
-    faults = []
+    faults = [
+        Fault(
+            code=Code.CONFIG_REFUSED,
+            where=table.where,
+            message=f"this {name} has {ours} = {getattr(mine, ours)!r}, and every checkpoint of '{table.name}' {value!r}",
+            hint="it would come out as another function: use the table of a family that it is",
+        )
+        for ours, value in table.constants.items()
+        if getattr(mine, ours, value) != value
+    ]
     if lacking:
         message = f"the {type(mine).__qualname__} of this {name} has no {', '.join(lacking)}, which [config] names"
         hint = "pass config=, the target's config or the content of config.json as a dictionary"

@@ -246,6 +246,15 @@ def test_a_model_trained_from_scratch_becomes_a_checkpoint_of_the_family(family:
     assert verify(tmp_path / "new", table=family).faithful
 
 
+def test_a_model_that_is_another_function_is_not_exported_as_the_family(tmp_path: Path) -> None:
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    sizes: dict[str, Any] = dict(zip(names, OPENAI_GPT.values(), strict=True))
+    config = LanguageModelConfig(**sizes, hidden_act="gelu", tie_word_embeddings=True)
+    with pytest.raises(porting.PortingError, match="has hidden_act = 'gelu', and every checkpoint of 'openai_gpt'"):
+        porting.export(LanguageModel(config=config), "openai_gpt", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_search_writes_what_transformers_writes(tmp_path: Path) -> None:
     """Marian's generation, with its own ids for the start, the end and what is never written."""
     module = porting.load(checkpoint("marian", tmp_path / "small"))
