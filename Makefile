@@ -19,7 +19,7 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint types wheel bench format clean
+.PHONY: help verify test lint types wheel families bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,10 @@ types: ## check types, strictly
 wheel: ## build sdist and wheel, install the wheel into an empty environment and use it there
 	@$(setup) --dev
 	$(python) scripts/prove_wheel.py $(ARGS)
+
+families: ## prove every family in every room, and print the verdicts
+	@$(setup) --dev
+	$(python) -m scripts.families $(ARGS)
 
 bench: ## measure: loading, forward passes, verification, planning
 	@$(setup) --dev

@@ -174,8 +174,8 @@ class LanguageModel(nn.Module):
 def padding_bias(attention_mask: Tensor, *, dtype: torch.dtype) -> Tensor:
     """What is added to the scores of a key: 0 for one to attend to, a huge negative number for padding.
 
-    Not -inf, which the causal mask has: a text that is padded on the left begins with tokens that see padding alone, and
-    of a row of -inf softmax is undefined. So the first token attends to itself, whatever it is.
+    Not -inf, which the causal mask has: a text that is padded on the left begins with tokens that see padding alone,
+    and of a row of -inf softmax is undefined. So the first token attends to itself, whatever it is.
 
     Args:
         attention_mask: [s b], any dtype, 1 or True = attend.

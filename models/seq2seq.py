@@ -1,16 +1,14 @@
 """The encoder-decoder of "Attention Is All You Need": it reads one sequence and writes another.
 
-Paper: Vaswani et al. 2017; a bare section number is one of its sections. The searches that write the target token by
-token are in ``seq2seq_search.py``, the sizes in ``seq2seq_config.py``.
+Paper: Vaswani et al. 2017; a bare section number is one of its sections. Searches are in ``seq2seq_search.py``.
 
 Classes stand in the order of the forward pass. Shapes stand beside the tensors, in these letters:
 
     b batch   s source   t target   p past, target tokens of earlier calls   k keys: s, or p + t
     e hidden_size   h heads   d head size, e = h d   f intermediate size   v vocab_size
 
-Masks come in two kinds. Inputs have padding masks, [b s] of any dtype, 1 or True = attend, 0 or False = padding, None =
-no padding. The parts have boolean masks over queries and keys, which broadcast to [b h t k], True = attend; what may be
-attended to for several reasons at once is their ``&``.
+Inputs have padding masks, [b s] of any dtype, 1 or True = attend, 0 or False = padding, None = no padding. The parts
+have boolean masks over queries and keys, which broadcast to [b h t k], True = attend; masks combine by ``&``.
 
 >>> model = Seq2Seq(config=Seq2SeqConfig(vocab_size=30, hidden_size=8)).eval()
 >>> input_ids, decoder_input_ids = torch.tensor([[5, 7, 9, 2], [6, 2, 0, 0]]), torch.tensor([[1, 4, 8], [1, 3, 2]])
@@ -33,7 +31,7 @@ from porting.models.classifier import sinusoidal_positions
 from porting.models.encoder import check_mask
 from porting.models.seq2seq_config import Seq2SeqConfig
 
-__all__ = ["Cache", "Decoder", "Encoder", "Seq2Seq", "Seq2SeqConfig", "causal_mask", "padding_mask"]
+__all__ = ["Cache", "Seq2Seq", "Seq2SeqConfig", "causal_mask", "padding_mask"]
 
 
 def padding_mask(attention_mask: Tensor) -> Tensor:
@@ -110,10 +108,9 @@ class MultiHeadAttention(nn.Module):
         Returns:
             Attended states [b t e].
         """
-        bias = None  # [b 1 t k], or as the mask broadcasts
+        bias = None
         if mask is not None:
-            # Half of the lowest number and not -inf, of which softmax is undefined: what may attend to nothing attends
-            # evenly to all.
+            # Not -inf, of which softmax is undefined: what may attend to nothing attends evenly to all.
             zeros = torch.zeros(mask.shape, dtype=hidden.dtype, device=mask.device)
             bias = zeros.masked_fill(mask.logical_not(), torch.finfo(hidden.dtype).min / 2)
         query = self.split_heads(self.query(hidden))  # [b h t d]
@@ -144,7 +141,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then a feed-forward network, each x -> norm(x + dropout(part(x))) (section 3.1, "Encoder")."""
+    """Self-attention, then a feed-forward network, each x -> norm(x + dropout(part(x))) (section 3.1)."""
 
     def __init__(self, *, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -181,7 +178,7 @@ class Encoder(nn.Module):
 
 
 class Cache(NamedTuple):
-    """The keys and values of one decoder layer: those of a token do not change when others follow it."""
+    """A decoder layer's keys and values: those of a token do not change when others follow it."""
 
     key: Tensor  # [b h p+t d], of the target so far
     value: Tensor  # [b h p+t d]
@@ -190,7 +187,7 @@ class Cache(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """As an encoder layer, with attention to the source between its two parts (section 3.1, "Decoder")."""
+    """As an encoder layer, with attention to the source between its two parts (section 3.1)."""
 
     def __init__(self, *, config: Seq2SeqConfig) -> None:
         super().__init__()

@@ -288,7 +288,8 @@ def _own_fields(module: nn.Module, table: Table, config: object) -> dict[str, ob
         Fault(
             code=Code.CONFIG_REFUSED,
             where=table.where,
-            message=f"this {name} has {ours} = {getattr(mine, ours)!r}, and every checkpoint of '{table.name}' {value!r}",
+            message=f"this {name} has {ours} = {getattr(mine, ours)!r}, "
+            f"and every checkpoint of '{table.name}' {value!r}",
             hint="it would come out as another function: use the table of a family that it is",
         )
         for ours, value in table.constants.items()

@@ -53,7 +53,7 @@ def _for_config(config: Mapping[str, object]) -> Table:
     paths = list(shipped())
     for path in sorted(paths, key=lambda one: one.stem != model_type):  # most tables are called what they are for
         table = read_table(path)
-        if model_type in table.model_types:
+        if model_type in table.model_types and not table.by_name:
             return table
     found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     names = [path.stem for path in paths]

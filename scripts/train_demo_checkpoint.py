@@ -40,7 +40,7 @@ from porting.models.bert import BertLayer
 from porting.models.bert_config import BertConfig
 from porting.models.bert_heads import BertForPreTraining
 from scripts.demo_report import SENTENCES, Figures, fill, measure, model_card, pretraining_logits
-from scripts.docstring_corpus import Document, read_standard_library, split_by_package
+from scripts.docstring_corpus import Document, read_standard_library, split_documents
 from scripts.sentence_pairs import IGNORED, PairRecipe, SpecialTokens, TokenizedDocument, count_batches, draw_batches
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -152,6 +152,8 @@ def start(recipe: Recipe, *, vocab_size: int) -> BertForPreTraining:
         positions[:, 1::2] = scale * angles.cos()
         for layer in (part for part in model.modules() if isinstance(part, BertLayer)):
             layer.attention.key.weight.copy_(layer.attention.query.weight)  # x W W' y: largest where y is like x
+            # Softmax is blind to it, so no gradient would ever move it from 0; yet a port must carry it over.
+            layer.attention.key.bias.normal_(std=recipe.initializer_range)
             for output in (layer.attention.output, layer.output):
                 output.weight.mul_((2 * recipe.num_hidden_layers) ** -0.5)  # as in GPT-2: keeps post-norm steady
     return model
@@ -259,7 +261,7 @@ def run(recipe: Recipe, path: Path, *, library: Path | None, console: Console) -
         library: a folder of Python source files to read; None for the running Python's documentation.
         console: where to say how it goes.
     """
-    learnt, held_out = split_by_package(
+    learnt, held_out = split_documents(
         read_standard_library(library), held_out_fraction=recipe.held_out_fraction, seed=recipe.seed
     )
     sentences = [sentence for document in learnt for sentence in document.sentences]
@@ -289,7 +291,7 @@ def run(recipe: Recipe, path: Path, *, library: Path | None, console: Console) -
         "vocabulary": f"{tokenizer.get_vocab_size():,} word pieces, lower case, made from the training text",
         "training text": f"{words:,} words in {len(sentences):,} sentences of Python {platform.python_version()}",
         "held out": f"{sum(len(document.sentences) for document in held_out):,} sentences: "
-        + ", ".join(f"`{package}`" for package in sorted({document.package for document in held_out})),
+        + ", ".join(f"`{document.name}`" for document in held_out),
         "training": f"{recipe.epochs} epochs, batches of {recipe.pairs.batch_size}, AdamW, peak rate "
         f"{recipe.learning_rate:g}, {recipe.pairs.mask_fraction:.0%} of the words masked, seed {recipe.seed}",
     }

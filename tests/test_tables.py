@@ -18,7 +18,24 @@ def test_every_shipped_table_is_read_and_found_by_its_name_and_by_its_model_type
         table = read_table(path)
         assert find_table(path.stem, {}) == table
         for model_type in table.model_types:
-            assert model_type in find_table(None, {"model_type": model_type}).model_types
+            chosen = find_table(None, {"model_type": model_type})
+            assert model_type in chosen.model_types
+            assert not chosen.by_name
+            assert table.by_name or chosen == table
+
+
+def test_a_table_that_is_asked_for_by_name_is_never_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[mapping]\nmodel_types = ["toy"]\n{}[tensors]\n"a" = "b"\n'
+    monkeypatch.setattr("porting.tables.SHIPPED", tmp_path)
+    (tmp_path / "first.toml").write_text(text.format("by_name = true\n"))
+    assert find_table("first", {}).model_types == ("toy",)
+    with pytest.raises(TableError, match="model_type 'toy', and no shipped table is for it"):
+        find_table(None, {"model_type": "toy"})
+    (tmp_path / "second.toml").write_text(text.format(""))
+    assert find_table(None, {"model_type": "toy"}).name == "second"
+    (tmp_path / "third.toml").write_text(text.format('by_name = "yes"\n'))
+    with pytest.raises(TableError, match=r"third\.toml:3:11: 'by_name' is 'yes', expected true or false"):
+        find_table("third", {})
 
 
 def test_a_table_and_a_file_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def _described(table: Table) -> dict[str, object]:
         "name": table.name,
         "description": table.description,
         "model_types": list(table.model_types),
+        "by_name": table.by_name,
         "architectures": [asdict(one) for one in table.architectures],
         "rule_count": len(table.rules),
         "file": table.where,
@@ -124,7 +125,7 @@ def _list(screen: Screen, tables: list[Table]) -> None:
         screen.line((table.name, "bold"), "  ", table.description)
         screen.facts(
             {
-                "  model types": ", ".join(table.model_types),
+                "  model types": ", ".join(table.model_types) + (" (if asked for by name)" if table.by_name else ""),
                 "  architectures": ", ".join(one.name for one in table.architectures),
                 "  rules": str(len(table.rules)),
             }

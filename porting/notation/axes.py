@@ -25,7 +25,9 @@ LONGEST = 1000
 MOST_PIECES = 1024
 """Concatenations multiply: a term may fall into at most this many pieces."""
 
-_TOKEN = re.compile(r"[ \t]*(?:((?:_?[A-Za-z][A-Za-z0-9]*|_?[0-9]{1,9})(?![A-Za-z0-9_]))|([()|]))")
+_TOKEN = re.compile(
+    r"[ \t]*(?:((?:(?:[A-Za-z][A-Za-z0-9]*=)?[0-9]{1,9}|_?[A-Za-z][A-Za-z0-9]*|_[0-9]{1,9})(?![A-Za-z0-9_=]))|([()|]))"
+)
 
 Sizes = Mapping[str, int]
 
@@ -59,12 +61,13 @@ class One:
 
 @dataclass(frozen=True)
 class Row:
-    """In a fold, ``0``, ``1``, ...: the one row of this axis that is taken."""
+    """In a fold, ``0``, ``1``, ...: the one row of this axis that is taken; ``k=0`` where the rows have an index."""
 
     row: int
+    index: str = ""
 
     def __str__(self) -> str:
-        return str(self.row)
+        return f"{self.index}={self.row}" if self.index else str(self.row)
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,8 @@ def parse_axes(text: str, offset: int = 0, *, rows: bool = False) -> tuple[Axis,
     if rest < len(tokens):
         raise NotationError(Code.BAD_AXES, f"{tokens[rest][0]!r} is not expected here", tokens[rest][1])
     seen: set[str] = set()
-    for word, position in tokens:
+    for token, position in tokens:
+        word = token.partition("=")[0]
         if word in seen:
             raise NotationError(Code.INDEX_TWICE, f"index {word!r} stands twice among the axes", position)
         if (
@@ -199,6 +203,13 @@ def _group(tokens: list[tuple[str, int]], at: int, depth: int) -> tuple[Axis, in
 
 
 def _leaf(word: str, position: int, *, rows: bool) -> Axis:
+    name, equals, number = word.partition("=")
+    if equals:
+        if not rows:
+            raise NotationError(
+                Code.BAD_AXES, f"{word}: one row can be taken of a whole axis, in a fold only", position
+            )
+        return Row(int(number), name)
     if word.isdigit():
         if rows:
             return Row(int(word))
@@ -227,6 +238,11 @@ def whole(axes: tuple[Axis, ...]) -> set[str]:
     return {axis.name for axis in axes if isinstance(axis, Index)}
 
 
+def row_indices(axes: tuple[Axis, ...]) -> Iterator[str]:
+    """The indices of rows: they have a size, and only one of their values is used."""
+    yield from (axis.index for axis in axes if isinstance(axis, Row) and axis.index)
+
+
 def size_of(axis: Axis, sizes: Sizes) -> int | None:
     """The size of an axis, or None while a size that it needs is unknown."""
     match axis:
@@ -234,8 +250,8 @@ def size_of(axis: Axis, sizes: Sizes) -> int | None:
             return sizes.get(name) if axis.given is None else axis.given
         case One():
             return 1
-        case Row():
-            return None
+        case Row(index=index):
+            return sizes.get(index)
         case Product(factors=parts) | Concatenation(segments=parts):
             known = [size for part in parts if (size := size_of(part, sizes)) is not None]
             if len(known) < len(parts):
@@ -260,11 +276,11 @@ def solve(axis: Axis, total: int, sizes: MutableMapping[str, int]) -> bool:
         Mismatch: the sizes that are known cannot make up the total.
     """
     match axis:
-        case Row(row=row):
-            if row >= total:
-                raise Mismatch(f"row {row} of {total} rows")
+        case Row(row=row) if row >= total:
+            raise Mismatch(f"row {row} of {total} rows")
+        case Row(index=""):
             return False
-        case Index(name=name) if size_of(axis, sizes) is None:
+        case Index(name=name) | Row(index=name) if size_of(axis, sizes) is None:
             sizes[name] = total
             return True
         case Product(factors=parts) | Concatenation(segments=parts):

@@ -9,7 +9,7 @@ from reprlib import repr as short
 from typing import ParamSpec, TypeVar
 
 from porting.errors import Code, Fault, nearest
-from porting.notation.axes import leaves
+from porting.notation.axes import leaves, row_indices
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError, TableError
 from porting.notation.name import Name
@@ -51,10 +51,9 @@ class Reader:
 
     def refuse_idle_sizes(self, rules: Iterable[Rule]) -> None:
         """Note the sizes of indices that no rule has; a rule that was at fault might have had them."""
-        known = {
-            index for rule in rules for term in (*rule.sources, *rule.targets) for index in leaves(term.axes or ())
-        }
-        known |= {index for rule in rules for term in (*rule.sources, *rule.targets) for index in term.name.indices}
+        terms = [term for rule in rules for term in (*rule.sources, *rule.targets)]
+        known = {index for term in terms for index in (*leaves(term.axes or ()), *row_indices(term.axes or ()))}
+        known |= {index for term in terms for index in term.name.indices}
         for entry in () if self.faults else self.sections.of("sizes"):
             if entry.key not in known:
                 message = f"[sizes] gives {entry.key!r}, and no rule has that index"
@@ -64,6 +63,10 @@ class Reader:
         """One text."""
         entry = self.sections.entries.get(section, {}).get(key)
         return default if entry is None else self._text(entry, entry.value, default)
+
+    def flag(self, section: str, key: str) -> bool:
+        """True or false; false when it is not said."""
+        return self._flag(self.sections.entries.get(section, {}), key)
 
     def texts(self, section: str, key: str) -> tuple[str, ...]:
         """A list of texts."""

@@ -20,7 +20,7 @@ LARGEST = 4 * 1024 * 1024
 MOST_RULES = 20_000
 
 KEYS = {
-    "mapping": ("config", "description", "model_types", "name", "prefix", "target_prefix"),
+    "mapping": ("by_name", "config", "description", "model_types", "name", "prefix", "target_prefix"),
     "rule": ("fill", "fold", "optional", "scale", "source", "target"),
 }
 """The keys of the sections that have keys of ours."""

@@ -78,7 +78,8 @@ class Table:
 
     Attributes:
         name, description: what it is called and one line about it.
-        model_types: the ``model_type`` values of ``config.json`` that it is for.
+        model_types: the ``model_type`` values of ``config.json`` that it is for; an export writes the first.
+        by_name: it is never chosen by them, only asked for.
         architectures: what it can load into, the first being the default.
         config_class: import path of the class that the target's constructor takes; empty when there is none.
         prefix, target_prefix: source and target names are matched with or without it.
@@ -98,6 +99,7 @@ class Table:
     name: str
     description: str = ""
     model_types: tuple[str, ...] = ()
+    by_name: bool = False
     architectures: tuple[Architecture, ...] = ()
     config_class: str = ""
     prefix: str = ""
@@ -144,6 +146,7 @@ def _make(sections: Sections) -> Table:
         name=reader.text("mapping", "name", default=Path(sections.where).stem),
         description=reader.text("mapping", "description"),
         model_types=reader.texts("mapping", "model_types"),
+        by_name=reader.flag("mapping", "by_name"),
         architectures=tuple(
             Architecture(name=name, target=target, holds=holds) for name, target, holds in reader.architectures()
         ),

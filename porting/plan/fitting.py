@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from porting.errors import Code, Fault
-from porting.notation.axes import Axis, Index, Mismatch, Piece, leaves, pieces, size_of, solve_all
+from porting.notation.axes import Axis, Index, Mismatch, Piece, leaves, pieces, row_indices, size_of, solve_all
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
 from porting.plan.copies import Copy, make_copy
@@ -121,7 +121,7 @@ class Fitter:
             if len(side.axes) != len(side.shape):
                 message = f"'{side.term}' has {len(side.axes)} axes, and the tensor {len(side.shape)}"
                 raise _Misfit(Code.SHAPE_MISMATCH, message)
-        inner = {index for side in sides for index in leaves(side.axes)}
+        inner = {index for side in sides for index in (*leaves(side.axes), *row_indices(side.axes))}
         sizes = {index: size for index, size in self.sizes.items() if index in inner or index in counts}
         for index, count in counts.items():
             if sizes.setdefault(index, count) != count:

@@ -109,7 +109,8 @@ def _sources(
 
 def _unknown(rule: Rule, term: Term, axis: Axis, sizes: Mapping[str, int]) -> Fault:
     if isinstance(axis, Row):
-        what, hint = f"how many rows the axis {axis} of '{term}' has", LIKE
+        named = f'give it in [sizes]: {axis.index} = "...", or ' if axis.index else ""
+        what, hint = f"how many rows the axis {axis} of '{term}' has", named + LIKE
     else:
         names = [name for name in leaves((axis,)) if size_of(Index(name), sizes) is None]
         what, hint = f"the size of {', '.join(names)} in '{term}'", f'give it in [sizes]: {names[0]} = "...", or {LIKE}'

@@ -18,7 +18,7 @@ from porting.verification.pairing import Pair, Pairing, pair
 from porting.verification.report import Probe, View
 from porting.verification.running import Side
 from porting.verification.span import Span, Watch
-from porting.verification.trace import Point, Trace
+from porting.verification.trace import ARROW, INNER, Point, Trace, split
 
 Errors = dict[Point, list[Error]]
 
@@ -168,7 +168,7 @@ class Comparison:
         def visit(source: Point, value: Tensor) -> Tensor | None:
             if source not in needed:
                 return None
-            held[source] = value.detach().clone()
+            held[source] = value.detach()
             for point in needed[source]:
                 waiting[point].discard(source)
                 if not waiting[point]:
@@ -176,6 +176,8 @@ class Comparison:
                     errors.setdefault(point, []).append(error(one.carry(held), anchors[point]))
             for past in [past for past in held if not any(waiting[point] for point in needed[past])]:
                 del held[past]
+            if source in held:  # it waits for others, and must not change meanwhile
+                held[source] = held[source].clone()
             return exact[source].to(value.dtype, copy=True) if alone else None
 
         reference.run(case, visit, wanted=pairing.compared)
@@ -184,10 +186,11 @@ class Comparison:
         """Every probe with all that was measured at it, in the reference's order of execution."""
         finest = min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
         pairs = {point: one for pairing in self._pairings for point, one in pairing.pairs.items()}
-        lowered = False
+        lowered = held = False
         for point, one in pairs.items():
             span = self._spans.get(point, Span())
-            here = bool(span.lowered) or any(source in self._lowered for source in one.sources)
+            here = held or bool(span.lowered) or any(source in self._lowered for source in one.sources)
+            held = here and split(point)[0].partition(ARROW)[2] in INNER  # these the port goes on with as it has them
             lowered = lowered or here
             bounds = {
                 view: bound(

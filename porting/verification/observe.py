@@ -60,7 +60,8 @@ class Observer:
 
     def shares(self) -> dict[str, float]:
         """The share of the elements of each weight that a probe saw."""
-        return {name: float(reached.double().mean()) for name, reached in self._reached.items() if bool(reached.any())}
+        counts = {name: int(torch.count_nonzero(reached)) for name, reached in self._reached.items()}
+        return {name: count / self._reached[name].numel() for name, count in counts.items() if count}
 
 
 def shown(module: nn.Module, shares: Mapping[str, float], expected: Mapping[str, Tensor]) -> Shown:

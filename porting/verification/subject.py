@@ -63,14 +63,12 @@ def prepare(
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PortingWarning)  # the report says it
-            target = _emptied(into) if isinstance(into, nn.Module) else into
+            target = _emptied(into, table, checkpoint, fresh=fresh) if isinstance(into, nn.Module) else into
             port = load(checkpoint, target, table, architecture=named, fresh=fresh, trust=trust)
         record = provenance(port)
         if record is None:  # load() keeps it for as long as the module lives
             raise VerifyError(Fault(code=Code.BAD_TARGET, message="the module lost its provenance while it was loaded"))
         plan, kind = record.plan, record.architecture
-        if isinstance(into, nn.Module) and plan.fresh:
-            assign(port, {name: one.detach() for name, one in named_tensors(into) if name in plan.fresh})
     if kind is not None:
         return Subject(module=port.eval(), plan=plan, reference=kind.name)
     declared = checkpoint.config.get("architectures")
@@ -91,13 +89,16 @@ def _copied(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Modu
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint)) from error
 
 
-def _emptied(module: nn.Module) -> nn.Module:
-    """A copy without the values of what a checkpoint fills: these are not needed and may be large."""
+def _emptied(module: nn.Module, table: Table, checkpoint: Checkpoint, *, fresh: bool) -> nn.Module:
+    """A copy without the values of what the checkpoint fills: these are not needed and may be large."""
     memo: dict[int, object] = {}
     for _, tensor in named_tensors(module):
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return _copied(module, memo)
+    copied = _copied(module, memo)
+    plan = check(table, checkpoint, copied, fresh=fresh)
+    assign(copied, {name: one.detach() for name, one in named_tensors(module) if name in (*plan.fresh, *plan.computed)})
+    return copied
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -81,6 +81,36 @@ def test_a_number_is_a_row_where_rows_may_be_taken() -> None:
     assert size_of(axis, {}) is None
 
 
+def test_a_row_of_an_index_has_its_size() -> None:
+    (axis, _) = parse_axes("r=3 e", rows=True)
+    assert str(axis) == "r=3"
+    assert list(leaves((axis,))) == []  # it stands on one side only
+    assert [size_of(axis, sizes) for sizes in ({}, {"r": 5})] == [None, 5]
+    found: dict[str, int] = {}
+    solve_all([(axis, 4)], found)
+    assert found == {"r": 4}
+    for total, sizes, message in ((3, {}, "row 3 of 3 rows"), (4, {"r": 5}, "r=3 is 5 and 4")):
+        with pytest.raises(Mismatch, match=message):
+            solve_all([(axis, total)], dict(sizes))
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "message", "offset"),
+    [
+        ("e r=0", False, "r=0: one row can be taken of a whole axis, in a fold only", 2),
+        ("(r=0 e)", True, "r=0: one row can be taken of a whole axis, in a fold only", 1),
+        ("r r=0", True, "index 'r' stands twice among the axes", 2),
+        ("_r=0 e", True, "'_' cannot stand among axes", 0),
+        ("r= 0", True, "'r' cannot stand among axes", 0),
+        ("r=0=1", True, "'r' cannot stand among axes", 0),
+    ],
+)
+def test_a_row_of_an_index_is_refused_where_it_cannot_stand(text: str, rows: bool, message: str, offset: int) -> None:
+    with pytest.raises(NotationError) as caught:
+        parse_axes(text, rows=rows)
+    assert (str(caught.value), caught.value.offset) == (message, offset)
+
+
 def solved(text: str, shape: tuple[int, ...], sizes: dict[str, int] | None = None) -> dict[str, int]:
     found = dict(sizes or {})
     solve_all(list(zip(parse_axes(text), shape, strict=True)), found)

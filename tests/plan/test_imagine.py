@@ -132,6 +132,23 @@ def test_what_the_module_alone_cannot_say_is_asked_for() -> None:
     ]
 
 
+ROWS = """
+[sizes]
+r = "kinds"
+[[rule]]
+source = ["pos [t e]", "types [r=1 e]"]
+target = "sum [t e]"
+fold = true
+"""
+
+
+def test_the_rows_of_a_fold_are_known_by_their_index() -> None:
+    table = parse_table(ROWS)
+    assert imagine(table, infos({"sum": (5, 3)}), {"r": 4}) == {"pos": (5, 3), "types": (4, 3)}
+    with pytest.raises(PlanError, match=r'rows the axis r=1 .*\(give it in \[sizes\]: r = "\.\.\.", or pass like='):
+        imagine(table, infos({"sum": (5, 3)}), {})
+
+
 def test_a_module_that_lacks_a_part_or_has_another_shape_is_no_module_of_the_table() -> None:
     table = '[tensors]\n"qk.weight [(p h d) e]" = "heads.{h}.{p:a,b} [d e]"\n"c [i o]" = "d [o i]"\n'
     targets = {"heads.0.a": (3, 5), "heads.1.a": (3, 5), "heads.0.b": (3, 5), "d": (2, 2, 2)}

@@ -42,7 +42,9 @@ def test_transformers_loads_it_without_a_key_too_many_or_too_few() -> None:
 def test_no_parameter_is_as_it_was_drawn() -> None:
     for name, values in load_file(DEMO / "model.safetensors").items():
         assert values.isfinite().all(), name
-        assert values.std().item() > 1e-3, name  # biases started at 0, gains at 1: a constant has not been trained
+        # Biases started at 0 and gains at 1: a constant has not been trained.  Softmax cannot see the key's bias,
+        # so that its gradient is rounding noise and it hardly moves.
+        assert values.std().item() > (1e-6 if name.endswith("key.bias") else 1e-3), name
 
 
 def test_it_is_what_the_program_makes_by_default(card: str) -> None:
