@@ -177,7 +177,7 @@ Make it again, in some minutes on two cores, from the top of the repository:
 
 The same Python, libraries, machine and number of threads give the same bytes; another Python has other docstrings.
 
-## Measured on modules that were held out
+## Measured on packages that were held out
 
 | | this model | baseline |
 | --- | --- | --- |

@@ -197,25 +197,29 @@ def _package(name: str) -> str:
     return first or name
 
 
-def split_documents(
+def split_by_package(
     documents: Iterable[Document], *, held_out_fraction: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """The documents in two parts: those to learn from, and those held out. A module goes to one side whole.
+    """The documents in two parts that share no package: those to learn from, and those held out.
+
+    A package goes to one side whole, because its modules describe the same things in the same words.
 
     Args:
-        documents: all there are.
         held_out_fraction: how many of all sentences to hold out, at most; 0.1 is a tenth.
-        seed: of the order in which the modules are drawn.
+        seed: of the order in which the packages are drawn.
     """
     documents = list(documents)
-    room = held_out_fraction * sum(len(document.sentences) for document in documents)
+    sizes: dict[str, int] = {}
+    for document in documents:
+        sizes[document.package] = sizes.get(document.package, 0) + len(document.sentences)
+    room = held_out_fraction * sum(sizes.values())
     held_out = set()
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
-    for document in rng.sample(documents, k=len(documents)):
-        if len(document.sentences) <= room:
-            room -= len(document.sentences)
-            held_out.add(document.name)
+    for package in rng.sample(sorted(sizes), k=len(sizes)):
+        if sizes[package] <= room:
+            room -= sizes[package]
+            held_out.add(package)
     return (
-        [document for document in documents if document.name not in held_out],
-        [document for document in documents if document.name in held_out],
+        [document for document in documents if document.package not in held_out],
+        [document for document in documents if document.package in held_out],
     )

@@ -9,7 +9,8 @@ rather than on 3.3 billion words in four days:
 - It starts from attention that already points somewhere (:func:`start`): positions as sinusoids (Vaswani et
   al. 2017, section 3.5), keys that look for tokens like the query (Trockman and Kolter 2023, "Mimetic
   Initialization of Self-Attention Layers").
-- It does without dropout (Lan et al. 2019, "ALBERT", section 4.8): so small a model does not overfit here.
+- It does without dropout (Lan et al. 2019, "ALBERT", section 4.8), for the minutes are few. The price: next sentence is
+  learnt better on the training pairs than it carries over to others.
 - It masks more (Wettig et al. 2022, "Should You Mask 15% in Masked Language Modeling?"), and whole words.
 """
 
@@ -40,7 +41,7 @@ from porting.models.bert import BertLayer
 from porting.models.bert_config import BertConfig
 from porting.models.bert_heads import BertForPreTraining
 from scripts.demo_report import SENTENCES, Figures, fill, measure, model_card, pretraining_logits
-from scripts.docstring_corpus import Document, read_standard_library, split_documents
+from scripts.docstring_corpus import Document, read_standard_library, split_by_package
 from scripts.sentence_pairs import IGNORED, PairRecipe, SpecialTokens, TokenizedDocument, count_batches, draw_batches
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -152,8 +153,6 @@ def start(recipe: Recipe, *, vocab_size: int) -> BertForPreTraining:
         positions[:, 1::2] = scale * angles.cos()
         for layer in (part for part in model.modules() if isinstance(part, BertLayer)):
             layer.attention.key.weight.copy_(layer.attention.query.weight)  # x W W' y: largest where y is like x
-            # Softmax is blind to it, so no gradient would ever move it from 0; yet a port must carry it over.
-            layer.attention.key.bias.normal_(std=recipe.initializer_range)
             for output in (layer.attention.output, layer.output):
                 output.weight.mul_((2 * recipe.num_hidden_layers) ** -0.5)  # as in GPT-2: keeps post-norm steady
     return model
@@ -261,7 +260,7 @@ def run(recipe: Recipe, path: Path, *, library: Path | None, console: Console) -
         library: a folder of Python source files to read; None for the running Python's documentation.
         console: where to say how it goes.
     """
-    learnt, held_out = split_documents(
+    learnt, held_out = split_by_package(
         read_standard_library(library), held_out_fraction=recipe.held_out_fraction, seed=recipe.seed
     )
     sentences = [sentence for document in learnt for sentence in document.sentences]
@@ -291,7 +290,7 @@ def run(recipe: Recipe, path: Path, *, library: Path | None, console: Console) -
         "vocabulary": f"{tokenizer.get_vocab_size():,} word pieces, lower case, made from the training text",
         "training text": f"{words:,} words in {len(sentences):,} sentences of Python {platform.python_version()}",
         "held out": f"{sum(len(document.sentences) for document in held_out):,} sentences: "
-        + ", ".join(f"`{document.name}`" for document in held_out),
+        + ", ".join(f"`{package}`" for package in sorted({document.package for document in held_out})),
         "training": f"{recipe.epochs} epochs, batches of {recipe.pairs.batch_size}, AdamW, peak rate "
         f"{recipe.learning_rate:g}, {recipe.pairs.mask_fraction:.0%} of the words masked, seed {recipe.seed}",
     }
