@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from porting.errors import Code, Fault, nearest
 from porting.notation.table import Table
 from porting.plan.align import Alignment, Shape, Step, align
 from porting.plan.move import gather
 from porting.verification.faults import VerifyError
-from porting.verification.trace import Point, Trace, numbered, split
+from porting.verification.trace import Point, Trace, numbered, points, split
 
 
 @dataclass(frozen=True)
@@ -126,3 +126,25 @@ def _nothing(table: Table, alignment: Alignment | None, port: list[Point]) -> Fa
     hint = f"it expects {expected[0]!r} in the port" if expected else "none of its names was reached"
     hint = (nearest(expected[0], port) if expected else "") or hint
     return Fault(code=Code.NO_PROBES, where=table.where, message=message, hint=hint)
+
+
+def refuse_unknown(table: Table, reference: nn.Module, port: nn.Module) -> None:
+    """Refuse probes of modules that the port does not have: misspelled, they would compare nothing.
+
+    A module that the reference lacks is no fault, since a family's checkpoints differ in their parts: the report says
+    that it was not compared.
+
+    Raises:
+        VerifyError: there are such probes: all of them, with the nearest name.
+    """
+    faults = []
+    for rule in table.probes:
+        if points(rule.targets, port, table.target_prefix) or not points(rule.sources, reference, table.prefix):
+            continue
+        pattern = rule.targets[0].name
+        name = pattern.spell(dict.fromkeys(pattern.indices, 0))
+        hint = nearest(name, [path for path, _ in port.named_modules() if path]) or "take the probe out of [probes]"
+        message = f"the port has no module '{pattern}' of the probe '{rule}'"
+        faults.append(Fault(code=Code.NO_PROBES, where=rule.where, message=message, hint=hint))
+    if faults:
+        raise VerifyError(faults)

@@ -24,6 +24,7 @@ from porting.tables import find_table
 from porting.verification.compare import Comparison, Progress
 from porting.verification.inputs import Case, for_port, heard, make_cases, special_tokens, withheld
 from porting.verification.observe import Observer, shown, unseen
+from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
 from porting.verification.report import Cost, Report
 from porting.verification.running import Clock, Side
@@ -111,6 +112,7 @@ def _verify(
     subject = prepare(checkpoint, into, chosen, architecture, loaded=loaded, fresh=fresh, trust=trust)
     theirs = load_reference(checkpoint, subject.reference, torch.float64)
     renew(subject, theirs)
+    refuse_unknown(chosen, theirs, subject.module)
     running = time.perf_counter()
     # The table says what a family calls the usual fields: those of the target's config are the usual ones.
     ours = arguments(chosen, checkpoint.config)

@@ -193,8 +193,8 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether every parameter was seen at work, and nothing was left out."""
-        return not (self.shown.copy or self.shown.nothing or self.unseen)
+        """Whether every parameter was seen at work, every probe was compared, and nothing was left out."""
+        return not (self.shown.copy or self.shown.nothing or self.unseen or self.skipped)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, for JSON; a number that is not finite is a text, as JSON has none."""

@@ -298,7 +298,7 @@ def test_a_table_without_probes_is_refused(checkpoint: Path) -> None:
         verify(checkpoint, mine(), parse_table(bare), architecture="BertModel")
     assert caught.value.faults[0].code == Code.NO_PROBES
     other = bare + '[probes]\n"bert.embeddings" = "norm"\n'
-    with pytest.raises(VerifyError, match=r"pairs no activation .* \(it expects 'norm' in the port\)"):
+    with pytest.raises(VerifyError, match=r"the port has no module 'norm' of the probe 'bert\.embeddings = norm'"):
         verify(checkpoint, mine(), parse_table(other), architecture="BertModel")
 
 
