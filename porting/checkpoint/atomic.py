@@ -48,7 +48,7 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     if not path.parent.is_dir():
         raise refused(path, "its directory does not exist", f"run `mkdir -p {path.parent}`")
     if path.exists() and not overwrite:
-        raise refused(path, "exists already", "choose another destination, or pass overwrite=True")
+        raise refused(path, "exists already", "choose another destination, or pass overwrite=True (--overwrite)")
 
 
 def refused(path: Path, message: str, hint: str) -> CheckpointError:
