@@ -27,6 +27,9 @@ if not (importlib.resources.files("porting") / "py.typed").is_file():
     sys.exit("py.typed was not installed")
 if not any(file.name.endswith(".toml") for file in importlib.resources.files("porting.mappings").iterdir()):
     sys.exit("no table was installed")
+
+from porting.pages.page import read
+read("base.html"), read("style.css")
 """
 
 

@@ -23,6 +23,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting.errors import Fault, PortingError
+from porting.printable import safe
 
 DIFFERENT = 1
 """Exit code: everything worked, and a difference was found."""
@@ -214,17 +215,6 @@ def _strict(content: object) -> object:
         case str() | int() | float() | None:
             return content
     return str(content)
-
-
-def safe(text: str) -> str:
-    r"""A text for a terminal: what a file put into a name can neither move the cursor nor break the line.
-
-    >>> safe("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def size(nbytes: int) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import typer
 
-from porting.cli.screen import Screen, counted, safe, size
+from porting.cli.screen import Screen, counted, size
 from porting.errors import Code, Fault, PortingError
+from porting.printable import safe
 
 FAULTS = PortingError(
     [

@@ -20,6 +20,8 @@ ROOMS = {
     "porting.mappings": (),
     "porting.notation": ("porting.errors",),
     "porting.checkpoint": ("porting.errors",),
+    "porting.pages": ("porting.errors", "porting.printable"),
+    "porting.printable": (),
     "porting.target": ("porting.errors",),
     "porting.plan": ("porting.errors", "porting.notation", "porting.target"),
 }
@@ -92,6 +94,13 @@ def test_the_library_does_not_print() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert wrong == []
+
+
+def test_importing_what_loads_imports_nothing_that_draws() -> None:
+    program = "import porting, porting.loading, porting.verification.proof, porting.cli.app, sys\n"
+    program += "sys.exit(', '.join({'jinja2', 'matplotlib', 'transformers'} & set(sys.modules)) or 0)"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_importing_the_library_imports_no_reference() -> None:

@@ -61,9 +61,14 @@ def test_every_file_that_is_not_python_is_package_data() -> None:
     data = [path for folder in ("porting", "models", "mappings") for path in files(folder) if path.suffix != ".py"]
     patterns = SETUPTOOLS["package-data"]
     installed = {ROOT / "porting" / "py.typed"}
-    assert patterns == {"porting": ["py.typed", "demo/*"], "porting.mappings": ["**/*.toml"]}
+    assert patterns == {
+        "porting": ["py.typed", "demo/*"],
+        "porting.mappings": ["**/*.toml"],
+        "porting.pages": ["*.html", "*.css", "*.js"],
+    }
     installed |= {path for path in (ROOT / "porting" / "demo").glob("*") if path.is_file()}
     installed |= set((ROOT / "mappings").rglob("*.toml"))
+    installed |= {path for pattern in patterns["porting.pages"] for path in (ROOT / "porting" / "pages").glob(pattern)}
     assert sorted(set(data) ^ installed) == []
     assert (ROOT / "porting" / "py.typed").read_bytes() == b""
 
