@@ -6,18 +6,19 @@ Nothing but the float64 reference is kept: what the port computes is measured wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from porting.notation.table import Table
-from porting.verification.measure import Anchor, Error, bound, error, finite, pooled, ratio
+from porting.verification.measure import MEANING, Anchor, Error, bound, error, finite, pooled, ratio
 from porting.verification.observe import Observer
 from porting.verification.pairing import Pair, Pairing, pair
 from porting.verification.report import Probe, View
 from porting.verification.running import Side
 from porting.verification.span import Span, Watch
+from porting.verification.spread import Spread, spread_of
 from porting.verification.trace import ARROW, INNER, Point, Trace, split
 
 Errors = dict[Point, list[Error]]
@@ -38,6 +39,9 @@ class Tier:
 
 
 END, ALONE = "end_to_end", "isolated"
+
+MOST_SPREADS = 8
+"""Of so many guilty probes, the first ones, the report tells where their differences lie."""
 
 
 class Comparison:
@@ -61,6 +65,7 @@ class Comparison:
         self._anchors: list[dict[Point, Anchor]] = []
         self._meaning: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
         self._spans: dict[Point, Span] = {}
+        self._spreads: dict[Point, list[Spread]] = {}
         self._lowered: dict[Point, Span] = {}
         self._tiers: list[Tier] = []
 
@@ -118,6 +123,9 @@ class Comparison:
             anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
             far = error(value, anchor).largest
             self._meaning[ALONE][point] = max(self._meaning[ALONE].get(point, 0.0), far)
+            if far > MEANING:
+                found = spread_of(value, anchor.value, anchor.scale, case)
+                self._spreads.setdefault(point, []).append(found)
             observer.see(value, anchor.scale)
             watch.cut()  # what was done here is none of the model's
             return anchor.value.to(value.dtype, copy=True)
@@ -187,6 +195,7 @@ class Comparison:
         finest = min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
         pairs = {point: one for pairing in self._pairings for point, one in pairing.pairs.items()}
         lowered = held = False
+        spread = 0
         for point, one in pairs.items():
             span = self._spans.get(point, Span())
             here = held or bool(span.lowered) or any(source in self._lowered for source in one.sources)
@@ -201,7 +210,7 @@ class Comparison:
                 )
                 for view, doubtful in ((END, lowered), (ALONE, here))
             }
-            yield Probe(
+            probe = Probe(
                 reference=" + ".join(one.sources),
                 port=point,
                 meaning=View(end_to_end=self._meaning[END][point], isolated=self._meaning[ALONE].get(point)),
@@ -212,6 +221,9 @@ class Comparison:
                 lowered=span.lowered,
                 random=span.random,
             )
+            if probe.guilty and spread < MOST_SPREADS:
+                probe, spread = replace(probe, spreads=tuple(self._spreads[point])), spread + 1
+            yield probe
 
     @property
     def noise(self) -> dict[str, float]:

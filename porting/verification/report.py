@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from porting.verification.measure import MEANING, ROUNDING, luck
-
-_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+from porting.verification.spread import Spread
 
 FAITHFUL, DIFFERENT, IMPRECISE = "faithful", "different", "imprecise"
 
@@ -46,6 +44,7 @@ class Probe:
         span: the port's modules that ran since the point before: those that made this activation.
         lowered: operations among them that compute with less than float64 in a float64 run.
         random: whether random numbers were drawn there, as by dropout that is left on.
+        spreads: where its isolated difference lies, for each case, if it is among the first guilty ones.
     """
 
     reference: str
@@ -57,12 +56,7 @@ class Probe:
     span: tuple[str, ...] = ()
     lowered: tuple[str, ...] = ()
     random: bool = False
-
-    @property
-    def layer(self) -> int | None:
-        """The layer that the point lies in, None for one outside of them."""
-        found = _NUMBER.search(self.port)
-        return int(found.group(1)) if found else None
+    spreads: tuple[Spread, ...] = ()
 
     @property
     def differs(self) -> bool:

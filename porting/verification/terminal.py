@@ -12,6 +12,7 @@ from rich.text import Text
 
 from porting.verification.measure import MEANING, ROUNDING, luck
 from porting.verification.report import DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
+from porting.verification.rows import Row, rows_of
 from porting.verification.trace import ARROW
 
 MOST_NAMED = 8
@@ -28,13 +29,13 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
 def render(report: Report, *, every_probe: bool = False) -> RenderableType:
     """The report for a rich console; with ``every_probe`` a row for each probe in place of one for each layer."""
     return Group(
-        *_verdict(report),
+        *verdict_lines(report),
         Text(),
         _grid(report, every_probe),
         Text(),
-        *_culprits(report),
-        *_shown(report),
-        *_rest(report),
+        *culprit_lines(report),
+        *shown_lines(report),
+        *other_lines(report),
     )
 
 
@@ -45,7 +46,8 @@ def as_text(report: Report, *, width: int = 120, every_probe: bool = False) -> s
     return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
 
 
-def _verdict(report: Report) -> Iterator[Text]:
+def verdict_lines(report: Report) -> Iterator[Text]:
+    """The verdict in a sentence, and the largest difference of each tier."""
     style, says = _SAID[report.verdict]
     sentence = f"{report.port} {says} {report.reference} computes from {report.source}"
     if report.verdict != DIFFERENT and not report.complete:
@@ -71,7 +73,12 @@ def _grid(report: Report, every_probe: bool) -> Grid:
         grid.add_column(dtype, justify="right")
         grid.add_column("isolated", justify="right")
     grid.add_column("")
-    for where, probes in _rows(report.probes, every_probe):
+    if every_probe:
+        rows = [Row(label=probe.port, columns=(probe.port,), probes=(probe,)) for probe in report.probes]
+    else:
+        rows = rows_of(report.probes)
+    for row in rows:
+        probes = row.probes
         end = max(probe.meaning.end_to_end for probe in probes)
         alone = max(probe.meaning.isolated or 0.0 for probe in probes)
         cells = [Text(f"{end:.0e}", _style(any(probe.differs for probe in probes)))]
@@ -81,7 +88,7 @@ def _grid(report: Report, every_probe: bool) -> Grid:
                 ratios = [(probe.count, getattr(probe.rounding[dtype], view) or 0.0) for probe in probes]
                 bad = any(ratio > luck(count) for count, ratio in ratios)
                 cells.append(Text(_times(max(ratio for _, ratio in ratios)), _style(bad)))
-        grid.add_row(Text(where), *cells, _mark(probes))
+        grid.add_row(Text(row.label), *cells, _mark(row))
     return grid
 
 
@@ -89,33 +96,19 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x" if ratio < 1e6 else f"{ratio:.0e}x"
 
 
-def _rows(probes: Sequence[Probe], every_probe: bool) -> Iterator[tuple[str, list[Probe]]]:
-    groups: dict[str, list[Probe]] = {}
-    for probe in probes:
-        layered = probe.layer is not None and not every_probe
-        groups.setdefault(f"layer {probe.layer}" if layered else probe.port, []).append(probe)
-    yield from groups.items()
-
-
-def _mark(probes: Sequence[Probe]) -> Text:
+def _mark(row: Row) -> Text:
     """What a row comes down to: the guilty modules in it, or that a difference only passes through."""
-    guilty = [_within(probe.port) for probe in probes if probe.guilty]
+    guilty = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.guilty]
     if guilty:
         return Text(f"<- {_listed(guilty)}", "bold red")
-    imprecise = [_within(probe.port) for probe in probes if probe.imprecise]
+    imprecise = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.imprecise]
     if imprecise:
         return Text(f"<- rounds worse: {_listed(imprecise)}", "yellow")
-    if any(probe.differs for probe in probes):
+    if any(probe.differs for probe in row.probes):
         return Text("innocent: the difference comes from before", "dim")
-    if any(probe.drifts for probe in probes):
+    if any(probe.drifts for probe in row.probes):
         return Text("innocent: the rounding comes from before", "dim")
     return Text("same", "green")
-
-
-def _within(point: str) -> str:
-    """The point less the number of its layer and what comes before it, which the row says."""
-    found = _NUMBER.search(point)
-    return point[found.end() :].lstrip(". ") or "output" if found else point
 
 
 def _style(bad: bool) -> str:
@@ -148,7 +141,8 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
 
 
-def _culprits(report: Report) -> Iterator[Text]:
+def culprit_lines(report: Report) -> Iterator[Text]:
+    """Which modules are at fault, and what is known of them."""
     if report.guilty:
         first = report.guilty[0]
         yield Text.assemble(("first guilty module: ", "bold"), (first.port, "bold red"))
@@ -176,7 +170,8 @@ def _culprits(report: Report) -> Iterator[Text]:
         yield Text(f"weights that are not the checkpoint's: {_listed(report.shown.differing)}", "red")
 
 
-def _shown(report: Report) -> Iterator[Text]:
+def shown_lines(report: Report) -> Iterator[Text]:
+    """What the inputs could see of the weights."""
     shown = report.shown
     yield Text(f"shown by activation: {len(shown.activation)} of {shown.count} parameters and buffers")
     partial = sorted((share, name) for name, share in shown.activation.items() if share < 1)
@@ -191,7 +186,8 @@ def _shown(report: Report) -> Iterator[Text]:
         yield Text(f"not shown: {words}", "yellow")
 
 
-def _rest(report: Report) -> Iterator[Text]:
+def other_lines(report: Report) -> Iterator[Text]:
+    """What was left out, what should be known, the inputs, the cost and the versions."""
     if report.skipped:
         yield Text(f"not compared, for lack of a counterpart: {_listed(report.skipped)}", "yellow")
     for warning in report.warnings:
