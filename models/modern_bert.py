@@ -238,7 +238,8 @@ class ModernBert(nn.Module):
         hidden = self.embeddings(input_ids)  # [b s e]
         padding = None if attention_mask is None else attention_bias(attention_mask, dtype=hidden.dtype)  # [b 1 1 s]
         local = window_bias(length, config.window, padding, like=hidden)  # [b 1 s s]
-        slow, fast = (rotation(length, config.head_size, theta=theta, like=hidden) for theta in config.thetas)
+        thetas = config.global_rope_theta, config.local_rope_theta
+        slow, fast = (rotation(length, config.head_size, theta=theta, like=hidden) for theta in thetas)
         hidden_states: tuple[Tensor, ...] | None = (hidden,) if output_hidden_states else None
         attentions: tuple[Tensor, ...] | None = () if output_attentions else None
         for layer, window in zip(self.layers, config.windows, strict=True):

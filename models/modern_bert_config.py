@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from porting.models import checks
@@ -29,8 +29,6 @@ class ModernBertConfig:
             ``"sliding_attention"``; None goes by ``global_attn_every_n_layers``.
         global_attn_every_n_layers: of so many layers the first attends to all tokens and the others do not.
         local_attention: how wide the window around a token is: half of it to the left, half to the right.
-        rope_parameters: layer type -> ``{"rope_theta": base, "rope_type": "default"}``, as transformers writes the two
-            bases below since version 5; what it says counts before them. None: they count.
         global_rope_theta: the base of the rotary frequencies where a layer attends to all tokens.
         local_rope_theta: the base where it does not.
         norm_eps: added to the variance inside every LayerNorm.
@@ -67,7 +65,6 @@ class ModernBertConfig:
     layer_types: Sequence[str] | None = None
     global_attn_every_n_layers: int = 3
     local_attention: int = 128
-    rope_parameters: Mapping[str, Mapping[str, object]] | None = None
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
@@ -99,7 +96,6 @@ class ModernBertConfig:
         yield from checks.padding_word(self)
         yield from self._head_faults()
         yield from self._layer_faults()
-        yield from self._rope_faults()
 
     def _head_faults(self) -> Iterator[str]:
         sizes: tuple[object, ...] = (self.hidden_size, self.num_attention_heads)
@@ -119,15 +115,6 @@ class ModernBertConfig:
             if kind not in {FULL, SLIDING}:
                 yield f"layer_types[{number}]={kind!r}: expected {FULL} or {SLIDING}"
 
-    def _rope_faults(self) -> Iterator[str]:
-        for kind in (FULL, SLIDING) if self.rope_parameters is not None else ():
-            found = self.rope_parameters.get(kind) if isinstance(self.rope_parameters, Mapping) else None
-            theta = found.get("rope_theta") if isinstance(found, Mapping) else None
-            plain = isinstance(found, Mapping) and found.keys() <= {"rope_theta", "rope_type"}
-            plain = plain and isinstance(found, Mapping) and found.get("rope_type", "default") == "default"
-            if not plain or not isinstance(theta, int | float) or not 0 < theta < float("inf"):
-                yield f"rope_parameters[{kind!r}]={found!r}: expected a rope_theta above 0 and the rope_type 'default'"
-
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
@@ -145,11 +132,3 @@ class ModernBertConfig:
             SLIDING if number % self.global_attn_every_n_layers else FULL for number in range(self.num_hidden_layers)
         ]
         return tuple(None if kind == FULL else self.window for kind in kinds)
-
-    @property
-    def thetas(self) -> tuple[float, float]:
-        """The bases of the rotary frequencies: where a layer attends to all tokens, and where it does not."""
-        if self.rope_parameters is None:
-            return self.global_rope_theta, self.local_rope_theta
-        found = [self.rope_parameters[kind]["rope_theta"] for kind in (FULL, SLIDING)]
-        return float(str(found[0])), float(str(found[1]))

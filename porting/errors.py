@@ -68,6 +68,7 @@ class Code(StrEnum):
     WRONG_TYPE = "wrong-type"
 
     # Plans: a table held against a checkpoint and a module
+    APPROXIMATE = "approximate"
     CONFIG_REFUSED = "config-refused"
     DROP_DIFFERS = "drop-differs"
     DTYPE_CHANGE = "dtype-change"

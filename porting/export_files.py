@@ -17,6 +17,7 @@ from porting.checkpoint.files import member, read_small
 from porting.checkpoint.names import COMPANIONS, SAFETENSORS, SAFETENSORS_INDEX
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault
+from porting.notation.field import held, value_of, with_field
 
 METADATA = {"format": "pt"}
 """transformers looks for it: weights saved by torch."""
@@ -134,10 +135,12 @@ def _directory(checkpoint: Checkpoint) -> Path:
 
 
 def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
-    """A config with some fields changed; byte for byte itself when none is."""
-    config = parse_config(raw, where=CONFIG_NAME)
-    changed = {field: value for field, value in changes.items() if field not in config or config[field] != value}
-    return _json({**config, **changed}) if changed else raw
+    """A config with some fields, as a table spells them, changed; byte for byte itself when none is."""
+    config = changed = parse_config(raw, where=CONFIG_NAME)
+    for field, value in changes.items():
+        if not held(changed, field) or value_of(changed, field) != value:
+            changed = with_field(changed, field, value)
+    return raw if changed is config else _json(changed)
 
 
 def new_config(fields: Mapping[str, object]) -> bytes:

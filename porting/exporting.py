@@ -28,6 +28,7 @@ from porting.export_files import (
 )
 from porting.lineage import provenance
 from porting.loading import PortingWarning, cast, expected, same_bits
+from porting.notation.field import held, value_of, with_field
 from porting.notation.table import Table
 from porting.origin import Origin, follow, imagined, table_for
 from porting.plan.align import Step
@@ -261,7 +262,7 @@ def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[s
     changed = {
         theirs: value
         for theirs, value in original(table, mine).items()
-        if value != before.get(theirs, defaults.get(table.config[theirs], value))
+        if value != (value_of(before, theirs) if held(before, theirs) else defaults.get(table.config[theirs], value))
     }
     if "num_labels" in changed:
         changed |= labels(int(str(changed.pop("num_labels"))))
@@ -307,7 +308,10 @@ def _own_fields(module: nn.Module, table: Table, config: object) -> dict[str, ob
     demanded = {field: values[0] for field, values in table.require.items() if len(values) == 1}
     count = found.pop("num_labels", 2)
     named = labels(int(str(count))) if count != 2 else {}
-    return {**demanded, **found, **named, "model_type": table.model_types[0]}
+    fields: dict[str, object] = {}
+    for field, value in {**demanded, **found}.items():
+        fields = with_field(fields, field, value)
+    return {**fields, **named, "model_type": table.model_types[0]}
 
 
 def _config_object(module: nn.Module) -> object:

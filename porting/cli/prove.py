@@ -179,7 +179,8 @@ def verify(
 
     Both run on the same inputs: in float64, where a faithful port agrees to the last digits, and in each working
     dtype, where its rounding is held against the reference's own. Each module is also given the reference's inputs,
-    so that a guilty one is named and an innocent one is not. Exit code 0: faithful; 1: not; 2: it could not be run.
+    so that a guilty one is named and an innocent one is not. Exit code 0: faithful, or approximate as the table
+    declares; 1: not; 2: it could not be run.
 
     \b
     Examples:
@@ -212,7 +213,7 @@ def verify(
         screen.document(report.to_dict())
         screen.show(render(report, every_probe=every))
         same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        if report.faithful:
+        if report.as_claimed:
             screen.next("export", *(options.again(source) or [str(options.where(source))]), "./exported", *same)
             return
         screen.next("verify", *options.again(source), *same, *([] if every else ["--all"]))

@@ -12,6 +12,7 @@ from porting.errors import Code, Fault, nearest
 from porting.notation.axes import leaves, row_indices
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError, TableError
+from porting.notation.field import read_field
 from porting.notation.name import Name
 from porting.notation.rule import Rule, Term, make_rule
 from porting.notation.sections import KEYS, Body, Entry, Sections
@@ -41,7 +42,8 @@ class Reader:
 
     def refuse_unknown(self) -> None:
         """Note the keys that a section does not have."""
-        bodies = [("[mapping]", KEYS["mapping"], self.sections.entries.get("mapping", {}))]
+        named = [section for section in KEYS if section != "rule"]
+        bodies = [(f"[{section}]", KEYS[section], self.sections.entries.get(section, {})) for section in named]
         bodies += [("[[rule]]", KEYS["rule"], body) for body in self.sections.rules]
         for title, known, body in bodies:
             for key, entry in body.items():
@@ -82,6 +84,8 @@ class Reader:
             if found is None:
                 self._wrong(entry, 'a field of the target, or one with a shift such as "max_position_embeddings + 2"')
                 continue
+            if self._read(entry.at, read_field, entry.key) is None:
+                continue
             names[entry.key] = found["name"]
             if found["shift"]:
                 shifts[entry.key] = int(found["sign"] + found["shift"])
@@ -91,10 +95,25 @@ class Reader:
         """A section of any values."""
         return {entry.key: entry.value for entry in self.sections.of(section)}
 
+    def approximation(self) -> tuple[str, float] | None:
+        """The reason and the bound of [approximate]; None when the table claims to be exact."""
+        body = self.sections.entries.get("approximate")
+        if not body:
+            return None
+        for key in sorted(set(KEYS["approximate"]) - set(body)):
+            where = next(iter(body.values())).at()
+            self._note(Code.MISSING_KEY, where, f"[approximate] has no {key!r}", "say why, and within which bound")
+        bound = self._number(body["within"]) if "within" in body else None
+        if bound is not None and not 0 < bound < 1:
+            self._wrong(body["within"], "a share of the activations' scale above 0 and below 1")
+        return self.text("approximate", "reason"), bound or 0.0
+
     def choices(self, section: str) -> dict[str, tuple[object, ...]]:
         """A section of lists."""
         found: dict[str, tuple[object, ...]] = {}
         for entry in self.sections.of(section):
+            if self._read(entry.at, read_field, entry.key) is None:
+                continue
             if isinstance(entry.value, list) and entry.value:
                 found[entry.key] = tuple(entry.value)
             else:

@@ -20,6 +20,7 @@ LARGEST = 4 * 1024 * 1024
 MOST_RULES = 20_000
 
 KEYS = {
+    "approximate": ("reason", "within"),
     "mapping": ("by_name", "config", "description", "model_types", "name", "prefix", "target_prefix"),
     "rule": ("fill", "fold", "optional", "scale", "source", "target"),
 }

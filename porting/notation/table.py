@@ -73,6 +73,19 @@ class Fresh:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Approximation:
+    """What a table says of itself that is not exact.
+
+    Attributes:
+        reason: why the module cannot compute quite what the checkpoint's model does.
+        within: how far its activations may be off in float64, relative to their scale.
+    """
+
+    reason: str
+    within: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """One port.
 
@@ -81,9 +94,10 @@ class Table:
         model_types: the ``model_type`` values of ``config.json`` that it is for; an export writes the first.
         by_name: it is never chosen by them, only asked for.
         architectures: what it can load into, the first being the default.
+        approximate: why and how far it is off by intent; None for a table that claims to be exact.
         config_class: import path of the class that the target's constructor takes; empty when there is none.
         prefix, target_prefix: source and target names are matched with or without it.
-        config: config field of the checkpoint -> the target's config field.
+        config: config field of the checkpoint, as :mod:`porting.notation.field` has it -> the target's config field.
         shifts: config field of the checkpoint -> how much more it says than the target's, ``"positions + 2"``.
         defaults: what a field that the config lacks means.
         constants: target config fields that every checkpoint of this table shares.
@@ -101,6 +115,7 @@ class Table:
     model_types: tuple[str, ...] = ()
     by_name: bool = False
     architectures: tuple[Architecture, ...] = ()
+    approximate: Approximation | None = None
     config_class: str = ""
     prefix: str = ""
     target_prefix: str = ""
@@ -142,6 +157,7 @@ def _make(sections: Sections) -> Table:
     reader = Reader(sections)
     reader.refuse_unknown()
     config, shifts = reader.fields()
+    approximation = reader.approximation()
     table = Table(
         name=reader.text("mapping", "name", default=Path(sections.where).stem),
         description=reader.text("mapping", "description"),
@@ -150,6 +166,7 @@ def _make(sections: Sections) -> Table:
         architectures=tuple(
             Architecture(name=name, target=target, holds=holds) for name, target, holds in reader.architectures()
         ),
+        approximate=Approximation(reason=approximation[0], within=approximation[1]) if approximation else None,
         config_class=reader.text("mapping", "config"),
         prefix=reader.text("mapping", "prefix"),
         target_prefix=reader.text("mapping", "target_prefix"),

@@ -94,8 +94,18 @@ def check(
         computed=computed,
         tied=tied,
         dtype=dtype,
-        warnings=tuple(alike(parted(source.shared, alignment, places))),
+        warnings=tuple(alike([*_approximate(table), *parted(source.shared, alignment, places)])),
     )
+
+
+def _approximate(table: Table) -> Iterator[Fault]:
+    """A warning when the table itself says that it is not exact."""
+    if table.approximate is not None:
+        message = f"'{table.name}' is approximate by intent: {table.approximate.reason}"
+        hint = (
+            f"its activations may be off by {table.approximate.within:.0e} of their scale: porting verify measures it"
+        )
+        yield Fault(code=Code.APPROXIMATE, where=table.where, message=message, hint=hint)
 
 
 def _idle(alignment: Alignment, near: Nearest) -> Iterator[Fault]:

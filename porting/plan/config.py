@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from porting.errors import Code, Fault
 from porting.notation.faults import NotationError
+from porting.notation.field import held, value_of, with_field
 from porting.notation.table import Table
 
 
@@ -17,7 +18,15 @@ def effective(table: Table, config: Mapping[str, object]) -> dict[str, object]:
     """
     labels = config.get("id2label")
     counted = {"num_labels": len(labels)} if isinstance(labels, Mapping) and labels else {}
-    return {"num_labels": 2, **table.defaults, **config, **counted}
+    found = {"num_labels": 2, **config, **counted}
+    for field, value in table.defaults.items():
+        if not held(config, field):
+            found = with_field(found, field, value)
+    for field in table.config:  # under the first of its spellings a field can be reckoned with
+        first = field.split("/")[0]
+        if first not in found and "." not in first and held(found, field):
+            found[first] = value_of(found, field)
+    return found
 
 
 def refused(table: Table, config: Mapping[str, object]) -> list[Fault]:
@@ -25,10 +34,10 @@ def refused(table: Table, config: Mapping[str, object]) -> list[Fault]:
     faults = []
     values = effective(table, config)
     for field, allowed in table.require.items():
-        found = values.get(field)
-        if field in values and not any(found == one and type(found) is type(one) for one in allowed):
+        found = value_of(values, field)
+        if held(values, field) and not any(found == one and type(found) is type(one) for one in allowed):
             choices = ", ".join(repr(one) for one in allowed)
-            message = f"config.json has {field} = {found!r}, '{table.name}' can represent {choices}"
+            message = f"config.json has {held(values, field)} = {found!r}, '{table.name}' can represent {choices}"
             hint = "another table or another module is needed: porting tables lists what there is"
             faults.append(Fault(code=Code.CONFIG_REFUSED, where=table.where, message=message, hint=hint))
     return faults
@@ -51,15 +60,15 @@ def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:
     """The target config's fields: those of [config] that the checkpoint has, and the constants."""
     values = effective(table, config)
     found = {
-        ours: _shifted(values[theirs], -table.shifts.get(theirs, 0))
+        ours: _shifted(value_of(values, theirs), -table.shifts.get(theirs, 0))
         for theirs, ours in table.config.items()
-        if theirs in values
+        if held(values, theirs)
     }
     return {**found, **table.constants}
 
 
 def original(table: Table, config: object) -> dict[str, object]:
-    """The checkpoint's fields from a target config: :func:`arguments` read from right to left."""
+    """The checkpoint's fields, as the table spells them, from a target config: :func:`arguments` from right to left."""
     return {
         theirs: _shifted(getattr(config, ours), table.shifts.get(theirs, 0))
         for theirs, ours in table.config.items()

@@ -117,9 +117,13 @@ def _verify(
     # The table says what a family calls the usual fields: those of the target's config are the usual ones.
     ours = arguments(chosen, checkpoint.config)
     fields = {**ours, **subject.plan.config}
-    skips = chosen.shifts.get(POSITIONS, 0)  # as many positions belong to nobody: the reference counts around padding
+    # As many positions belong to nobody: the reference counts around padding.
+    skips, counted = next(
+        ((shift, chosen.config[field]) for field, shift in chosen.shifts.items() if POSITIONS in field.split("/")),
+        (0, ""),
+    )
     if skips:
-        fields[POSITIONS] = ours[chosen.config[POSITIONS]]
+        fields[POSITIONS] = ours[counted]
     cases = list(inputs or ())
     silent: tuple[str, ...] = ()
     if not cases:
@@ -179,6 +183,7 @@ def _verify(
             passes=clock.passes,
             memory=_peak(),
         ),
+        approximate=chosen.approximate,
     )
 
 

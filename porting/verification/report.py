@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from porting.notation.table import Approximation
 from porting.verification.measure import MEANING, ROUNDING, luck
 from porting.verification.spread import Spread
 
-FAITHFUL, DIFFERENT, IMPRECISE = "faithful", "different", "imprecise"
+FAITHFUL, DIFFERENT, IMPRECISE, APPROXIMATE = "faithful", "different", "imprecise", "approximate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,7 @@ class Report:
         environment: versions.
         warnings: what is allowed and should be known.
         cost: seconds and bytes.
+        approximate: what the table says of a port that is not exact by intent.
     """
 
     source: str
@@ -157,6 +159,7 @@ class Report:
     environment: Mapping[str, str]
     warnings: tuple[str, ...]
     cost: Cost
+    approximate: Approximation | None = None
 
     @property
     def guilty(self) -> tuple[Probe, ...]:
@@ -175,15 +178,27 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """``"different"``: another meaning; ``"imprecise"``: the same with larger rounding errors; ``"faithful"``."""
-        if self.guilty or self.first_difference or self.shown.differing:
+        """How the port stands to the reference.
+
+        ``"different"``: another meaning; ``"approximate"``: another meaning, within the bound that the table declares;
+        ``"imprecise"``: the same meaning with larger rounding errors; ``"faithful"``.
+        """
+        if self.shown.differing:
             return DIFFERENT
+        if self.guilty or self.first_difference:
+            worst = max(probe.meaning.worst for probe in self.probes)
+            return APPROXIMATE if self.approximate and worst <= self.approximate.within else DIFFERENT
         return IMPRECISE if any(probe.imprecise or probe.drifts for probe in self.probes) else FAITHFUL
 
     @property
     def faithful(self) -> bool:
         """Whether the port means the same and rounds as well as the reference, as far as it was shown."""
         return self.verdict == FAITHFUL
+
+    @property
+    def as_claimed(self) -> bool:
+        """Whether the port is what its table says: faithful, or approximate within the bound declared there."""
+        return self.verdict in (FAITHFUL, APPROXIMATE)
 
     @property
     def complete(self) -> bool:

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting.verification.measure import MEANING, ROUNDING, luck
-from porting.verification.report import DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
+from porting.verification.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
 from porting.verification.rows import Row, rows_of
 from porting.verification.trace import ARROW
 
@@ -21,6 +21,7 @@ MOST_NAMED = 8
 _SAID = {
     FAITHFUL: ("bold green", "computes what"),
     IMPRECISE: ("bold yellow", "means the same, with larger rounding errors, as what"),
+    APPROXIMATE: ("bold yellow", "comes near to what"),
     DIFFERENT: ("bold red", "does not compute what"),
 }
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
@@ -50,6 +51,8 @@ def verdict_lines(report: Report) -> Iterator[Text]:
     """The verdict in a sentence, and the largest difference of each tier."""
     style, says = _SAID[report.verdict]
     sentence = f"{report.port} {says} {report.reference} computes from {report.source}"
+    if report.verdict == APPROXIMATE and report.approximate:
+        sentence += f", within the {report.approximate.within:.0e} of the scale that the table allows"
     if report.verdict != DIFFERENT and not report.complete:
         sentence += ", as far as it was shown (see below)"
     yield Text.assemble((report.verdict.upper(), style), "  ", sentence)

@@ -157,8 +157,8 @@ FAULTS = [
     (
         "\n  [zzz]\n",
         (
-            "t.toml:2:3: unknown section [zzz] (known: architectures, config, constants, defaults, drop, extends, "
-            "fresh, inputs, mapping, optional, probes, require, rule, sizes, tensors, ties) [unknown-key]"
+            "t.toml:2:3: unknown section [zzz] (known: approximate, architectures, config, constants, defaults, drop, "
+            "extends, fresh, inputs, mapping, optional, probes, require, rule, sizes, tensors, ties) [unknown-key]"
         ),
     ),
     ("x = 1\n[mapping]\n", "t.toml:1:1: unknown section [x] (known: "),
@@ -366,3 +366,29 @@ def test_an_import_path_is_text_until_it_is_asked_for() -> None:
     """Parsing a table imports nothing; :func:`porting.target.import_path` refuses what is not ours."""
     table = parse_table('[architectures]\nX = "os:system"\n')
     assert table.architectures[0].target == "os:system"
+
+
+def test_an_approximation_has_a_reason_and_a_bound() -> None:
+    table = parse_table('[approximate]\nreason = "another norm"\nwithin = 1e-5\n')
+    assert table.approximate is not None
+    assert (table.approximate.reason, table.approximate.within) == ("another norm", 1e-5)
+    assert parse_table("").approximate is None
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("within = 1e-5", "t.toml:2:1: [approximate] has no 'reason'"),
+        ('reason = "a"', "t.toml:2:1: [approximate] has no 'within'"),
+        ('reason = "a"\nwithin = 0', "t.toml:3:10: 'within' is 0, expected a share of the activations' scale"),
+        ('reason = "a"\nwithin = 1.5', "t.toml:3:10: 'within' is 1.5, expected a share of the activations' scale"),
+        ('reason = "a"\nwithin = "b"', "t.toml:3:10: 'within' is 'b', expected a number"),
+        ("reason = 1\nwithin = 0.1", "t.toml:2:10: 'reason' is 1, expected a text"),
+        ('reason = "a"\nwithin = 0.1\nwhy = "b"', "t.toml:4:1: [approximate] has no key 'why'"),
+    ],
+)
+def test_a_faulty_approximation_is_told_with_its_place(body: str, expected: str) -> None:
+    with pytest.raises(TableError) as caught:
+        parse_table(f"[approximate]\n{body}\n", where="t.toml")
+    (fault,) = caught.value.faults
+    assert str(fault).startswith(expected)
