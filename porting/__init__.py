@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
+    from porting.comparing import Comparison, Digest, diff, digest
     from porting.embedded import embedded_checkpoint
     from porting.errors import PortingError
     from porting.exporting import Exported, export
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checkpoint",
+    "Comparison",
+    "Digest",
     "Exported",
     "Plan",
     "PortingError",
@@ -30,6 +33,8 @@ __all__ = [
     "Report",
     "Table",
     "check",
+    "diff",
+    "digest",
     "embedded_checkpoint",
     "export",
     "fill_mask",
@@ -45,6 +50,7 @@ __all__ = [
 
 _HOMES = {
     "porting.checkpoint": ("Checkpoint", "inspect_checkpoint", "open_checkpoint"),
+    "porting.comparing": ("Comparison", "Digest", "diff", "digest"),
     "porting.embedded": ("embedded_checkpoint",),
     "porting.errors": ("PortingError",),
     "porting.exporting": ("Exported", "export"),

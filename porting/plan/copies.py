@@ -45,7 +45,7 @@ class Copy:
     def inverse(self) -> Copy:
         """The move back."""
         box = zip(self.sizes, self.target_strides, self.source_strides, strict=True)
-        return _ordered(self.target, self.source, list(box), self.target_offset, self.source_offset)
+        return order_copy(self.target, self.source, list(box), self.target_offset, self.source_offset)
 
 
 def make_copy(
@@ -60,12 +60,13 @@ def make_copy(
     An index that the source's box lacks is broadcast: its stride there is 0.
     """
     directions = [(size, source_box[1].get(index, 0), target_box[1].get(index, 0)) for index, size in sizes.items()]
-    return _ordered(source, target, directions, source_box[0], target_box[0])
+    return order_copy(source, target, directions, source_box[0], target_box[0])
 
 
-def _ordered(
+def order_copy(
     source: str, target: str, directions: list[tuple[int, int, int]], source_offset: int, target_offset: int
 ) -> Copy:
+    """The move along these directions, each a size, a stride in the source and one in the target; ordered, merged."""
     directions = sorted((one for one in directions if one[0] != 1), key=lambda one: (-one[2], -one[1]))
     merged: list[tuple[int, int, int]] = []
     for size, step, place in directions:

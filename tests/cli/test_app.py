@@ -11,7 +11,18 @@ COMMANDS = [command.name for command in app.registered_commands if command.name 
 
 
 def test_the_commands_are_these() -> None:
-    assert COMMANDS == ["inspect", "tables", "check", "load", "verify", "export", "fill-mask", "next-sentence"]
+    assert COMMANDS == [
+        "inspect",
+        "tables",
+        "check",
+        "load",
+        "verify",
+        "export",
+        "diff",
+        "hash",
+        "fill-mask",
+        "next-sentence",
+    ]
 
 
 def test_help_names_every_command_and_the_exit_codes(run: Run) -> None:
@@ -31,7 +42,7 @@ def test_the_help_of_a_command_has_examples_a_line_each(run: Run, command: str) 
     shown = examples.partition("\n\n")[0].splitlines()
     assert len(shown) >= 2
     assert all(line.startswith(f"    porting {command}") for line in shown)
-    assert "SOURCE" in result.stdout or "--source" in result.stdout or command == "tables"
+    assert "SOURCE" in result.stdout or "--source" in result.stdout or command in ("tables", "diff")
 
 
 def test_the_short_help_option_is_the_same(run: Run) -> None:

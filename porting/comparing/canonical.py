@@ -1,0 +1,207 @@
+"""The tensors of a checkpoint as the left side of a table has them, whichever side the checkpoint itself is on.
+
+A checkpoint and its port hold the same values under other names and in another order.  What they have in common is the
+table's left side in its first spelling: names with the table's prefix (without it, where every name has it: so a bare
+trunk is saved), what the table drops left out, parts without a counterpart replaced by the rule's ``fill``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from porting.checkpoint import Checkpoint, TensorInfo
+from porting.comparing.counterparts import reads
+from porting.errors import Code, Fault, nearest
+from porting.notation.axes import Mismatch, pieces, solve_all
+from porting.notation.name import Value
+from porting.notation.rule import Rule, Term
+from porting.notation.table import Table
+from porting.plan.align import align
+from porting.plan.config import sizes
+from porting.plan.copies import make_copy
+from porting.plan.imagine import imagine
+from porting.plan.matching import Matcher
+from porting.plan.members import sort_names
+from porting.plan.plan import PlanError
+from porting.plan.recipe import Recipe, as_it_is
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canonical:
+    """Tensors under the names that a checkpoint and its port have in common.
+
+    Attributes:
+        recipes: how each comes about from the checkpoint's, by name.
+        left_out: the checkpoint's tensors that are not among them, with the reason.
+    """
+
+    recipes: tuple[Recipe, ...]
+    left_out: Mapping[str, str]
+
+
+def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = None) -> Canonical:
+    """The tensors of a checkpoint under their common names.
+
+    Args:
+        checkpoint: the checkpoint.
+        table: the table; without it the tensors are taken as they are.
+        side: the table's side that the checkpoint is on; None to see by its names.
+
+    Raises:
+        PlanError: the table does not fit, its sides cannot be told apart, or it has a rule that adds or multiplies.
+    """
+    if table is None:
+        return Canonical(recipes=tuple(as_it_is(name, info) for name, info in checkpoint.tensors.items()), left_out={})
+    side = side or _side(checkpoint, table)
+    found = _from_left(checkpoint, table) if side == "left" else _from_right(checkpoint, table)
+    if all(recipe.name.startswith(table.prefix) for recipe in found.recipes):
+        stripped = (replace(recipe, name=recipe.name.removeprefix(table.prefix)) for recipe in found.recipes)
+        found = replace(found, recipes=tuple(stripped))
+    return found
+
+
+def _side(checkpoint: Checkpoint, table: Table) -> Side:
+    """The side whose names the checkpoint has."""
+    left, right = reads(table, checkpoint, "source"), reads(table, checkpoint, "target")
+    if left == right and any(rule.sources != rule.targets for rule in table.rules):
+        found = f"{left} of its {len(checkpoint.tensors)} tensors on either side of '{table.name}'"
+        message = f"{checkpoint.location}: the table has names for {found}, so that its layout cannot be told"
+        raise PlanError(
+            Fault(
+                code=Code.NO_SOURCE, where=table.where, message=message, hint="say which: --side left or --side right"
+            )
+        )
+    return "left" if left >= right else "right"
+
+
+def _refused(rule: Rule) -> Fault | None:
+    """The fault of a rule after which the values themselves are others."""
+    if not rule.fold and rule.scale is None:
+        return None
+    what = "adds tensors, and the sum does not show them" if rule.fold else "multiplies, which rounds"
+    message = f"'{rule}' {what}: a checkpoint and its port have no digest in common"
+    return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint="`porting diff` compares the two")
+
+
+def _from_left(checkpoint: Checkpoint, table: Table) -> Canonical:
+    terms = [(rule, term) for rule in table.rules for term in rule.sources]
+    matcher = Matcher([((number, 0), term.key) for number, (_, term) in enumerate(terms)], table.prefix)
+    drops = Matcher([((number, 0), drop.name) for number, drop in enumerate(table.drops)], table.prefix)
+    known, faults = sizes(table, checkpoint.config)
+    found: dict[str, Recipe] = {}
+    left_out: dict[str, str] = {}
+    for name, info in checkpoint.tensors.items():
+        matches = matcher.read(name)
+        if not matches:
+            dropped = drops.read(name)
+            if dropped:
+                left_out[name] = table.drops[dropped[0].key[0]].reason
+            else:
+                hint = nearest(name, [str(term.key) for _, term in terms]) or "list it in [drop] with a reason"
+                message = "no rule reads it"
+                faults.append(Fault(code=Code.UNREAD_TENSOR, where=name, message=message, hint=hint))
+            continue
+        rule, term = terms[matches[0].key[0]]
+        fault = _refused(rule)
+        if fault is not None:
+            faults += [fault] if fault not in faults else []
+            continue
+        spelled = term.key.spell(matches[0].bindings)
+        if spelled in found:
+            message = f"it and another tensor are two spellings of {spelled!r}"
+            faults.append(Fault(code=Code.SPELLED_TWICE, where=name, message=message, hint="keep one of them"))
+            continue
+        try:
+            found[spelled] = _kept(name, spelled, info, rule, term, matches[0].bindings, known)
+        except Mismatch as error:
+            message = f"{list(info.shape)}: {error}, in '{rule}'"
+            faults.append(Fault(code=Code.SHAPE_MISMATCH, where=name, message=message))
+    if faults:
+        raise PlanError(faults)
+    return Canonical(recipes=tuple(found.values()), left_out=left_out)
+
+
+def _kept(
+    name: str,
+    spelled: str,
+    info: TensorInfo,
+    rule: Rule,
+    term: Term,
+    bindings: Mapping[str, Value],
+    known: Mapping[str, int],
+) -> Recipe:
+    """A tensor with what the table leaves out of it replaced.
+
+    Raises:
+        Mismatch: its shape is not that of the term's axes.
+    """
+    plain = replace(as_it_is(name, info), name=spelled)
+    if term.axes is None or None not in term.keys():  # noqa: SIM118  # Term.keys is ours
+        return plain
+    if len(term.axes) != len(info.shape):
+        raise Mismatch(f"'{term}' has {len(term.axes)} axes")
+    extents = {**known, **rule.enumerations}
+    solve_all(list(zip(term.axes, info.shape, strict=True)), extents)
+    boxes = [piece for piece in pieces(term.axes, info.shape, extents) if not piece.dropped]
+    copies = tuple(
+        make_copy(name, spelled, {index: extents[index] for index in box.strides}, *[(box.offset, box.strides)] * 2)
+        for box in boxes
+    )
+    return replace(plain, copies=copies, fill=rule.fill or 0.0)
+
+
+def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
+    known, faults = sizes(table, checkpoint.config)
+    written = sort_names(table.rules, checkpoint.tensors, "target", table.target_prefix).terms
+    applied = [rule for rule, terms in zip(table.rules, written, strict=True) if any(terms)]
+    faults += [fault for fault in map(_refused, applied) if fault is not None]
+    if faults:
+        raise PlanError(faults)
+    shapes = imagine(table, checkpoint.tensors, known)
+    alignment = align(
+        table.rules,
+        shapes,
+        {name: info.shape for name, info in checkpoint.tensors.items()},
+        sizes=known,
+        fields=checkpoint.config,
+        prefix=table.prefix,
+        target_prefix=table.target_prefix,
+    )
+    named = [(tie.name, f"tied to {tie.with_}") for tie in table.ties]
+    named += [(fresh.name, fresh.reason) for fresh in table.fresh]
+    accounted = Matcher([((number, 0), name) for number, (name, _) in enumerate(named)], table.target_prefix)
+    left_out: dict[str, str] = {}
+    faults = list(alignment.faults)
+    for name in alignment.unwritten:
+        matches = accounted.read(name)
+        if matches:
+            left_out[name] = named[matches[0].key[0]][1]
+        else:
+            message = "no rule of the table writes it"
+            hint = "list it in [ties] or [fresh]"
+            faults.append(Fault(code=Code.UNWRITTEN_PARAMETER, where=name, message=message, hint=hint))
+    if faults:
+        raise PlanError(faults)
+    spelled = table.prefix if all(not name.startswith(table.prefix) for name in shapes) else ""
+    found: list[Recipe] = []
+    for step in alignment.steps:
+        dtype = checkpoint.tensors[step.targets[0]].dtype
+        for name in step.sources:
+            copies = tuple(copy.inverse for copy in step.copies if copy.source == name)
+            fill = step.rule.fill if step.rule.fill is not None else _lost(step.rule)
+            found.append(Recipe(name=spelled + name, shape=shapes[name], dtype=dtype, copies=copies, fill=fill))
+    return Canonical(recipes=tuple(found), left_out=left_out)
+
+
+def _lost(rule: Rule) -> float | None:
+    """What stands for elements that the port does not hold; None where it holds all."""
+    return 0.0 if any(None in term.keys() for term in rule.sources) else None  # noqa: SIM118  # Term.keys is ours
+
+
+def in_order(recipes: tuple[Recipe, ...]) -> Iterator[Recipe]:
+    """Recipes by name, in the order of their characters' code points."""
+    yield from sorted(recipes, key=lambda recipe: recipe.name)

@@ -1,0 +1,168 @@
+"""Which tensor of one checkpoint is held against which of another: by their names, or through a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault, nearest
+from porting.notation.expression import Expression
+from porting.notation.table import Table
+from porting.plan.align import Alignment, align
+from porting.plan.config import effective, refused, sizes
+from porting.plan.matching import Matcher
+from porting.plan.members import sort_names
+from porting.plan.plan import PlanError
+from porting.plan.recipe import Recipe, as_it_is, recipes
+from porting.plan.ties import present
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterpart:
+    """Two tensors that should hold the same.
+
+    Attributes:
+        recipe: how the tensor comes about from those of ``left``.
+        left: the checkpoint that the recipe reads.
+        right: the checkpoint that has the tensor as it is.
+        name: its name there.
+        note: why two tensors of one checkpoint are held against each other; empty for most.
+    """
+
+    recipe: Recipe
+    left: Checkpoint
+    right: Checkpoint
+    name: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterparts:
+    """All that is to be compared.
+
+    Attributes:
+        pairs: the tensors that should hold the same.
+        only_a, only_b: names that the other side has nothing for.
+        left_out: names of the first that the table leaves out without saying what they equal, with its reason.
+    """
+
+    pairs: tuple[Counterpart, ...]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    left_out: Mapping[str, str]
+
+
+def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
+    """Tensors of the same name.
+
+    Raises:
+        PlanError: the two have no name in common.
+    """
+    common = [name for name in a.tensors if name in b.tensors]
+    if not common:
+        message = f"no tensor of {a.location} has a namesake in {b.location}"
+        hint = "pass the table that leads from one layout to the other: --table"
+        raise PlanError(Fault(code=Code.NO_SOURCE, message=message, hint=hint))
+    pairs = [Counterpart(recipe=as_it_is(name, a.tensors[name]), left=a, right=b, name=name) for name in common]
+    return Counterparts(
+        pairs=tuple(pairs),
+        only_a=tuple(name for name in a.tensors if name not in b.tensors),
+        only_b=tuple(name for name in b.tensors if name not in a.tensors),
+        left_out={},
+    )
+
+
+def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
+    """Tensors that a table's rules lead to each other; ``a`` has the names of its left side, ``b`` of its right.
+
+    Raises:
+        PlanError: the table does not fit the two; carries all faults.
+    """
+    if reads(table, b, "source") > reads(table, a, "source") and reads(table, a, "target") > reads(table, b, "target"):
+        message = f"{a.location} has the names of the right side of '{table.name}', and {b.location} those of the left"
+        raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint="pass them the other way"))
+    config = a.config or b.config
+    known, faults = sizes(table, config)
+    alignment = align(
+        table.rules,
+        {name: info.shape for name, info in a.tensors.items()},
+        {name: info.shape for name, info in b.tensors.items()},
+        sizes=known,
+        fields=config,
+        prefix=table.prefix,
+        target_prefix=table.target_prefix,
+    )
+    faults = [*refused(table, config), *faults, *alignment.faults]
+    if faults:
+        raise PlanError(faults)
+    if not alignment.steps:
+        message = f"no rule of '{table.name}' leads from a tensor of {a.location} to one of {b.location}"
+        hint = nearest(next(iter(a.tensors)), [str(term.key) for rule in table.rules for term in rule.sources])
+        raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint=hint))
+    pairs = [
+        Counterpart(recipe=recipe, left=a, right=b, name=recipe.name)
+        for step in alignment.steps
+        for recipe in recipes(step, a.tensors, b.tensors, _scale(step.rule.scale, table, config))
+    ]
+    dropped, left_out, only_a = _unread(table, alignment, a)
+    tied, only_b = _unwritten(table, alignment, b)
+    return Counterparts(pairs=(*pairs, *dropped, *tied), only_a=only_a, only_b=only_b, left_out=left_out)
+
+
+def reads(table: Table, checkpoint: Checkpoint, side: str) -> int:
+    """How many tensors of a checkpoint the rules of a table name on one side, ``"source"`` or ``"target"``."""
+    if side == "source":
+        found = sort_names(table.rules, checkpoint.tensors, "source", table.prefix)
+    else:
+        found = sort_names(table.rules, checkpoint.tensors, "target", table.target_prefix)
+    return len(checkpoint.tensors) - len(found.unmatched)
+
+
+def _scale(scale: Expression | None, table: Table, config: Mapping[str, object]) -> float | None:
+    return None if scale is None else float(scale.evaluate(effective(table, config)))
+
+
+def _unread(
+    table: Table, alignment: Alignment, a: Checkpoint
+) -> tuple[list[Counterpart], dict[str, str], tuple[str, ...]]:
+    """Tensors of the left side that no rule reads: copies of others, left out for a reason, or alone."""
+    matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
+    copies: list[Counterpart] = []
+    left_out: dict[str, str] = {}
+    alone: list[str] = []
+    for name in (*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)):
+        matches = matcher.read(name)
+        if not matches:
+            alone.append(name)
+            continue
+        drop = table.drops[matches[0].key[0]]
+        other = "" if drop.equals is None else present(drop.equals, matches[0].bindings, table.prefix, a.tensors)
+        if other in a.tensors and a.tensors[other].shape == a.tensors[name].shape:
+            recipe = as_it_is(other, a.tensors[other])
+            copies.append(Counterpart(recipe=recipe, left=a, right=a, name=name, note=f"left out: equals {other}"))
+        else:
+            left_out[name] = drop.reason
+    return copies, left_out, tuple(alone)
+
+
+def _unwritten(table: Table, alignment: Alignment, b: Checkpoint) -> tuple[list[Counterpart], tuple[str, ...]]:
+    """Tensors of the right side that no rule writes: tied to others, or alone."""
+    matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
+    tied: list[Counterpart] = []
+    alone: list[str] = []
+    for name in _unwritten_names(alignment):
+        matches = matcher.read(name)
+        tie = table.ties[matches[0].key[0]] if matches else None
+        other = "" if tie is None else present(tie.with_, matches[0].bindings, table.target_prefix, b.tensors)
+        if other in b.tensors and b.tensors[other].shape == b.tensors[name].shape:
+            recipe = as_it_is(other, b.tensors[other])
+            tied.append(Counterpart(recipe=recipe, left=b, right=b, name=name, note=f"tied to {other}"))
+        else:
+            alone.append(name)
+    return tied, tuple(alone)
+
+
+def _unwritten_names(alignment: Alignment) -> Iterator[str]:
+    yield from alignment.unwritten
+    yield from (name for lone in alignment.unsourced for name in lone.names)

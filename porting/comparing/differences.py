@@ -1,0 +1,263 @@
+"""``diff``: two checkpoints, value by value, through a table where their layouts differ."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.comparing.counterparts import Counterpart, Counterparts, by_name, through
+from porting.comparing.numbers import Difference, Odd, compare_pieces
+from porting.comparing.streaming import PIECE, SPAN, THREADS, each, rows, spans
+from porting.notation.table import Table
+from porting.plan.recipe import Recipe, as_it_is, unravel
+from porting.tables import find_table
+
+
+class Verdict(StrEnum):
+    """What comparing two tensors came to."""
+
+    EQUAL = "equal"
+    EQUAL_VALUES = "equal values"
+    CLOSE = "close"
+    DIFFERENT = "different"
+    OTHER_SHAPE = "other shape"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """An element.
+
+    Attributes:
+        tensor: the tensor's name on disk.
+        index: its position there.
+        value: the element.
+    """
+
+    tensor: str
+    index: tuple[int, ...]
+    value: float | complex | int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Two tensors that should hold the same.
+
+    Attributes:
+        a, b: their names, those of ``a`` several where a table puts several together.
+        verdict: what it came to.
+        shapes, dtypes: of the two; the first in the layout of the second.
+        difference: the numbers.
+        largest_at: where the largest difference is, in each of the two; None where nothing differs.
+        note: why two tensors of one checkpoint are held against each other; empty for most.
+    """
+
+    a: tuple[str, ...]
+    b: str
+    verdict: Verdict
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    dtypes: tuple[str, str]
+    difference: Difference
+    largest_at: tuple[Place, Place] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two checkpoints held against each other.
+
+    Attributes:
+        a, b: what they are called.
+        tensors: what was compared.
+        only_a, only_b: names that the other has nothing for, with the NaN and infinities in them.
+        left_out: names of ``a`` that the table leaves out, with its reason.
+        nbytes: how many bytes were read.
+    """
+
+    a: str
+    b: str
+    tensors: tuple[Compared, ...]
+    only_a: Mapping[str, Odd]
+    only_b: Mapping[str, Odd]
+    left_out: Mapping[str, str]
+    nbytes: int
+
+    @property
+    def counts(self) -> Mapping[Verdict, int]:
+        """How many tensors came to each verdict."""
+        return Counter(one.verdict for one in self.tensors)
+
+    @property
+    def equal(self) -> bool:
+        """Whether no value differs by more than was allowed, and nothing is missing on either side."""
+        fine = (Verdict.EQUAL, Verdict.EQUAL_VALUES, Verdict.CLOSE)
+        return not self.only_a and not self.only_b and all(one.verdict in fine for one in self.tensors)
+
+    @property
+    def odd(self) -> tuple[Odd, Odd]:
+        """NaN and infinities on the two sides, in what was compared and in what the other lacks."""
+        a, b = sum(self.only_a.values(), Odd()), sum(self.only_b.values(), Odd())
+        for one in self.tensors:
+            if not one.note:
+                a, b = a + one.difference.odd[0], b + one.difference.odd[1]
+        return a, b
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        counts = self.counts
+        parts = [f"{counts[verdict]} {_WORDS[verdict]}" for verdict in Verdict if counts[verdict]]
+        parts += [f"{len(self.only_a)} only in A"] if self.only_a else []
+        parts += [f"{len(self.only_b)} only in B"] if self.only_b else []
+        parts += [f"{len(self.left_out)} left out by the table"] if self.left_out else []
+        odd = [
+            f"{one.nan} NaN and {one.inf} infinite in {name}" for name, one in zip("AB", self.odd, strict=True) if one
+        ]
+        return f"{'equal' if self.equal else 'different'}: {', '.join(parts + odd)}"
+
+
+_WORDS = {
+    Verdict.EQUAL: "with equal bytes",
+    Verdict.EQUAL_VALUES: "with equal values in other bytes",
+    Verdict.CLOSE: "within the tolerance",
+    Verdict.DIFFERENT: "different",
+    Verdict.OTHER_SHAPE: "of another shape",
+}
+
+Progress = Callable[[str, int, int], None]
+"""Told the tensor, how much was gone through and how much there is: elements of a diff, bytes of a digest."""
+
+
+def diff(
+    a: str | os.PathLike[str] | Checkpoint,
+    b: str | os.PathLike[str] | Checkpoint,
+    table: Table | str | Path | None = None,
+    *,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare two checkpoints, tensor by tensor.
+
+    Their files may differ in all but the values: shards, order, metadata, safetensors or ``.bin``.  Tensors are read in
+    pieces of a megabyte, so that memory does not depend on their size.
+
+    Args:
+        a, b: directories, weight files, hub ids or open checkpoints.
+        table: leads from the names and axes of ``a`` to those of ``b``; None when both have the same.
+        atol, rtol: what ``a`` may differ from ``b``, ``atol + rtol * abs(b)``; by default nothing.
+        threads: how many tensors are looked at a time.
+        progress: told how far it is.
+
+    Returns:
+        The comparison; values that are equal in another dtype are equal.
+
+    Raises:
+        CheckpointError: one of the two cannot be read.
+        TableError: there is no such table, or it has faults.
+        PlanError: the table does not fit the two, or they have no name in common.
+    """
+    first = a if isinstance(a, Checkpoint) else open_checkpoint(a)
+    second = b if isinstance(b, Checkpoint) else open_checkpoint(b)
+    found = by_name(first, second) if table is None else through(find_table(table, first.config), first, second)
+    jobs = list(_jobs(found, first, second))
+    total = sum(stop - start for _, start, stop in jobs)
+    done = 0
+    results: list[tuple[Counterpart, Difference]] = []
+
+    def work(job: _Job) -> tuple[Counterpart, Difference]:
+        return job[0], _compared(*job, atol=atol, rtol=rtol)
+
+    for (_, start, stop), result in zip(jobs, each(jobs, work, threads=threads), strict=True):
+        results.append(result)
+        done += stop - start
+        if progress is not None:
+            progress(result[0].name, done, total)
+    groups = (list(group) for _, group in groupby(results, key=lambda one: id(one[0])))
+    sums = [(group[0][0], sum((found for _, found in group), start=Difference())) for group in groups]
+    alone = {id(pair): difference for pair, difference in sums if pair.left is pair.right and not pair.note}
+    compared = [_judged(pair, difference) for pair, difference in sums if id(pair) not in alone]
+    odd = {(id(pair.left), pair.name): difference.odd[0] for pair, difference in sums if id(pair) in alone}
+    return Comparison(
+        a=first.location,
+        b=second.location,
+        tensors=tuple(compared),
+        only_a={name: odd[id(first), name] for name in found.only_a},
+        only_b={name: odd[id(second), name] for name in found.only_b},
+        left_out=found.left_out,
+        nbytes=sum(
+            one.nbytes for side in {id(first): first, id(second): second}.values() for one in side.tensors.values()
+        ),
+    )
+
+
+_Job = tuple[Counterpart, int, int]
+
+
+def _jobs(found: Counterparts, a: Checkpoint, b: Checkpoint) -> Iterator[_Job]:
+    """What the threads do, one after the other: a span of a pair, or of a tensor that is looked through alone."""
+    alone = [
+        Counterpart(recipe=as_it_is(name, side.tensors[name]), left=side, right=side, name=name)
+        for side, names in ((a, found.only_a), (b, found.only_b))
+        for name in names
+    ]
+    for pair in (*found.pairs, *alone):
+        if pair.recipe.shape != tuple(pair.right.tensors[pair.name].shape):
+            yield pair, 0, 0
+            continue
+        for start, stop in spans(pair.recipe.numel, pair.recipe.dtype.itemsize, SPAN):
+            yield pair, start, stop
+
+
+def _compared(pair: Counterpart, start: int, stop: int, *, atol: float, rtol: float) -> Difference:
+    if pair.recipe.shape != tuple(pair.right.tensors[pair.name].shape):
+        return Difference(same_bytes=False)
+    left, right = rows(pair.left), rows(pair.right)
+    found = Difference(same_bytes=True)
+    for low, high in spans(stop - start, pair.recipe.dtype.itemsize, PIECE):
+        one = pair.recipe.window(start + low, start + high, left)
+        other = right(pair.name)[start + low : start + high]
+        found += compare_pieces(one, other, start=start + low, shape=pair.recipe.shape, atol=atol, rtol=rtol)
+    return found
+
+
+def _judged(pair: Counterpart, difference: Difference) -> Compared:
+    info = pair.right.tensors[pair.name]
+    recipe = pair.recipe
+    if recipe.shape != tuple(info.shape):
+        verdict = Verdict.OTHER_SHAPE
+    elif difference.same_bytes:
+        verdict = Verdict.EQUAL
+    elif not difference.unequal:
+        verdict = Verdict.EQUAL_VALUES
+    else:
+        verdict = Verdict.DIFFERENT if difference.beyond else Verdict.CLOSE
+    return Compared(
+        a=tuple(dict.fromkeys(copy.source for copy in recipe.copies)),
+        b=pair.name,
+        verdict=verdict,
+        shapes=(recipe.shape, tuple(info.shape)),
+        dtypes=(str(recipe.dtype).removeprefix("torch."), str(info.dtype).removeprefix("torch.")),
+        difference=difference,
+        largest_at=_places(pair, recipe, difference),
+        note=pair.note,
+    )
+
+
+def _places(pair: Counterpart, recipe: Recipe, difference: Difference) -> tuple[Place, Place] | None:
+    """Where the largest difference is: in the tensor of the first that the element comes from, and in the second's."""
+    if difference.at is None or difference.values is None:
+        return None
+    here = Place(tensor=pair.name, index=unravel(difference.at, recipe.shape), value=difference.values[1])
+    origin = recipe.origin(difference.at)
+    if origin is None:
+        return Place(tensor="", index=(), value=difference.values[0]), here
+    name, position = origin
+    there = unravel(position, pair.left.tensors[name].shape)
+    return Place(tensor=name, index=there, value=difference.values[0]), here

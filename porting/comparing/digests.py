@@ -1,0 +1,156 @@
+"""``digest``: one name for the values of a checkpoint, whatever files and layout they lie in.
+
+The digest of a checkpoint is the SHA-256 of a short text: the line ``porting hash 1``, then for each tensor, ordered by
+the code points of its name, a line of JSON without spaces, ``["name","float32",[2,3],"9f86…"]``, whose last item is the
+SHA-256 of the tensor's elements in row-major order, little-endian.  Files, shards, order and metadata have no part in
+it.  Through a table the names and the order of the elements are those of its left side
+(:mod:`porting.comparing.canonical`), so that a checkpoint and its port agree.
+
+SHA-256 is not the fastest of digests.  It is one of those for which nobody can make two checkpoints that agree.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.comparing.canonical import Side, canonical, in_order
+from porting.comparing.differences import Progress
+from porting.comparing.streaming import PIECE, THREADS, each, rows, spans
+from porting.notation.table import Table
+from porting.plan.recipe import Recipe
+from porting.tables import find_table
+
+FIRST_LINE = "porting hash 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDigest:
+    """What one tensor holds.
+
+    Attributes:
+        name: its name; through a table, that of the left side.
+        dtype: its dtype, ``"float32"``; of values alone their kind, ``"float"``.
+        shape: its sizes, slowest axis first.
+        sha256: of its elements in row-major order, little-endian; hexadecimal.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    @property
+    def line(self) -> str:
+        """The tensor's line in the text that the checkpoint's digest is made of."""
+        return json.dumps([self.name, self.dtype, list(self.shape), self.sha256], separators=(",", ":"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digest:
+    """What a checkpoint holds.
+
+    Attributes:
+        tensors: its tensors, ordered by name.
+        values: whether values count and dtypes do not.
+        left_out: tensors on disk that have no part in it, with the table's reason.
+        nbytes: how many bytes of elements it names.
+    """
+
+    tensors: tuple[TensorDigest, ...]
+    values: bool
+    left_out: Mapping[str, str]
+    nbytes: int
+
+    @property
+    def text(self) -> str:
+        """The text whose SHA-256 is the digest."""
+        first = f"{FIRST_LINE} values" if self.values else FIRST_LINE
+        return "".join(f"{line}\n" for line in (first, *(one.line for one in self.tensors)))
+
+    def __str__(self) -> str:
+        return f"sha256:{hashlib.sha256(self.text.encode('ascii')).hexdigest()}"
+
+
+def digest(
+    source: str | os.PathLike[str] | Checkpoint,
+    table: Table | str | Path | None = None,
+    *,
+    side: Side | None = None,
+    values: bool = False,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+) -> Digest:
+    """The digest of a checkpoint's content.
+
+    Args:
+        source: a directory, a weight file, a hub id or an open checkpoint.
+        table: name the content as the table's left side has it; None takes it as it is on disk.
+        side: the table's side that ``source`` is on; None to see by its names.
+        values: name the values alone: bfloat16 and the float32 that it widens to are then the same.
+        threads: how many tensors are read at a time.
+        progress: told how far it is.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        TableError: there is no such table, or it has faults.
+        PlanError: the table does not fit, or has a rule that adds or multiplies.
+    """
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    chosen = None if table is None else find_table(table, checkpoint.config)
+    found = canonical(checkpoint, chosen, side)
+    recipes = list(in_order(found.recipes))
+    total = sum(recipe.numel * recipe.dtype.itemsize for recipe in recipes)
+    done = 0
+    tensors: list[TensorDigest] = []
+
+    def work(recipe: Recipe) -> TensorDigest:
+        return _tensor_digest(recipe, checkpoint, values=values)
+
+    for recipe, result in zip(recipes, each(recipes, work, threads=threads), strict=True):
+        tensors.append(result)
+        done += recipe.numel * recipe.dtype.itemsize
+        if progress is not None:
+            progress(recipe.name, done, total)
+    return Digest(tensors=tuple(tensors), values=values, left_out=found.left_out, nbytes=total)
+
+
+def _tensor_digest(recipe: Recipe, checkpoint: Checkpoint, *, values: bool) -> TensorDigest:
+    read = rows(checkpoint)
+    state = hashlib.sha256()
+    for start, stop in spans(recipe.numel, recipe.dtype.itemsize, PIECE):
+        piece = recipe.window(start, stop, read)
+        piece = (_values(piece) if values else piece).contiguous()
+        if piece.numel():
+            state.update((ctypes.c_char * piece.nbytes).from_address(piece.data_ptr()))
+    kind = _kind(recipe.dtype) if values else str(recipe.dtype).removeprefix("torch.")
+    return TensorDigest(name=recipe.name, dtype=kind, shape=recipe.shape, sha256=state.hexdigest())
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "float"
+    if dtype.is_complex:
+        return "complex"
+    return str(dtype).removeprefix("torch.") if dtype in (torch.bool, torch.uint64) else "int"
+
+
+def _values(piece: Tensor) -> Tensor:
+    """The elements in the widest dtype of their kind, one NaN for all and no zero with a sign."""
+    if piece.is_complex():
+        piece = torch.view_as_real(piece).reshape(-1)
+    if not piece.is_floating_point():
+        return piece if piece.dtype in (torch.bool, torch.uint64) else piece.to(torch.int64)
+    piece = piece.float() if piece.itemsize == 1 else piece
+    wide = piece.double() + 0.0  # -0.0 + 0.0 is 0.0
+    wide[wide.isnan()] = torch.nan
+    return wide

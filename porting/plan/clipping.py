@@ -1,0 +1,105 @@
+"""The part of a move that falls into a box of its target, as a move into that box alone.
+
+A writer that holds one window of a tensor, and a rank that holds one shard of it, need the elements of that box and
+no others.  A move is a box of its own, given by offsets and strides, so that the part is found by arithmetic alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from porting.plan.copies import Copy, order_copy
+
+ENDLESS = 2**63
+"""The length of an axis that every target fits on, seen as one row of elements."""
+
+Digit = tuple[int, int, int]
+"""One direction of a move inside one axis of the target: size, step along the axis, step in the source."""
+
+Part = tuple[int, int, tuple[Digit, ...]]
+"""A part of a move along one axis: where it begins on the axis, how far into the source that is, its directions."""
+
+
+def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int]) -> Iterator[Copy]:
+    """What a move brings into a box of its target.
+
+    Args:
+        copy: the move; its strides are those of a target of ``shape`` in row-major order.
+        shape: the target's.
+        starts, sizes: the box, axis by axis.
+
+    Yields:
+        Moves that together bring the elements of the box and no others; their target is the box, in row-major order.
+
+    >>> whole = Copy("a", "b", (6,), 0, (1,), 0, (1,))
+    >>> [part] = clip(whole, (2, 3), (0, 1), (2, 2))
+    >>> part.sizes, part.source_offset, part.source_strides, part.target_strides
+    ((2, 2), 1, (3, 1), (2, 1))
+    """
+    strides, local = _strides(shape), _strides(sizes)
+    digits = _digits(copy, shape, strides)
+    choices: list[list[Part]] = []
+    offset = copy.target_offset
+    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        at, offset = divmod(offset, strides[axis])
+        choices.append(list(_within(digits[axis], at, start, start + size)))
+    for choice in product(*choices):
+        directions = [
+            (size, source_step, step * local[axis])
+            for axis, (_, _, inside) in enumerate(choice)
+            for size, step, source_step in inside
+        ]
+        into = sum((at - starts[axis]) * local[axis] for axis, (at, _, _) in enumerate(choice))
+        skipped = sum(source for _, source, _ in choice)
+        yield order_copy(copy.source, copy.target, directions, copy.source_offset + skipped, into)
+
+
+def window(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
+    """What a move brings into the elements from ``start`` to ``stop`` of its target, counted in row-major order."""
+    last = copy.target_offset + sum(
+        (size - 1) * step for size, step in zip(copy.sizes, copy.target_strides, strict=True)
+    )
+    if copy.target_offset < stop and start <= last:
+        yield from clip(copy, (ENDLESS,), (start,), (stop - start,))
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Row-major strides in elements; an axis without elements counts as one, so that none of them is 0."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]
+
+
+def _digits(copy: Copy, shape: Sequence[int], strides: Sequence[int]) -> list[list[Digit]]:
+    """The move's directions, each cut where it runs on from one axis to the next slower one; slowest first."""
+    digits: list[list[Digit]] = [[] for _ in shape]
+    for size, source_step, step in zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True):
+        for axis in reversed(range(len(shape))):
+            if size == 1 or step >= strides[axis] * shape[axis]:
+                continue
+            room = strides[axis] * shape[axis] // step
+            inside = min(size, room)
+            digits[axis].append((inside, step // strides[axis], source_step))
+            size, source_step, step = size // inside, source_step * inside, step * inside  # noqa: PLW2901  # what is left
+    return [sorted(one, key=lambda digit: -digit[1]) for one in digits]
+
+
+def _within(digits: Sequence[Digit], at: int, low: int, high: int) -> Iterator[Part]:
+    """The parts whose places on an axis, ``at`` and the digits' steps added, lie between ``low`` and ``high``."""
+    if not digits:
+        if low <= at < high:
+            yield at, 0, ()
+        return
+    (size, step, source_step), *rest = digits
+    reach = sum((count - 1) * width for count, width, _ in rest)
+    first, last = max(0, -((at - low) // step)), min(size, (high - 1 - at - reach) // step + 1)
+    if first < last:
+        yield at + first * step, first * source_step, ((last - first, step, source_step), *rest)
+    touched = range(max(0, -((at + reach - low) // step)), min(size, (high - 1 - at) // step + 1))
+    for number in touched:
+        if rest and not first <= number < last:
+            for begin, skipped, inside in _within(rest, at + number * step, low, high):
+                yield begin, skipped + number * source_step, inside

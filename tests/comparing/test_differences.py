@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from porting.comparing import diff
+from porting.comparing.differences import Verdict
+from porting.errors import PortingError
+from porting.plan.recipe import unravel
+from tests import own
+from tests.comparing.conftest import Pair, columns_first, ported
+
+
+def test_checkpoint_and_its_port_are_equal(pair: Pair) -> None:
+    found = diff(pair.source, pair.port, pair.table)
+    assert found.equal
+    assert found.summary == "equal: 15 with equal bytes, 1 left out by the table"
+    assert {name for one in found.tensors if not one.note for name in one.a} == own.tensors().keys() - {
+        "decoder.weight",
+        "steps",
+    }
+    assert {one.b for one in found.tensors} == ported(pair.source, pair.table).keys() | {"decoder.weight"}
+    assert found.left_out == {"steps": "a counter of the trainer's"}
+
+
+def test_every_single_changed_element_is_found_where_it_is(pair: Pair) -> None:
+    """One element of each tensor of the port at a time, against what was changed."""
+    good = ported(pair.source, pair.table)
+    generator = torch.Generator().manual_seed(3)
+    for name, tensor in good.items():
+        place = int(torch.randint(tensor.numel(), (), generator=generator))
+        changed = tensor.clone()
+        changed.view(-1)[place] += 1.0
+        pair.write({**good, name: changed})
+        found = diff(pair.source, pair.port, pair.table)
+        (one,) = [one for one in found.tensors if one.verdict is not Verdict.EQUAL]
+        assert (one.b, one.difference.unequal) == (name, 1)
+        assert one.largest_at is not None
+        there, here = one.largest_at
+        assert here.index == unravel(place, tensor.shape) == one.difference.low == one.difference.high
+        assert here.value == changed.view(-1)[place].item()
+        assert math.isclose(one.difference.largest, 1.0, rel_tol=1e-6)
+        if name not in ("shift", "scaled"):  # their elements are not the source's
+            assert there.value == own.tensors()[there.tensor][there.index].item()
+
+
+def test_the_slice_of_a_fused_tensor_is_named(pair: Pair) -> None:
+    good = ported(pair.source, pair.table)
+    good["layers.1.qkv.weight"][7, 3] += 0.5
+    pair.write(good)
+    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.difference.unequal]
+    assert one.largest_at is not None
+    assert (one.largest_at[0].tensor, one.largest_at[0].index) == ("model.layer.1.key.weight", (1, 3))
+    assert one.a == tuple(f"model.layer.1.{part}.weight" for part in ("query", "key", "value"))
+
+
+def test_missing_tensors_are_named_on_both_sides_and_looked_through(pair: Pair) -> None:
+    good = ported(pair.source, pair.table)
+    del good["positions.weight"]
+    pair.write({**good, "extra": torch.tensor([1.0, math.nan])})
+    found = diff(pair.source, pair.port, pair.table)
+    assert not found.equal
+    assert list(found.only_a) == ["positions.weight"]
+    assert {name: (odd.nan, odd.inf) for name, odd in found.only_b.items()} == {"extra": (1, 0)}
+    assert "1 only in A, 1 only in B" in found.summary
+    assert found.summary.endswith("1 NaN and 0 infinite in B")
+
+
+def test_a_dropped_copy_that_is_none_is_a_difference(pair: Pair) -> None:
+    values = own.tensors()
+    values["decoder.weight"][2, 1] += 1
+    own.write(pair.source, values)
+    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.verdict is not Verdict.EQUAL]
+    assert one.note == "left out: equals model.tokens.weight"
+    assert one.b == "decoder.weight"
+
+
+def test_a_stored_tie_that_is_none_is_a_difference(pair: Pair) -> None:
+    good = ported(pair.source, pair.table)
+    pair.write({**good, "decoder.weight": good["tokens.weight"].clone()})
+    assert diff(pair.source, pair.port, pair.table).equal
+    pair.write({**good, "decoder.weight": good["tokens.weight"] + 1})
+    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.verdict is not Verdict.EQUAL]
+    assert (one.b, one.note) == ("decoder.weight", "tied to tokens.weight")
+
+
+def test_values_in_another_dtype(pair: Pair) -> None:
+    good = ported(pair.source, pair.table)
+    pair.write({name: tensor.double() for name, tensor in good.items()})
+    found = diff(pair.source, pair.port, pair.table)
+    assert found.equal
+    assert found.counts[Verdict.EQUAL_VALUES] == len(good)
+    pair.write({name: tensor.bfloat16() for name, tensor in good.items()})
+    assert not diff(pair.source, pair.port, pair.table).equal
+    close = diff(pair.source, pair.port, pair.table, rtol=2**-8, atol=1e-9)
+    assert close.equal
+    assert close.counts[Verdict.CLOSE] > 5
+
+
+def test_other_shapes_of_one_name(tmp_path: Path) -> None:
+    for name, shape in (("a", (2, 3)), ("b", (3, 2))):
+        (tmp_path / name).mkdir()
+        save_file({"x": torch.zeros(shape), "y": torch.ones(2)}, tmp_path / name / "model.safetensors")
+    found = diff(tmp_path / "a", tmp_path / "b")
+    assert [(one.b, one.verdict.value) for one in found.tensors] == [("x", "other shape"), ("y", "equal")]
+    assert found.summary == "different: 1 with equal bytes, 1 of another shape"
+
+
+@pytest.mark.parametrize("container", ["bin", "safetensors"])
+def test_files_order_and_format_have_no_part_in_it(tmp_path: Path, container: str) -> None:
+    values = own.tensors()
+    source = own.write(tmp_path / "a", values)
+    (tmp_path / "b").mkdir()
+    if container == "bin":
+        stored = {name: columns_first(tensor) for name, tensor in reversed(values.items())}
+        torch.save(stored, tmp_path / "b" / "pytorch_model.bin")
+    else:
+        save_file(dict(reversed(values.items())), tmp_path / "b" / "model.safetensors", metadata={"x": "y"})
+    found = diff(source, tmp_path / "b")
+    assert found.equal
+    assert found.counts == {Verdict.EQUAL: len(values)}
+
+
+def test_pieces_and_threads_change_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = ported(pair.source, pair.table)
+    for name in ("layers.0.out.weight", "layers.1.qkv.weight", "shift", "positions.weight"):
+        good[name].view(-1)[::3] += torch.randn(good[name].view(-1)[::3].shape)
+    pair.write(good)
+    before = diff(pair.source, pair.port, pair.table, threads=1)
+    monkeypatch.setattr("porting.comparing.differences.PIECE", 20)
+    monkeypatch.setattr("porting.comparing.differences.SPAN", 52)
+    after = diff(pair.source, pair.port, pair.table, threads=3)
+    assert before.summary == after.summary
+    for one, other in zip(before.tensors, after.tensors, strict=True):
+        assert math.isclose(one.difference.rms, other.difference.rms, rel_tol=1e-12)
+        assert (one.verdict, one.largest_at, one.difference.low, one.difference.high) == (
+            other.verdict,
+            other.largest_at,
+            other.difference.low,
+            other.difference.high,
+        )
+
+
+def test_what_cannot_be_compared(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(PortingError, match=r"has a namesake in .* \(pass the table"):
+        diff(own.write(tmp_path / "c", {"a": torch.zeros(1)}), own.write(tmp_path / "d", {"b": torch.zeros(1)}))
+    with pytest.raises(PortingError, match=r"has the names of the right side of 'own'.*pass them the other way"):
+        diff(pair.port, pair.source, pair.table)
+    good = ported(pair.source, pair.table)
+    pair.write({**good, "tokens.weight": good["tokens.weight"][:, :5]})
+    with pytest.raises(PortingError, match=r"'tokens.weight' \[11, 5\]"):
+        diff(pair.source, pair.port, pair.table)
+
+
+def test_memory_does_not_depend_on_the_size_of_a_tensor(tmp_path: Path) -> None:
+    """Two tensors of 200 MB, one of them transposed, in a process that may hold 60 MB more than it begins with."""
+    code = (
+        "import json, pathlib, resource, sys, torch\n"
+        "from porting.comparing import diff, digest\n"
+        "from porting.notation import parse_table\n"
+        "root = pathlib.Path(sys.argv[1])\n"
+        "def anonymous(): return int(open('/proc/self/status').read().partition('RssAnon:')[2].split()[0]) * 1024\n"
+        'table = parse_table(\'[mapping]\\nname = "t"\\n[tensors]\\n"x [i o]" = "y [o i]"\')\n'
+        "def run(size):\n"
+        "    found = diff(root / f'a{size}', root / f'b{size}', table)\n"
+        "    assert found.equal and str(digest(root / f'a{size}', table)) == str(digest(root / f'b{size}', table))\n"
+        "run('small')\n"
+        "import threading\n"
+        "before, peak, stop = anonymous(), 0, threading.Event()\n"
+        "def watch():\n"
+        "    global peak\n"
+        "    while not stop.wait(0.002): peak = max(peak, anonymous())\n"
+        "thread = threading.Thread(target=watch); thread.start()\n"
+        "run('large'); stop.set(); thread.join()\n"
+        "print(json.dumps(peak - before))\n"
+    )
+    for size, width in (("small", 64), ("large", 5120)):
+        value = torch.randn(width, width, generator=torch.Generator().manual_seed(0))
+        for side, tensors in (("a", {"x": value}), ("b", {"y": value.T.contiguous()})):
+            (tmp_path / f"{side}{size}").mkdir()
+            save_file(tensors, tmp_path / f"{side}{size}" / "model.safetensors")
+        del value
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=root, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) < 30_000_000
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
