@@ -19,7 +19,7 @@ from porting.verification.report import Probe, View
 from porting.verification.running import Side
 from porting.verification.span import Span, Watch
 from porting.verification.spread import Spread, spread_of
-from porting.verification.trace import ARROW, INNER, Point, Trace, split
+from porting.verification.trace import Point, Trace
 
 Errors = dict[Point, list[Error]]
 
@@ -194,12 +194,11 @@ class Comparison:
         """Every probe with all that was measured at it, in the reference's order of execution."""
         finest = min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
         pairs = {point: one for pairing in self._pairings for point, one in pairing.pairs.items()}
-        lowered = held = False
+        lowered = False
         spread = 0
         for point, one in pairs.items():
             span = self._spans.get(point, Span())
-            here = held or bool(span.lowered) or any(source in self._lowered for source in one.sources)
-            held = here and split(point)[0].partition(ARROW)[2] in INNER  # these the port goes on with as it has them
+            here = bool(span.lowered) or any(source in self._lowered for source in one.sources)
             lowered = lowered or here
             bounds = {
                 view: bound(

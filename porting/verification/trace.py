@@ -81,9 +81,9 @@ def trace(
         module: the model.  Its hooks are as before afterwards, also when it fails.
         call: runs it, ``lambda module: module(**inputs)``.
         wanted: the points to see, in every call.  One that is not reached, or that is no tensor, is not visited.
-        visit: is given the point and its value, as the module returned it, and may return another to go on with; what
-            it returns for points inside of an attention function is not used.  Scores are relative to the largest of
-            their row, and at least ``MASKED``: what softmax cannot see is taken out.
+        visit: is given the point and its value, as the module returned it, and may return another to go on with.
+            Scores are relative to the largest of their row, and at least ``MASKED``: what softmax cannot see is taken
+            out.
         ran: is told the name of each module with weights of its own, and of each without parts, when it has run.
 
     Returns:
@@ -186,29 +186,43 @@ class _Recorder(TorchFunctionMode):
         return next((one for one in reversed(self._stack) if one[0] in self._inner), None)
 
     def _softmax(self, input: Tensor, *args: Any, _like: Callable[..., Any] = F.softmax, **kwargs: Any) -> Any:  # noqa: A002  # torch's own signature
-        result = _like(input, *args, **kwargs)
         dim = args[0] if args else kwargs.get("dim", -1)
-        self._attended(input, dim if isinstance(dim, int) else -1, result)
-        return result
+        instead = self._scored(input, dim if isinstance(dim, int) else -1)
+        return self._weighed(_like(input if instead is None else instead, *args, **kwargs))
 
     def _fused(self, *args: Any, **kwargs: Any) -> Any:  # torch's own signature
-        result = SDPA(*args, **kwargs)
         begun = time.perf_counter()
         scores = attention_scores(*args, **kwargs)
         self.seconds += time.perf_counter() - begun
-        self._attended(scores, -1, None)
-        return result
+        instead = self._scored(scores, -1)
+        begun = time.perf_counter()
+        probabilities = (scores if instead is None else instead).softmax(-1)
+        self.seconds += time.perf_counter() - begun
+        weighed = self._weighed(probabilities)
+        if instead is None and weighed is probabilities:
+            return SDPA(*args, **kwargs)
+        value = args[2] if len(args) > 2 else kwargs["value"]
+        if kwargs.get("enable_gqa"):
+            value = value.repeat_interleave(weighed.shape[-3] // value.shape[-3], -3)
+        return weighed @ value
 
-    def _attended(self, scores: Tensor, dim: int, probabilities: Tensor | None) -> None:
+    def _scored(self, scores: Tensor, dim: int) -> Tensor | None:
+        """Show the scores; those to go on with, if others."""
         path, call = self._attending or ("", 0)
-        for name in self._inner.get(path, ()):
-            begun = time.perf_counter()
-            if name == SCORES:
-                value = canonical(scores, dim)
-            else:
-                value = scores.softmax(dim) if probabilities is None else probabilities
-            self.seconds += time.perf_counter() - begun
-            self._show(path, name, call, value)
+        if SCORES not in self._inner.get(path, ()):
+            return None
+        begun = time.perf_counter()
+        value = canonical(scores, dim)
+        self.seconds += time.perf_counter() - begun
+        return self._show(path, SCORES, call, value)
+
+    def _weighed(self, probabilities: Tensor) -> Tensor:
+        """Show the probabilities; those to go on with."""
+        path, call = self._attending or ("", 0)
+        if PROBABILITIES not in self._inner.get(path, ()):
+            return probabilities
+        instead = self._show(path, PROBABILITIES, call, probabilities)
+        return probabilities if instead is None else instead
 
 
 SDPA = F.scaled_dot_product_attention

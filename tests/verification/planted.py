@@ -18,8 +18,6 @@ from porting.models.bert_heads import BertForPreTraining, BertMaskedLMHead
 LAYER = 1  # the layer that a bug is planted into
 LAYERS = 3
 
-SCORED = ("scores", "probabilities", "0")
-
 
 class NoBias(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own signature
@@ -119,7 +117,7 @@ class FarFromZero(Masked):
     """The same with a constant so large that float64 shows it too; in the dtype of the model."""
 
     def bias_of(self, mask: Tensor) -> Tensor:
-        return 1.0 - mask.double() * -1e6
+        return 1.0 - mask.double() * -1e7
 
 
 def becomes(path: str, kind: type[nn.Module]) -> Callable[[BertForPreTraining], None]:
@@ -160,7 +158,8 @@ HERE = f"bert.layers.{LAYER}"
 
 
 def attention(*layers: int) -> tuple[str, ...]:
-    return tuple(f"bert.layers.{layer}.attention.core -> {part}" for layer in layers for part in SCORED)
+    """The scores alone: what is made of them is made of the reference's."""
+    return tuple(f"bert.layers.{layer}.attention.core -> scores" for layer in layers)
 
 
 BUGS = (
@@ -189,6 +188,6 @@ BUGS = (
     Bug("no 1/sqrt(d)", becomes(f"{HERE}.attention.core", Unscaled), attention(LAYER)),
 )
 
-FAR_FROM_ZERO = Bug("a million added to every score", becomes("bert", FarFromZero), ())
+FAR_FROM_ZERO = Bug("ten million added to every score", becomes("bert", FarFromZero), ())
 ROUNDS_WORSE = Bug("mask precedence", becomes("bert", WrongPrecedence), ())
 """It means the same: 10,000 is added to every score of a row, which costs each four digits."""

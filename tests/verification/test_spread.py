@@ -51,6 +51,7 @@ def test_a_report_tells_where_the_first_guilty_modules_differ(checkpoint: Path) 
     assert isinstance(model, BertForPreTraining)
     bugs["value bias dropped"].plant(model)
     bugs["mask inverted"].plant(model)
+    bugs["LayerNorm eps 1e-5 everywhere"].plant(model)
     report = verify(checkpoint, model, loaded=True, dtypes=())
     told = [probe for probe in report.probes if probe.spreads]
     assert len(report.guilty) > MOST_SPREADS

@@ -222,3 +222,33 @@ def test_what_softmax_cannot_see_is_taken_out() -> None:
     assert canonical(scores).tolist() == [[0.0, -2.0, MASKED]] * 2
     assert canonical(scores + 50).tolist() == canonical(scores).tolist()
     assert torch.tensor([0.0, MASKED], dtype=torch.float64).exp().sum() == 1.0
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("output", ["scores", "probabilities"])
+def test_attention_goes_on_with_other_scores_and_probabilities(way: str, output: str) -> None:
+    module = nn.ModuleDict({"core": Attention(WAYS[way])})
+    scores = canonical(torch.randn(SCORES.shape, generator=torch.Generator().manual_seed(5)))
+    given = scores if output == "scores" else scores.softmax(-1)
+    results: list[Tensor] = []
+    trace(
+        module,
+        lambda one: results.append(one.get_submodule("core")()),
+        [f"core -> {output}"],
+        lambda point, value: given.to(value.dtype),
+    )
+    torch.testing.assert_close(results[0], scores.softmax(-1) @ V if "kernel" in way else scores.softmax(-1))
+
+
+def test_grouped_attention_goes_on_with_other_probabilities() -> None:
+    few = K[:, :2], V[:, :2]
+    module = nn.ModuleDict({"core": Attention(lambda _: F.scaled_dot_product_attention(Q, *few, enable_gqa=True))})
+    given = canonical(torch.randn(SCORES.shape, generator=torch.Generator().manual_seed(5))).softmax(-1)
+    results: list[Tensor] = []
+    trace(
+        module,
+        lambda one: results.append(one.get_submodule("core")()),
+        ["core -> probabilities"],
+        lambda point, value: given,
+    )
+    torch.testing.assert_close(results[0], given @ V[:, :2].repeat_interleave(2, 1))

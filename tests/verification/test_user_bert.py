@@ -89,10 +89,7 @@ def test_a_table_that_says_the_mask_the_wrong_way_round_is_caught(checkpoint: Pa
         checkpoint, make(), parse_table(table.replace("mask -> padding", "mask -> bool")), architecture="BertModel"
     )
     assert report.verdict == "different"
-    assert {probe.port for probe in report.guilty} == {
-        f"blocks.{layer}.{part}" for layer in range(3) for part in ("attn -> scores", "attn -> probabilities", "ln1")
-    }
-    assert report.guilty[0].port == "blocks.0.attn -> scores"
+    assert [probe.port for probe in report.guilty] == [f"blocks.{layer}.attn -> scores" for layer in range(3)]
 
 
 def test_a_persistent_buffer_is_shown_like_a_parameter(checkpoint: Path) -> None:
