@@ -24,6 +24,8 @@ Every model takes the same inputs:
 >>> output.last_hidden_state.shape, output.pooled.shape, output.attentions[0].shape
 (torch.Size([2, 4, 8]), torch.Size([2, 8]), torch.Size([2, 2, 4, 4]))
 
+Rows of different lengths run without their padding when ``bert.unpadded`` is set, see ``unpadded.py``.
+
 BERT's relatives are rooms of their own that put other parts in the place of these: ``roberta.py``, ``distilbert.py``,
 ``albert.py``, ``electra.py``, ``mpnet.py`` and ``prenorm_bert.py``.
 """
@@ -38,6 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.models.bert_config import ACTIVATIONS, BertConfig
+from porting.models.unpadded import Rows
 
 __all__ = ["ACTIVATIONS", "Bert", "BertConfig", "BertOutput", "attention_bias", "initialize"]
 
@@ -163,10 +166,16 @@ class BertAttention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden: Tensor, bias: Tensor | None = None, *, output_attentions: bool = False
+        self, hidden: Tensor, bias: Tensor | Rows | None = None, *, output_attentions: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [b s e], bias [b 1 1 s] -> attended [b s e], probabilities [b h s s] or None."""
+        """Hidden states [b s e], bias [b 1 1 s] -> attended [b s e], probabilities [b h s s] or None.
+
+        Without padding the hidden states are [1 n e], and ``bias`` says which tokens are a row: they attend to each
+        other.
+        """
         query, key, value = self.query(hidden), self.key(hidden), self.value(hidden)  # [b s e] each
+        if isinstance(bias, Rows):
+            return self.output(bias.attend(self.core, query, key, value)), None  # [1 n e]
         context, probabilities = self.core(query, key, value, bias, output_attentions=output_attentions)
         return self.output(context), probabilities  # [b s e], [b h s s]
 
@@ -188,7 +197,7 @@ class BertLayer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, hidden: Tensor, bias: Tensor | None = None, *, output_attentions: bool = False
+        self, hidden: Tensor, bias: Tensor | Rows | None = None, *, output_attentions: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [b s e], bias [b 1 1 s] -> hidden states [b s e], probabilities [b h s s] or None."""
         attended, probabilities = self.attention(hidden, bias, output_attentions=output_attentions)  # [b s e]
@@ -225,6 +234,11 @@ class Bert(nn.Module):
     Args:
         config: the hyperparameters.
         pooler: whether to have one; the heads that label tokens do without.
+
+    Attributes:
+        unpadded: leave padding out of the computation, see ``unpadded.py``; False until it is set.  All tokens get what
+            they get with padding, and the places of padding are 0.  Set it on the encoder, ``model.bert`` in a model
+            with a head.  A head that reads the first place of a row wants padding on the right, as always in BERT.
     """
 
     embeddings_class: ClassVar[type[BertEmbeddings]] = BertEmbeddings
@@ -234,6 +248,7 @@ class Bert(nn.Module):
     def __init__(self, *, config: BertConfig, pooler: bool = True) -> None:
         super().__init__()
         self.config = config
+        self.unpadded = False
         self.embeddings = self.embeddings_class(config=config)
         self.layers = nn.ModuleList([self.layer_class(config=config) for _ in range(config.num_hidden_layers)])
         self.pooler = self.pooler_class(config=config) if pooler else None
@@ -252,7 +267,8 @@ class Bert(nn.Module):
         """Encodes a batch; the module's docstring describes the inputs.
 
         Raises:
-            ValueError: if a row is longer than the position table, or the mask not shaped like the ids.
+            ValueError: if a row is longer than the position table, the mask not shaped like the ids, or attentions
+                are asked for without padding.
         """
         if position_ids is None and input_ids.shape[-1] > self.config.max_position_embeddings:
             raise ValueError(
@@ -264,6 +280,14 @@ class Bert(nn.Module):
                 f"attention_mask has shape {list(attention_mask.shape)}; "
                 f"expected that of input_ids, {list(input_ids.shape)}"
             )
+        if self.unpadded and attention_mask is not None:
+            if output_attentions:
+                raise ValueError("output_attentions shows rows with their padding; expected unpadded = False")
+            if not attention_mask.all():
+                return self.without_padding(
+                    input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states=output_hidden_states
+                )
+            attention_mask = None  # there is no padding to leave out
         hidden = self.embeddings(input_ids, token_type_ids, position_ids)  # [b s e]
         bias = None  # [b 1 1 s]
         if attention_mask is not None:
@@ -274,10 +298,39 @@ class Bert(nn.Module):
         pooled = None if self.pooler is None else self.pooler(hidden)  # [b e]
         return BertOutput(hidden, pooled, hidden_states, attentions)
 
+    def without_padding(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        *,
+        output_hidden_states: bool,
+    ) -> BertOutput:
+        """As ``forward``, with the n tokens that are no padding in one long row."""
+        rows = Rows(attention_mask)
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[-1], device=input_ids.device)[None]  # [1 s]
+        hidden = self.embeddings(
+            rows.pack(input_ids),
+            None if token_type_ids is None else rows.pack(token_type_ids),
+            rows.pack(position_ids.expand_as(input_ids)),
+        )  # [1 n e]
+        hidden, packed_states, _ = self.encode(
+            hidden, rows, output_hidden_states=output_hidden_states, output_attentions=False
+        )
+        hidden = rows.unpack(hidden)  # [b s e]
+        hidden_states = None if packed_states is None else tuple(rows.unpack(state) for state in packed_states)
+        pooled = None if self.pooler is None else self.pooler(hidden)  # [b e]
+        return BertOutput(hidden, pooled, hidden_states)
+
     def encode(
-        self, hidden: Tensor, bias: Tensor | None, *, output_hidden_states: bool, output_attentions: bool
+        self, hidden: Tensor, bias: Tensor | Rows | None, *, output_hidden_states: bool, output_attentions: bool
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Embeddings [b s e], bias [b 1 1 s] -> hidden states [b s e], and what every layer gave and attended to."""
+        """Embeddings [b s e], bias [b 1 1 s] -> hidden states [b s e], and what every layer gave and attended to.
+
+        Without padding all are [1 n e], and in the place of the bias are the rows.
+        """
         hidden_states: tuple[Tensor, ...] | None = (hidden,) if output_hidden_states else None
         attentions: tuple[Tensor, ...] | None = () if output_attentions else None
         for layer in self.depths():

@@ -25,6 +25,7 @@ from porting.models.bert_heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
+from porting.models.unpadded import Rows
 
 __all__ = [
     "DistilBert",
@@ -64,7 +65,7 @@ class DistilBertLayer(BertLayer):
     """BERT's layer, but that what attention gives is not dropped out."""
 
     def forward(
-        self, hidden: Tensor, bias: Tensor | None = None, *, output_attentions: bool = False
+        self, hidden: Tensor, bias: Tensor | Rows | None = None, *, output_attentions: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [b s e], bias [b 1 1 s] -> hidden states [b s e], probabilities [b h s s] or None."""
         attended, probabilities = self.attention(hidden, bias, output_attentions=output_attentions)  # [b s e]

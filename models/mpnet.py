@@ -30,6 +30,7 @@ from porting.models.bert_heads import (
 )
 from porting.models.distilbert import UntypedEmbeddings
 from porting.models.roberta import RobertaForSequenceClassification
+from porting.models.unpadded import Rows
 
 __all__ = [
     "MPNet",
@@ -79,11 +80,14 @@ class MPNet(Bert):
         initialize(self.relative_bias, std=config.initializer_range)
 
     def encode(
-        self, hidden: Tensor, bias: Tensor | None, *, output_hidden_states: bool, output_attentions: bool
+        self, hidden: Tensor, bias: Tensor | Rows | None, *, output_hidden_states: bool, output_attentions: bool
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """As in ``Bert``, with the relative bias added to that of the mask: [b h s s] in all."""
-        relative = self.relative_bias(hidden.shape[1])  # [1 h s s]
-        bias = relative if bias is None else bias + relative  # [b h s s]
+        if isinstance(bias, Rows):
+            bias.add(self.relative_bias(bias.shape[1]))  # [1 h s s]
+        else:
+            relative = self.relative_bias(hidden.shape[1])  # [1 h s s]
+            bias = relative if bias is None else bias + relative  # [b h s s]
         return super().encode(
             hidden, bias, output_hidden_states=output_hidden_states, output_attentions=output_attentions
         )

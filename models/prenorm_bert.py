@@ -31,6 +31,7 @@ from porting.models.bert_heads import (
     BertForTokenClassification,
 )
 from porting.models.roberta import RobertaForSequenceClassification
+from porting.models.unpadded import Rows
 
 __all__ = [
     "MegatronBert",
@@ -64,7 +65,7 @@ class PreNormLayer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, hidden: Tensor, bias: Tensor | None = None, *, output_attentions: bool = False
+        self, hidden: Tensor, bias: Tensor | Rows | None = None, *, output_attentions: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [b s e], bias [b 1 1 s] -> hidden states [b s e], probabilities [b h s s] or None."""
         normed = self.attention_norm(hidden)  # [b s e]
@@ -85,7 +86,7 @@ class PreNormBert(Bert):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def encode(
-        self, hidden: Tensor, bias: Tensor | None, *, output_hidden_states: bool, output_attentions: bool
+        self, hidden: Tensor, bias: Tensor | Rows | None, *, output_hidden_states: bool, output_attentions: bool
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """As in ``Bert``, and the last norm; ``hidden_states`` are the residual stream, before it."""
         hidden, hidden_states, attentions = super().encode(

@@ -38,7 +38,7 @@ Peer = Callable[[], object]
 
 def main(
     suites: Annotated[
-        list[str] | None, typer.Argument(help="load, forward, verify, plan; all when none is named.")
+        list[str] | None, typer.Argument(help="load, forward, unpadded, verify, plan; all when none is named.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=5, help="Runs of each peer.")] = ROUNDS,
 ) -> None:
@@ -46,6 +46,7 @@ def main(
     known: Mapping[str, Callable[[Path, int], None]] = {
         "load": measure_load,
         "forward": measure_forward,
+        "unpadded": measure_unpadded,
         "verify": measure_verify,
         "plan": lambda checkpoint, rounds: bench_plan.measure(rounds),
     }
@@ -168,6 +169,33 @@ def _masks() -> dict[str, Tensor | None]:
     lengths = torch.tensor([128, 115, 101, 88, 72, 60, 40, 17])
     padded = (torch.arange(SHAPE[1])[None] < lengths[:, None]).long()
     return {"no mask": None, "mask of ones": torch.ones(SHAPE, dtype=torch.long), "padded": padded}
+
+
+RAGGED = (256, 128, 96, 80, 72, 64, 56, 48, 44, 40, 36, 32, 28, 20, 14, 10)
+"""Tokens in each row of a batch of 16 x 256 places: 1,024 in all."""
+
+
+def measure_unpadded(checkpoint: Path, rounds: int) -> None:
+    """The encoder's forward pass with and without the padding of its rows, float32; a ragged batch and a full one."""
+    from transformers import BertModel  # noqa: PLC0415  # a peer of this suite only
+
+    theirs = BertModel.from_pretrained(checkpoint, attn_implementation="sdpa")
+    padded, unpadded = load(checkpoint).bert, load(checkpoint).bert
+    if not isinstance(padded, Bert) or not isinstance(unpadded, Bert):
+        sys.exit("the checkpoint did not give a BERT")
+    unpadded.unpadded = True
+    shape = (len(RAGGED), max(RAGGED))
+    ids = torch.randint(5, 30000, shape, generator=torch.Generator().manual_seed(0))
+    ragged = (torch.arange(shape[1])[None] < torch.tensor(RAGGED)[:, None]).long()
+    for title, mask in {f"{sum(RAGGED)} tokens": ragged, f"{ids.numel()} tokens": torch.ones_like(ids)}.items():
+        peers: dict[str, Peer] = {
+            "transformers BertModel, sdpa": lambda mask=mask: _forward(theirs, ids, mask),  # type: ignore[misc]  # binds this mask
+            "porting.models.bert": lambda mask=mask: _forward(padded, ids, mask),  # type: ignore[misc]  # as above
+            "porting.models.bert, unpadded": lambda mask=mask: _forward(unpadded, ids, mask),  # type: ignore[misc]  # as above
+        }
+        print(f"{shape[0]} rows of {shape[1]}, {title}:\n")
+        table(alternate(peers, rounds), "transformers BertModel, sdpa")
+        print()
 
 
 def measure_verify(checkpoint: Path, rounds: int) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from porting.models.bert import Bert, BertAttention, BertEmbeddings, BertOutput, BertPooler, ScaledDotProductAttention
 from porting.models.bert_heads import BertForPreTraining, BertMaskedLMHead
+from porting.models.unpadded import Rows
 
 LAYER = 1  # the layer that a bug is planted into
 LAYERS = 3
@@ -31,7 +32,7 @@ class Transposed(nn.Linear):
 
 class Swapped(BertAttention):
     def forward(
-        self, hidden: Tensor, bias: Tensor | None = None, *, output_attentions: bool = False
+        self, hidden: Tensor, bias: Tensor | Rows | None = None, *, output_attentions: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = self.query(hidden), self.key(hidden), self.value(hidden)
         context, probabilities = self.core(key, query, value, bias, output_attentions=output_attentions)
