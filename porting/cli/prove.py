@@ -29,6 +29,11 @@ HeadersOnly = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="A row for each tensor in place of one for each rule.")]
 EveryProbe = Annotated[bool, typer.Option("--all", help="A row for each probe in place of one for each layer.")]
+Gradients = Annotated[bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")]
+Steps = Annotated[
+    int,
+    typer.Option("--steps", min=0, help="Compare the weights after this many steps of SGD and of AdamW as well."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
 
 
@@ -170,6 +175,8 @@ def verify(
     architecture: options.ArchitectureName = None,
     dtypes: WorkingTypes = None,
     seed: Seed = 0,
+    gradients: Gradients = False,
+    steps: Steps = 0,
     fresh: options.Fresh = False,
     trust: options.Trust = False,
     every: EveryProbe = False,
@@ -186,6 +193,7 @@ def verify(
     Examples:
       porting verify
       porting verify ./my-checkpoint --dtype float32 --dtype bfloat16
+      porting verify ./my-checkpoint --gradients --steps 3
       porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
       porting verify google-bert/bert-base-uncased --json > report.json
     """
@@ -206,6 +214,8 @@ def verify(
                 architecture=architecture,
                 dtypes=tuple(dict.fromkeys(working)),
                 seed=seed,
+                gradients=gradients,
+                steps=steps,
                 fresh=fresh,
                 trust=trust,
                 progress=tell,

@@ -77,6 +77,31 @@ def backward(
         yield name, value if scale is None else (value.double() / scale).to(value.dtype)
 
 
+def pullback(step: Step, source: str, shape: tuple[int, ...], read: Read, scale: float | None) -> Tensor:
+    """The gradient of one of a step's sources from those of its targets, in float64: the transpose of :func:`forward`.
+
+    A move is carried back, each term of a sum receives the gradient of the sum, what was multiplied is multiplied
+    again, and what was broadcast is summed.  An element that no copy reads has none: zero.
+
+    Args:
+        step: the step.
+        source, shape: one of its sources.
+        read: gives the gradient of a target.
+        scale: what :func:`forward` multiplies by.
+    """
+    result = torch.zeros(shape, dtype=torch.float64)
+    for copy in step.copies:
+        if copy.source != source:
+            continue
+        given = read(copy.target).to("cpu", torch.float64).contiguous()
+        box = given.as_strided(copy.sizes, copy.target_strides, given.storage_offset() + copy.target_offset)
+        broadcast = [place for place, stride in enumerate(copy.source_strides) if stride == 0]
+        box = box.sum(broadcast) if broadcast else box
+        kept = [(size, stride) for size, stride in zip(copy.sizes, copy.source_strides, strict=True) if stride]
+        result.as_strided([one[0] for one in kept], [one[1] for one in kept], copy.source_offset).add_(box)
+    return result if scale is None else result.mul_(scale)
+
+
 def _grouped(copies: Iterable[Copy], name: Callable[[Copy], str]) -> dict[str, list[Copy]]:
     groups: dict[str, list[Copy]] = {}
     for copy in copies:

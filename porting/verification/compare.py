@@ -53,6 +53,8 @@ class Comparison:
 
     Attributes:
         exact: the float64 activations of the reference, for each case.
+        pairings: for each case, which point of the port is compared with what.
+        anchors: for each case, the float64 activations in the port's layout.
         warnings: what happened in the runs and should be known.
     """
 
@@ -61,8 +63,8 @@ class Comparison:
         self._sizes = sizes
         self.exact: list[Trace] = []
         self.warnings: list[str] = []
-        self._pairings: list[Pairing] = []
-        self._anchors: list[dict[Point, Anchor]] = []
+        self.pairings: list[Pairing] = []
+        self.anchors: list[dict[Point, Anchor]] = []
         self._meaning: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
         self._spans: dict[Point, Span] = {}
         self._spreads: dict[Point, list[Spread]] = {}
@@ -96,8 +98,8 @@ class Comparison:
             found = port.record(case)
             pairing = pair(self._table, _shapes(exact), _shapes(found), self._sizes)
             anchors = {point: Anchor.of(one.carry(exact)) for point, one in pairing.pairs.items()}
-            self._pairings.append(pairing)
-            self._anchors.append(anchors)
+            self.pairings.append(pairing)
+            self.anchors.append(anchors)
             for point, one in pairing.pairs.items():
                 value = found.pop(point)
                 far = error(value, _anchored(one, anchors[point], exact, value))
@@ -107,7 +109,7 @@ class Comparison:
             observer.rest()
 
     def _isolated(self, port: Side, case: int, observer: Observer) -> None:
-        pairing, anchors, exact = self._pairings[case], self._anchors[case], self.exact[case]
+        pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
         watch = Watch()
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
@@ -140,7 +142,7 @@ class Comparison:
             ours: Errors = {}
             theirs: Errors = {}
             for case, exact in enumerate(self.exact):
-                pairing, anchors = self._pairings[case], self._anchors[case]
+                pairing, anchors = self.pairings[case], self.anchors[case]
                 self._measure_reference(reference, case, view == ALONE, theirs)
 
                 def visit(
@@ -165,7 +167,7 @@ class Comparison:
 
     def _measure_reference(self, reference: Side, case: int, alone: bool, errors: Errors) -> None:
         """The reference's errors at the port's points: each is measured as soon as all that makes it up is there."""
-        pairing, anchors, exact = self._pairings[case], self._anchors[case], self.exact[case]
+        pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
         waiting: dict[Point, set[Point]] = {point: set(one.sources) for point, one in pairing.pairs.items()}
         needed: dict[Point, list[Point]] = {}
         for point, sources in waiting.items():
@@ -193,7 +195,7 @@ class Comparison:
     def probes(self) -> Iterator[Probe]:
         """Every probe with all that was measured at it, in the reference's order of execution."""
         finest = min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
-        pairs = {point: one for pairing in self._pairings for point, one in pairing.pairs.items()}
+        pairs = {point: one for pairing in self.pairings for point, one in pairing.pairs.items()}
         lowered = False
         spread = 0
         for point, one in pairs.items():
@@ -225,6 +227,11 @@ class Comparison:
             yield probe
 
     @property
+    def lowers(self) -> bool:
+        """Whether a side computes in less than float64 somewhere, whatever its weights are."""
+        return bool(self._lowered) or any(span.lowered for span in self._spans.values())
+
+    @property
     def noise(self) -> dict[str, float]:
         """The reference's own largest rounding error end to end, relative to scale, by dtype."""
         return {
@@ -234,7 +241,7 @@ class Comparison:
     @property
     def skipped(self) -> tuple[Point, ...]:
         """Points without a counterpart that was reached."""
-        return tuple(dict.fromkeys(point for pairing in self._pairings for point in pairing.skipped))
+        return tuple(dict.fromkeys(point for pairing in self.pairings for point in pairing.skipped))
 
     def _warn(self, words: str) -> None:
         if words not in self.warnings:

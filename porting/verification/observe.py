@@ -19,12 +19,16 @@ class Observer:
     Args:
         module: the port in float64; its floating-point parameters and persistent buffers get ``requires_grad``.
         seed: of the linear function that is differentiated.
+
+    Attributes:
+        failed: why an activation could not be differentiated; empty when all could.
     """
 
     def __init__(self, module: nn.Module, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
         self._reached: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
+        self.failed = ""
         known: set[int] = set()
         for name, tensor in named_tensors(module):
             if tensor.is_floating_point() and id(tensor) not in known:
@@ -47,7 +51,12 @@ class Observer:
             shape = [extent if place == axis else 1 for place in range(value.ndim)]
             cotangent = cotangent * torch.randn(extent, dtype=value.dtype, generator=self._generator).view(shape)
         weights = list(self._weights.values())
-        found = torch.autograd.grad(value, weights, cotangent.expand_as(value), retain_graph=True, allow_unused=True)
+        given = cotangent.expand_as(value)
+        try:
+            found = torch.autograd.grad(value, weights, given, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:  # what was changed in place cannot be differentiated, and may still be right
+            self.failed = self.failed or str(error).strip().partition("\n")[0].partition(". Hint:")[0]
+            return
         for name, gradient in zip(self._weights, found, strict=True):
             if gradient is not None:
                 reached = gradient.abs_() > MEANING

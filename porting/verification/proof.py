@@ -22,7 +22,10 @@ from porting.notation.table import Table
 from porting.plan.config import arguments, sizes
 from porting.tables import find_table
 from porting.verification.compare import Comparison, Progress
+from porting.verification.counterparts import counterparts
+from porting.verification.gradients import with_padding
 from porting.verification.inputs import Case, for_port, heard, make_cases, special_tokens, withheld
+from porting.verification.learning import learn
 from porting.verification.observe import Observer, shown, unseen
 from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
@@ -48,6 +51,8 @@ def verify(
     trust: bool = False,
     revision: str | None = None,
     inputs: Sequence[Case] | None = None,
+    gradients: bool = False,
+    steps: int = 0,
     progress: Progress | None = None,
 ) -> Report:
     """Prove that a module computes what transformers computes from the same checkpoint.
@@ -64,6 +69,8 @@ def verify(
         longest: no row that is made is longer than this.
         loaded: ``into`` holds its weights already: compare it as it is, and say which weights are not the checkpoint's.
         inputs: batches of your own in place of those made from the config.
+        gradients: compare the parameters' gradients as well.
+        steps: compare the weights after this many steps of SGD and of AdamW as well; more than 0 implies gradients.
         progress: called with what is done, how many steps are done and how many there are.
 
     Returns:
@@ -86,6 +93,8 @@ def verify(
             fresh=fresh,
             trust=trust,
             inputs=inputs,
+            gradients=gradients or steps > 0,
+            steps=steps,
             tell=progress or (lambda what, done, total: None),
         )
 
@@ -103,11 +112,13 @@ def _verify(
     fresh: bool,
     trust: bool,
     inputs: Sequence[Case] | None,
+    gradients: bool,
+    steps: int,
     tell: Progress,
 ) -> Report:
     begun = time.perf_counter()
-    steps = 3 + len(dtypes)
-    tell("loading", 0, steps)
+    stages = 3 + len(dtypes) + gradients
+    tell("loading", 0, stages)
     chosen = find_table(table, checkpoint.config)
     subject = prepare(checkpoint, into, chosen, architecture, loaded=loaded, fresh=fresh, trust=trust)
     theirs = load_reference(checkpoint, subject.reference, torch.float64)
@@ -140,27 +151,42 @@ def _verify(
     clock = Clock()
     comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0])
 
-    tell("reference in float64", 1, steps)
+    tell("reference in float64", 1, stages)
     comparison.anchor(_reference(theirs, chosen, cases, clock))
+    pairs = counterparts(chosen, subject.plan.config, sizes(chosen, checkpoint.config)[0], theirs, subject.module)
     theirs = theirs.to(stored_dtype(checkpoint))  # as exact as the checkpoint, and half as large
 
-    tell("port in float64", 2, steps)
+    tell("port in float64", 2, stages)
     module = exactly(subject, checkpoint)
     observer = Observer(module, seed)
     comparison.meaning(_port(module, torch.float64, chosen, cases, clock), observer)
     shares = observer.shares()
+    if observer.failed:
+        silent += (f"the port cannot be differentiated, so what reaches its probes is not known: {observer.failed}",)
     del module, observer
 
     for number, dtype in enumerate(dtypes):
-        tell(f"both in {str(dtype).removeprefix('torch.')}", 3 + number, steps)
+        tell(f"both in {str(dtype).removeprefix('torch.')}", 3 + number, stages)
         comparison.rounding(
             _reference(cast(theirs, dtype), chosen, cases, clock),
             _port(cast(subject.module, dtype), dtype, chosen, cases, clock),
             dtype,
         )
+    learned = None
+    if gradients:
+        tell("gradients and training" if steps else "gradients", 3 + len(dtypes), stages)
+
+        def reference(dtype: torch.dtype) -> Side:
+            return _reference(with_padding(cast(theirs, dtype)), chosen, cases, clock)
+
+        def port(dtype: torch.dtype) -> Side:
+            own = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
+            return _port(with_padding(own), dtype, chosen, cases, clock)
+
+        learned = learn(reference, port, comparison, pairs, dtypes=dtypes, steps=steps, seed=seed)
     probes = tuple(comparison.probes())
     seen = shown(subject.module, shares, weights(subject.plan, checkpoint))
-    tell("done", steps, steps)
+    tell("done", stages, stages)
     ended = time.perf_counter()
     return Report(
         source=checkpoint.location,
@@ -176,6 +202,7 @@ def _verify(
         seed=seed,
         environment=_environment(),
         warnings=(*warned(subject.plan), *comparison.warnings),
+        learned=learned,
         cost=Cost(
             loading=running - begun,
             forwards=clock.seconds,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from porting.notation.table import Approximation
+from porting.verification.learned import Learned
 from porting.verification.measure import MEANING, ROUNDING, luck
 from porting.verification.spread import Spread
 
@@ -143,6 +144,7 @@ class Report:
         warnings: what is allowed and should be known.
         cost: seconds and bytes.
         approximate: what the table says of a port that is not exact by intent.
+        learned: gradients and training; None when they were not asked for.
     """
 
     source: str
@@ -160,6 +162,7 @@ class Report:
     warnings: tuple[str, ...]
     cost: Cost
     approximate: Approximation | None = None
+    learned: Learned | None = None
 
     @property
     def guilty(self) -> tuple[Probe, ...]:
@@ -180,15 +183,23 @@ class Report:
     def verdict(self) -> str:
         """How the port stands to the reference.
 
-        ``"different"``: another meaning; ``"approximate"``: another meaning, within the bound that the table declares;
-        ``"imprecise"``: the same meaning with larger rounding errors; ``"faithful"``.
+        ``"different"``: another meaning, or it learns otherwise; ``"approximate"``: another meaning, within the bound
+        that the table declares; ``"imprecise"``: the same meaning with larger rounding errors; ``"faithful"``.
         """
         if self.shown.differing:
             return DIFFERENT
         if self.guilty or self.first_difference:
             worst = max(probe.meaning.worst for probe in self.probes)
             return APPROXIMATE if self.approximate and worst <= self.approximate.within else DIFFERENT
-        return IMPRECISE if any(probe.imprecise or probe.drifts for probe in self.probes) else FAITHFUL
+        if self.learned and self.learned.differs:
+            return DIFFERENT
+        worse = any(probe.imprecise or probe.drifts for probe in self.probes)
+        return IMPRECISE if worse or (self.learned and self.learned.imprecise) else FAITHFUL
+
+    @property
+    def computes_otherwise(self) -> bool:
+        """Whether the forward pass differs in meaning, or the weights are not the checkpoint's."""
+        return bool(self.guilty or self.first_difference or self.shown.differing)
 
     @property
     def faithful(self) -> bool:

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from porting.verification.learned_lines import tell_learned
 from porting.verification.measure import MEANING, ROUNDING, luck
 from porting.verification.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
 from porting.verification.rows import Row, rows_of
@@ -35,6 +36,7 @@ def render(report: Report, *, every_probe: bool = False) -> RenderableType:
         _grid(report, every_probe),
         Text(),
         *culprit_lines(report),
+        *tell_learned(report.learned, listed),
         *shown_lines(report),
         *other_lines(report),
     )
@@ -50,6 +52,8 @@ def as_text(report: Report, *, width: int = 120, every_probe: bool = False) -> s
 def verdict_lines(report: Report) -> Iterator[Text]:
     """The verdict in a sentence, and the largest difference of each tier."""
     style, says = _SAID[report.verdict]
+    if report.verdict == DIFFERENT and not report.computes_otherwise:
+        says = "computes, and does not learn, what"
     sentence = f"{report.port} {says} {report.reference} computes from {report.source}"
     if report.verdict == APPROXIMATE and report.approximate:
         sentence += f", within the {report.approximate.within:.0e} of the scale that the table allows"
@@ -103,10 +107,10 @@ def _mark(row: Row) -> Text:
     """What a row comes down to: the guilty modules in it, or that a difference only passes through."""
     guilty = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.guilty]
     if guilty:
-        return Text(f"<- {_listed(guilty)}", "bold red")
+        return Text(f"<- {listed(guilty)}", "bold red")
     imprecise = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.imprecise]
     if imprecise:
-        return Text(f"<- rounds worse: {_listed(imprecise)}", "yellow")
+        return Text(f"<- rounds worse: {listed(imprecise)}", "yellow")
     if any(probe.differs for probe in row.probes):
         return Text("innocent: the difference comes from before", "dim")
     if any(probe.drifts for probe in row.probes):
@@ -118,7 +122,7 @@ def _style(bad: bool) -> str:
     return "red" if bad else ""
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Some names; those that differ in one number only, or in the output of one module, as one."""
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -152,9 +156,9 @@ def culprit_lines(report: Report) -> Iterator[Text]:
         yield Text(f"  given the reference's own inputs it is off by {first.meaning.isolated:.1e} of the scale")
         yield Text(f"  it is compared with {first.reference}")
         if first.span and list(first.span) != [first.port]:
-            yield Text(f"  since the probe before it ran: {_listed(first.span)}")
+            yield Text(f"  since the probe before it ran: {listed(first.span)}")
         if len(report.guilty) > 1:
-            yield Text(f"  also guilty: {_listed([probe.port for probe in report.guilty[1:]])}")
+            yield Text(f"  also guilty: {listed([probe.port for probe in report.guilty[1:]])}")
     elif report.first_difference:
         where = report.first_difference.port
         yield Text(f"the first difference shows at {where}, and no probed module makes it by itself:")
@@ -163,14 +167,14 @@ def culprit_lines(report: Report) -> Iterator[Text]:
         if probe.random:
             yield Text(f"{probe.port} draws random numbers in eval mode: is dropout left on?", "yellow")
     if report.imprecise:
-        yield Text(f"rounds worse than the reference: {_listed([probe.port for probe in report.imprecise])}")
+        yield Text(f"rounds worse than the reference: {listed([probe.port for probe in report.imprecise])}")
     lowered = [probe for probe in report.probes if probe.lowered and probe.meaning.worst > MEANING]
     for probe in lowered[:MOST_NAMED]:
         operations = ", ".join(probe.lowered)
         yield Text(f"{probe.port} computes in less than float64 whatever its weights are ({operations}):", "yellow")
         yield Text("  what it means is shown to the working dtype's rounding only, and not to float64's", "yellow")
     if report.shown.differing:
-        yield Text(f"weights that are not the checkpoint's: {_listed(report.shown.differing)}", "red")
+        yield Text(f"weights that are not the checkpoint's: {listed(report.shown.differing)}", "red")
 
 
 def shown_lines(report: Report) -> Iterator[Text]:
@@ -180,11 +184,11 @@ def shown_lines(report: Report) -> Iterator[Text]:
     partial = sorted((share, name) for name, share in shown.activation.items() if share < 1)
     if partial:
         named = [f"{100 * share:.2g} % of {name}" for share, name in partial]
-        yield Text(f"  in part: {_listed(named)}; the rest of them is equal by copy")
+        yield Text(f"  in part: {listed(named)}; the rest of them is equal by copy")
     if shown.copy:
-        yield Text(f"equal by copy only: {_listed(shown.copy)}", "yellow")
+        yield Text(f"equal by copy only: {listed(shown.copy)}", "yellow")
     if shown.nothing:
-        yield Text(f"not shown: {_listed(shown.nothing)}", "yellow")
+        yield Text(f"not shown: {listed(shown.nothing)}", "yellow")
     for words in report.unseen:
         yield Text(f"not shown: {words}", "yellow")
 
@@ -192,7 +196,7 @@ def shown_lines(report: Report) -> Iterator[Text]:
 def other_lines(report: Report) -> Iterator[Text]:
     """What was left out, what should be known, the inputs, the cost and the versions."""
     if report.skipped:
-        yield Text(f"not compared, for lack of a counterpart: {_listed(report.skipped)}", "yellow")
+        yield Text(f"not compared, for lack of a counterpart: {listed(report.skipped)}", "yellow")
     for warning in report.warnings:
         yield Text(f"warning: {warning}", "yellow")
     yield Text(f"inputs: {'; '.join(report.cases)}; seed {report.seed}")

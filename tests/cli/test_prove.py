@@ -179,3 +179,13 @@ def test_headers_only_fetches_no_weights_of_a_model_on_the_hub(run: Run, checkpo
     assert not list(cache.rglob("model.safetensors"))
     assert run("check", "org/small").exit_code == 0
     assert list(cache.rglob("model.safetensors"))
+
+
+def test_verify_compares_gradients_and_training_when_asked(run: Run, checkpoint: Path) -> None:
+    said = run("verify", checkpoint, "--gradients").stdout
+    assert "gradients of mlm, nsp: 59 of 59 parameters agree (dropout is off on both sides); float64: off by" in said
+    assert "steps of" not in said
+    said = run("verify", checkpoint, "--steps", "2").stdout
+    assert "2 steps of SGD(lr=0.01, momentum=0.9): the weights move as the reference's, float64: off by" in said
+    assert "2 steps of AdamW(lr=0.001)" in said
+    assert "gradients of" not in run("verify", checkpoint).stdout

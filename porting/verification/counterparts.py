@@ -1,0 +1,153 @@
+"""Which parameter of the reference is which of the port: the table, held against the two modules themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from porting.notation.table import Table
+from porting.plan.align import Step, align
+from porting.plan.move import pullback
+from porting.target import named_tensors
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """One parameter of the reference and all of the port that is made from it.
+
+    Attributes:
+        names: its names in the reference, the first one first.
+        steps: what carries it over; more than one where the port has it several times.
+        shape: the parameter's.
+        trains: whether the reference's and the port's take gradients, as their owners left them.
+        padded: whether the reference's and the port's is an embedding whose padding word takes no gradient.
+    """
+
+    names: tuple[str, ...]
+    steps: tuple[Step, ...]
+    shape: tuple[int, ...]
+    trains: tuple[bool, bool]
+    padded: tuple[bool, bool] = (False, False)
+
+    @property
+    def name(self) -> str:
+        """The reference's name, as the rule has it."""
+        return next(source for source in self.steps[0].sources if source in self.names)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The port's names."""
+        found = (copy.target for step in self.steps for copy in step.copies if copy.source in self.names)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def movable(self) -> bool:
+        """Whether one optimiser step on both sides moves both alike: not where a rule sums, scales or repeats."""
+        return len(self.steps) == 1 and not any(
+            step.rule.fold or step.rule.scale is not None or any(0 in copy.source_strides for copy in step.copies)
+            for step in self.steps
+        )
+
+
+@dataclass(frozen=True)
+class Counterparts:
+    """All parameters of the reference that the port has.
+
+    Attributes:
+        table: their rules.
+        config: what a rule's scale is computed from.
+        found: one for each parameter of the reference that is trained on either side.
+        alone: parameters of the port that nothing of the reference is carried into.
+    """
+
+    table: Table
+    config: Mapping[str, object]
+    found: tuple[Counterpart, ...]
+    alone: tuple[str, ...]
+
+    def pulled(self, one: Counterpart, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient of a parameter of the reference, from those of the port's by name."""
+        result = torch.zeros(one.shape, dtype=torch.float64)
+        for part in self.parts(one, gradients):
+            result += part
+        return result
+
+    def parts(self, one: Counterpart, gradients: Mapping[str, Tensor]) -> list[Tensor]:
+        """The same, step by step: what each place of the port adds to it."""
+        return [
+            pullback(step, name, one.shape, gradients.__getitem__, self._scale(step))
+            for step in one.steps
+            for name in step.sources
+            if name in one.names
+        ]
+
+    def covered(self, one: Counterpart) -> Tensor:
+        """Which elements of a parameter of the reference the port has."""
+        mask = torch.zeros(one.shape, dtype=torch.bool)
+        for step in one.steps:
+            for copy in step.copies:
+                if copy.source in one.names:
+                    mask.as_strided(copy.sizes, copy.source_strides, copy.source_offset).fill_(True)
+        return mask
+
+    def _scale(self, step: Step) -> float | None:
+        return None if step.rule.scale is None else float(step.rule.scale.evaluate(self.config))
+
+
+def counterparts(
+    table: Table, config: Mapping[str, object], sizes: Mapping[str, int], reference: nn.Module, port: nn.Module
+) -> Counterparts:
+    """Hold the table's rules against the parameters of the two modules.
+
+    Args:
+        table: the table.
+        config: the checkpoint's config, the table's defaults filled in.
+        sizes: of indices, from [sizes].
+        reference, port: the modules, with ``requires_grad`` as their owners left it.
+    """
+    theirs, ours = dict(named_tensors(reference)), dict(named_tensors(port))
+    alignment = align(
+        table.rules,
+        {name: tuple(tensor.shape) for name, tensor in theirs.items()},
+        {name: tuple(tensor.shape) for name, tensor in ours.items()},
+        sizes=sizes,
+        prefix=table.prefix,
+        target_prefix=table.target_prefix,
+    )
+    names: dict[int, list[str]] = {}
+    for name, tensor in theirs.items():
+        names.setdefault(id(tensor), []).append(name)
+    steps: dict[int, list[Step]] = {}
+    for step in alignment.steps:
+        for key in dict.fromkeys(id(theirs[name]) for name in step.sources):
+            steps.setdefault(key, []).append(step)
+    found: list[Counterpart] = []
+    reached: set[int] = set()
+    for key, same in names.items():
+        tensor = theirs[same[0]]
+        if key in steps and isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
+            targets = [copy.target for step in steps[key] for copy in step.copies if copy.source in same]
+            trained = all(_trains(ours[name]) for name in targets)
+            reached |= {id(ours[name]) for name in targets}
+            if trained or _trains(tensor):  # a table that is computed and frozen on both sides is no parameter
+                shape = tuple(tensor.shape)
+                trains = _trains(tensor), trained
+                padded = key in _padded(reference), any(id(ours[name]) in _padded(port) for name in targets)
+                found.append(Counterpart(tuple(same), tuple(steps[key]), shape, trains, padded))
+    alone = {id(one): name for name, one in reversed(ours.items()) if isinstance(one, nn.Parameter)}
+    return Counterparts(
+        table, config, tuple(found), tuple(sorted(name for key, name in alone.items() if key not in reached))
+    )
+
+
+def _trains(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and tensor.requires_grad
+
+
+def _padded(module: nn.Module) -> set[int]:
+    """The embeddings that leave the row of the padding word out of their gradient."""
+    parts = (part for part in module.modules() if isinstance(part, nn.Embedding))
+    return {id(part.weight) for part in parts if part.padding_idx is not None}

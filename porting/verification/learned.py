@@ -1,0 +1,117 @@
+"""What was found of gradients and of training, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from porting.verification.measure import MEANING, luck
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """The gradient of one parameter, compared: the port's, through the table, with the reference's.
+
+    Attributes:
+        reference: the parameter of the reference.
+        port: the parameters of the port that are made from it.
+        meaning: largest difference in float64, relative to the gradient's largest element.
+        bound: what of it rounding explains.
+        rounding: dtype -> the port's rounding error over the reference's.
+        count: how many numbers these ratios rest on.
+        zero: it is mathematically zero on both sides: what is there is rounding, and was not compared.
+        wrong: what else sets the two apart, in words; empty for most.
+    """
+
+    reference: str
+    port: tuple[str, ...]
+    meaning: float = 0.0
+    bound: float = MEANING
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    count: int = 0
+    zero: bool = False
+    wrong: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the port would be trained otherwise."""
+        return bool(self.wrong) or not self.meaning <= self.bound
+
+    @property
+    def imprecise(self) -> bool:
+        """Whether it is the same gradient with larger rounding errors."""
+        return not self.differs and any(ratio > luck(self.count) for ratio in self.rounding.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Some steps of one optimiser on both sides, and the weights compared.
+
+    Attributes:
+        optimiser: as it was made, ``"AdamW(lr=0.001)"``.
+        taken: how many steps.
+        differing: step, from 1 -> parameters of the port that had moved otherwise after it; the first and the last.
+        meaning: largest difference in float64, relative to how far the parameter moved.
+        bound: what of that rounding explains.
+        rounding: dtype -> the port's largest rounding error over the reference's, by root mean square.
+        undetermined: parameter -> the share of its elements that were not compared, since their gradient is lost in
+            rounding and the optimiser divides by its size.
+        fixed: parameters that were held fixed on both sides, since the table sums or scales them.
+    """
+
+    optimiser: str
+    taken: int
+    differing: Mapping[int, tuple[str, ...]]
+    meaning: float
+    bound: float
+    rounding: Mapping[str, float]
+    undetermined: Mapping[str, float]
+    fixed: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether some weights moved otherwise."""
+        return any(self.differing.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """Gradients, and the steps that were taken along them.
+
+    Attributes:
+        outputs: the probes whose random linear function was differentiated.
+        gradients: one for each parameter of the reference that the port has.
+        alone: parameters of the port without a counterpart in the reference: not compared.
+        padding: embeddings whose padding word takes no gradient on one side (``padding_idx``), and does on the other;
+            here it takes one on both.
+        failed: why the port's backward pass failed, and where; empty when it did not.
+        arrives, leaves: going back from the outputs, the last probe at which the gradient is right, and the first at
+            which it is wrong; both empty when it is right everywhere or wrong from the start.
+        dropout: modules of the port that would drop something in training, and did not here.
+        steps: the optimisers.
+    """
+
+    outputs: tuple[str, ...]
+    gradients: tuple[Gradient, ...] = ()
+    alone: tuple[str, ...] = ()
+    padding: tuple[str, ...] = ()
+    failed: str = ""
+    arrives: str = ""
+    leaves: str = ""
+    dropout: tuple[str, ...] = ()
+    steps: tuple[Steps, ...] = ()
+
+    @property
+    def differing(self) -> tuple[Gradient, ...]:
+        """The gradients that differ in meaning."""
+        return tuple(one for one in self.gradients if one.differs)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the port trains otherwise."""
+        return bool(self.failed or self.differing or any(one.differs for one in self.steps))
+
+    @property
+    def imprecise(self) -> bool:
+        """Whether a gradient rounds worse than the reference's."""
+        return any(one.imprecise for one in self.gradients)

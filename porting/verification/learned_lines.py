@@ -1,0 +1,89 @@
+"""What a report says of gradients and of training, as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.text import Text
+
+from porting.verification.learned import Learned, Steps
+from porting.verification.measure import ROUNDING
+
+Listed = Callable[[Sequence[str]], str]
+
+
+def tell_learned(learned: Learned | None, listed: Listed) -> Iterator[Text]:
+    """The lines; none when nobody asked for gradients.
+
+    Args:
+        learned: what was found.
+        listed: writes names in one line.
+    """
+    if learned is None:
+        return
+    if learned.failed:
+        yield Text.assemble(("the port's backward pass fails ", "bold red"), learned.failed)
+        return
+    yield _agreeing(learned, listed)
+    yield from _differing(learned, listed)
+    if learned.alone:
+        yield Text(f"  not compared, without a counterpart in the reference: {listed(learned.alone)}", "yellow")
+    if learned.padding:
+        yield Text(f"  padding_idx on one side only, and left out of account here: {listed(learned.padding)}")
+    for steps in learned.steps:
+        yield from _trained(steps, listed)
+
+
+def _agreeing(learned: Learned, listed: Listed) -> Text:
+    compared = [one for one in learned.gradients if not one.zero]
+    same = [one for one in compared if not one.differs]
+    largest = max((one.meaning for one in same), default=0.0)
+    dtypes = dict.fromkeys(dtype for one in same for dtype in one.rounding)
+    worst = {dtype: max(one.rounding[dtype] for one in same) for dtype in dtypes}
+    ratios = "".join(f", {dtype}: {ratio:.1f} x the reference's rounding" for dtype, ratio in worst.items())
+    off = " (dropout is off on both sides)" if learned.dropout else ""
+    return Text(
+        f"gradients of {listed(learned.outputs)}: {len(same)} of {len(compared)} parameters agree{off}; "
+        f"float64: off by {largest:.1e}{ratios}"
+    )
+
+
+def _differing(learned: Learned, listed: Listed) -> Iterator[Text]:
+    zero = [name for one in learned.gradients if one.zero and not one.differs for name in one.port]
+    if zero:
+        yield Text(f"  zero on both sides but for rounding: {listed(zero)}")
+    for reason in dict.fromkeys(one.wrong for one in learned.differing):
+        found = [one for one in learned.differing if one.wrong == reason]
+        said = reason or f"off by up to {max(one.meaning for one in found):.1e} of itself"
+        named = [name for one in found for name in one.port]
+        yield Text.assemble(("  wrong gradient: ", "bold red"), f"{listed(named)}: {said}")
+    if learned.leaves:
+        arrives = f"it is right at {learned.arrives} and wrong at" if learned.arrives else "it is wrong already at"
+        yield Text(f"  going back from the outputs, {arrives} {learned.leaves}")
+    worse = [name for one in learned.gradients if one.imprecise for name in one.port]
+    if worse:
+        yield Text(
+            f"  gradients that round worse than the reference's (over {ROUNDING:.0f}): {listed(worse)}", "yellow"
+        )
+
+
+def _trained(steps: Steps, listed: Listed) -> Iterator[Text]:
+    count = f"{steps.taken} step{'s' if steps.taken > 1 else ''} of {steps.optimiser}"
+    if steps.differs:
+        number, names = next((number, names) for number, names in steps.differing.items() if names)
+        yield Text.assemble(
+            (f"{count}: ", "bold red"), f"after step {number} these had moved otherwise: {listed(names)}"
+        )
+    else:
+        ratios = "".join(f", {dtype}: {ratio:.1f} x its rounding" for dtype, ratio in steps.rounding.items())
+        yield Text(f"{count}: the weights move as the reference's, float64: off by {steps.meaning:.1e} of that{ratios}")
+    whole = [name for name, share in steps.undetermined.items() if share == 1]
+    if whole:
+        yield Text(f"  undetermined, for their gradient is nothing but rounding: {listed(whole)}", "yellow")
+    partly = [share for share in steps.undetermined.values() if share < 1]
+    if partly:
+        yield Text(
+            f"  of {len(partly)} others up to {100 * max(partly):.2g} % of the elements are, and were not compared"
+        )
+    if steps.fixed:
+        yield Text(f"  held fixed, since the table sums, scales or repeats them: {listed(steps.fixed)}", "yellow")

@@ -1,0 +1,89 @@
+"""Beyond the forward pass: the gradients of both sides, and a few steps of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.nn.modules.dropout import _DropoutNd
+
+from porting.verification.compare import Comparison
+from porting.verification.counterparts import Counterparts
+from porting.verification.gradients import (
+    DOUBLE,
+    Make,
+    Objective,
+    Slope,
+    blamed,
+    boundary,
+    compared,
+    judged,
+    slope,
+)
+from porting.verification.learned import Learned
+from porting.verification.training import OPTIMISERS, trained
+
+
+def learn(
+    reference: Make,
+    port: Make,
+    comparison: Comparison,
+    table: Counterparts,
+    *,
+    dtypes: Sequence[torch.dtype],
+    steps: int,
+    seed: int,
+) -> Learned:
+    """Compare the gradients of all parameters, and then the weights after some steps of each optimiser.
+
+    Both models are in eval mode: dropout would draw other numbers on each side.
+
+    Args:
+        reference, port: give a side with a model of its own in a dtype.
+        comparison: what was compared of the forward passes.
+        table: which parameter is which.
+        dtypes: the working dtypes; without one float32, since it takes two dtypes to tell a gradient from rounding.
+        steps: of each optimiser; 0 for none.
+        seed: of the function that is differentiated.
+    """
+    dtypes = dtypes or (torch.float32,)
+    objective = Objective(comparison, seed)
+    exact = slope(reference(DOUBLE), objective, reference=True)
+    double = port(DOUBLE)
+    drops = [name for name, part in double.module.named_modules() if isinstance(part, _DropoutNd) and part.p]
+    known = {
+        "outputs": objective.outputs,
+        "alone": table.alone,
+        "dropout": tuple(drops),
+        "padding": tuple(name for one in table.found if one.padded[0] != one.padded[1] for name in one.targets),
+    }
+    try:
+        ours = slope(double, objective, reference=False)
+        lower: Mapping[torch.dtype, tuple[Slope, Slope]] = {
+            dtype: (
+                slope(reference(dtype), objective, reference=True),
+                slope(port(dtype), objective, reference=False),
+            )
+            for dtype in dtypes
+        }
+    except RuntimeError as error:
+        return Learned(**known, failed=blamed(double, objective, error))  # type: ignore[arg-type]  # as named above
+    everything = {one.name: compared(one, table, exact, ours, lower) for one in table.found}
+    largest = max((float(one.exact.abs().max()) for one in everything.values() if one.exact.numel()), default=0.0)
+    single = comparison.lowers
+    gradients = [judged(one, everything[one.name], lower, largest, single=single) for one in table.found]
+    arrives, leaves = "", ""
+    if any(one.meaning > one.bound for one in gradients):
+        arrives, leaves = boundary(objective, comparison, exact, ours, max(one.bound for one in gradients))
+    return Learned(
+        **known,  # type: ignore[arg-type]  # as named above
+        gradients=tuple(gradients),
+        arrives=arrives,
+        leaves=leaves,
+        steps=tuple(
+            trained(name, (reference, port), objective, table, everything, dtypes, steps, single=single)
+            for name in OPTIMISERS
+        )
+        if steps
+        else (),
+    )
