@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
     from porting.comparing import Comparison, Digest, diff, digest
+    from porting.converting import Converted, convert, verify_files
     from porting.embedded import embedded_checkpoint
     from porting.errors import PortingError
     from porting.exporting import Exported, export
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "Comparison",
+    "Converted",
     "Digest",
     "Exported",
     "Plan",
@@ -33,6 +35,7 @@ __all__ = [
     "Report",
     "Table",
     "check",
+    "convert",
     "diff",
     "digest",
     "embedded_checkpoint",
@@ -46,11 +49,13 @@ __all__ = [
     "provenance",
     "read_table",
     "verify",
+    "verify_files",
 ]
 
 _HOMES = {
     "porting.checkpoint": ("Checkpoint", "inspect_checkpoint", "open_checkpoint"),
     "porting.comparing": ("Comparison", "Digest", "diff", "digest"),
+    "porting.converting": ("Converted", "convert", "verify_files"),
     "porting.embedded": ("embedded_checkpoint",),
     "porting.errors": ("PortingError",),
     "porting.exporting": ("Exported", "export"),

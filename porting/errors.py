@@ -25,6 +25,7 @@ class Code(StrEnum):
     CHECKPOINT_EMPTY = "checkpoint-empty"
     CHECKPOINT_NOT_FOUND = "checkpoint-not-found"
     CONFIG_INVALID = "config-invalid"
+    DESTINATION_BUSY = "destination-busy"
     DESTINATION_REFUSED = "destination-refused"
     FILE_CHANGED = "file-changed"
     FILE_MISSING = "file-missing"
@@ -42,6 +43,7 @@ class Code(StrEnum):
     INDEX_TENSOR = "index-tensor"
     INDEX_TOTAL = "index-total"
     LINK_LEAVES_CHECKPOINT = "link-leaves-checkpoint"
+    RECORD_INVALID = "record-invalid"
     SAFETENSORS_HEADER = "safetensors-header"
     SAFETENSORS_LAYOUT = "safetensors-layout"
     SAFETENSORS_TENSOR = "safetensors-tensor"
@@ -95,6 +97,9 @@ class Code(StrEnum):
     NO_INPUTS = "no-inputs"
     NO_PROBES = "no-probes"
     NO_REFERENCE = "no-reference"
+
+    # Conversions: options that do not go together
+    OPTION_REFUSED = "option-refused"
 
     # Exports: a module written as a checkpoint
     CONFIG_UNKNOWN = "config-unknown"

@@ -115,7 +115,7 @@ def follow(module: nn.Module, table: Table, checkpoint: Checkpoint, architecture
     new: tuple[str, ...] = ()
     if plan.fresh:
         read = {name: checkpoint.tensors[name] for step in plan.steps for name in step.sources}
-        added = _respelled(_imagine(table, module, plan.fresh, plan.config), table, read)
+        added = respelled(_imagine(table, module, plan.fresh, plan.config), table, read)
         new = tuple(added)
         whole = ImaginedCheckpoint(tensors={**read, **added}, config=checkpoint.config)
         plan = check(table, whole, module, dtype=ANY_DTYPE)
@@ -243,7 +243,7 @@ def _irreversible(rule: Rule) -> Fault:
     return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=f"give the rule a fill, or {LIKE}")
 
 
-def _respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:
+def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:
     """Names that may carry the table's prefix carry it or not, as the others do."""
     terms = [term for rule in table.rules for term in rule.sources]
     matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.prefix)

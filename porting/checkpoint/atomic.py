@@ -100,7 +100,7 @@ def new_directory(path: Path, *, needed: int) -> Iterator[Path]:
         try:
             yield temporary
             sync(temporary)
-            _exchange_or_rename(temporary, path)
+            exchange_or_rename(temporary, path)
             sync(path.parent)
         finally:
             # After an exchange this is what stood at the destination before: it goes last.
@@ -148,7 +148,8 @@ def _escaped(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _exchange_or_rename(temporary: Path, path: Path) -> None:
+def exchange_or_rename(temporary: Path, path: Path) -> None:
+    """Puts a directory at ``path``; what stood there before is then where the directory was."""
     if not path.exists():
         os.rename(temporary, path)
         return
@@ -184,7 +185,7 @@ def new_file(path: Path, *, size: int) -> Iterator[int]:
         sweep(path)
         temporary, descriptor = _locked_file(path)
         try:
-            _reserve(descriptor, size)
+            reserve(descriptor, size)
             yield descriptor
             os.fsync(descriptor)
             os.rename(temporary, path)
@@ -205,7 +206,8 @@ def _locked_file(path: Path) -> tuple[Path, int]:
             return temporary, descriptor
 
 
-def _reserve(descriptor: int, size: int) -> None:
+def reserve(descriptor: int, size: int) -> None:
+    """Sets room for a file aside, so that a full disk fails before anything is written."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(descriptor, 0, size)

@@ -70,6 +70,24 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
 
+    def place(self, name: str) -> tuple[LocalFile, Extent]:
+        """Where a tensor's bytes lie, the checksum of their record verified: for reading them piece by piece.
+
+        Raises:
+            CheckpointError: there is no such tensor, its bytes are damaged, or only headers were fetched.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            message = f"the checkpoint has no tensor {quote(name)}"
+            raise self._fault(Code.TENSOR_UNKNOWN, self.location, message, nearest(name, list(self.tensors)))
+        source = self._sources.get(info.file)
+        if not isinstance(source, LocalFile):
+            message = f"the values of tensor {quote(name)} were not fetched, only the headers"
+            raise self._fault(Code.WEIGHTS_NOT_FETCHED, self.location, message, "open the checkpoint with weights=True")
+        extent = self._extents[name]
+        self._verify_checksum(source, extent.record)
+        return source, extent
+
     def read(self, name: str, *, own: bool = False) -> torch.Tensor:
         """One tensor.
 
@@ -87,16 +105,8 @@ class Checkpoint:
             CheckpointError: there is no such tensor, its bytes are damaged, the file changed since it was
                 opened, or only headers were fetched.
         """
-        info = self.tensors.get(name)
-        if info is None:
-            message = f"the checkpoint has no tensor {quote(name)}"
-            raise self._fault(Code.TENSOR_UNKNOWN, self.location, message, nearest(name, list(self.tensors)))
-        source = self._sources.get(info.file)
-        if not isinstance(source, LocalFile):
-            message = f"the values of tensor {quote(name)} were not fetched, only the headers"
-            raise self._fault(Code.WEIGHTS_NOT_FETCHED, self.location, message, "open the checkpoint with weights=True")
-        extent = self._extents[name]
-        self._verify_checksum(source, extent.record)
+        source, extent = self.place(name)
+        info = self.tensors[name]
         # Bytes that are no booleans are seen as bytes first: a bool tensor with a 7 in it behaves differently
         # everywhere.
         dtype = torch.uint8 if info.dtype == torch.bool else info.dtype

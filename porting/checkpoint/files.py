@@ -89,6 +89,27 @@ class LocalFile:
             count -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a writable buffer with the bytes from ``offset`` on."""
+        while len(buffer):
+            try:
+                count = os.preadv(self._fd, [buffer], offset)
+            except OSError as error:
+                raise self._failed(error) from error
+            if not count:
+                raise self._changed("it ended early while it was being read")
+            buffer = buffer[count:]
+            offset += count
+
+    def fileno(self) -> int:
+        """The descriptor, for calls of the system that copy from file to file; it stays this object's."""
+        return self._fd
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Size in bytes and time of the last change in nanoseconds, as they were when it was opened."""
+        return self._version
+
     def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """The bytes from ``start`` to ``stop`` as a 1-D tensor over a private mapping of the file.
 
@@ -114,15 +135,7 @@ class LocalFile:
         self.require_unchanged()
         tensor = torch.empty((stop - start) // dtype.itemsize, dtype=dtype)
         buffer = memoryview((ctypes.c_char * (stop - start)).from_address(tensor.data_ptr()) if stop > start else b"")
-        done = 0
-        while start + done < stop:
-            try:
-                count = os.preadv(self._fd, [buffer[done:]], start + done)
-            except OSError as error:
-                raise self._failed(error) from error
-            if not count:
-                raise self._changed("it ended early while it was being read")
-            done += count
+        self.read_into(buffer, start)
         self.require_unchanged()
         return tensor
 

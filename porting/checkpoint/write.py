@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from porting.checkpoint.atomic import check_destination, new_directory, new_file
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.errors import FaultList, quote
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.layout import SAFETENSORS_DTYPES
+from porting.checkpoint.header import NAMES, new_header
 from porting.checkpoint.names import SAFETENSORS
 from porting.checkpoint.safetensors_file import parse_header
 from porting.checkpoint.tensor_names import check_names
@@ -25,8 +24,6 @@ from porting.errors import Code
 
 PIECE = 1 << 18
 """Bytes copied at a time; pieces above a megabyte are several times slower."""
-
-NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +96,7 @@ def write_directory(
     """
     destination = Path(path)
     check_destination(destination, overwrite=overwrite, sources=[Path(source) for source in sources])
-    _check_replaceable(destination)
+    check_replaceable(destination)
     plans = {name: _plan_content(name, content, destination) for name, content in files.items()}
     with new_directory(destination, needed=sum(plan.size for plan in plans.values())) as temporary:
         for name, plan in plans.items():
@@ -181,7 +178,8 @@ def _plan(content: TensorFile, *, where: str) -> _Plan:
     if content.header is not None:
         header, order = content.header, _order_of(content, content.header, where)
     else:
-        header, order = _new_header(content, where)
+        fresh = new_header(content.tensors, content.metadata, where=where)
+        header, order = fresh.text, list(fresh.offsets)
     size = 8 + len(header) + sum(content.tensors[name].nbytes for name in order)
     return _Plan(size=size, pieces=_pieces(header, content.tensors, order))
 
@@ -211,31 +209,6 @@ def _unwritable(tensor: torch.Tensor) -> str:
     if tensor.is_quantized or tensor.dtype not in NAMES:
         return f"the format has no name for its dtype {tensor.dtype}"
     return ""
-
-
-def _new_header(content: TensorFile, where: str) -> tuple[bytes, list[str]]:
-    """A canonical header, and the order of the data: wide elements first, so that every tensor is aligned."""
-    tensors = content.tensors
-    order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # a stable sort: else the mapping's order
-    offsets, end = {}, 0
-    for name in order:
-        offsets[name] = [end, end + tensors[name].nbytes]
-        end = offsets[name][1]
-    header: dict[str, object] = {}
-    if content.metadata:
-        header["__metadata__"] = dict(sorted(content.metadata.items()))
-    for name, tensor in tensors.items():
-        header[name] = {
-            "dtype": NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": offsets[name],
-        }
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
-    raw = text.encode("utf-8", "surrogatepass")
-    raw += b" " * (-len(raw) % 8)
-    # What is written can be read again: the same parser judges names, sizes and metadata.
-    parse_header(raw, where=where, name=Path(where).name, size=8 + len(raw) + end)
-    return raw, order
 
 
 def _order_of(content: TensorFile, header: bytes, where: str) -> list[str]:
@@ -272,7 +245,7 @@ def _order_of(content: TensorFile, header: bytes, where: str) -> list[str]:
     return sorted(tensors, key=lambda name: parsed.extents[name].start)
 
 
-def _check_replaceable(destination: Path) -> None:
+def check_replaceable(destination: Path) -> None:
     """Only what looks like a checkpoint, and holds nothing else, is ever replaced."""
     if not destination.exists():
         return

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand
 
-from porting.cli import carry, compare, look, prove, words
+from porting.cli import carry, compare, look, prove, stream, words
 from porting.errors import nearest
 
 app = typer.Typer(
@@ -46,6 +46,8 @@ app.command("check", cls=Command)(prove.check)
 app.command("load", cls=Command)(carry.load)
 app.command("verify", cls=Command)(prove.verify)
 app.command("export", cls=Command)(carry.export)
+app.command("convert", cls=Command)(stream.convert)
+app.command("verify-files", cls=Command)(stream.verify_files)
 app.command("diff", cls=Command)(compare.diff)
 app.command("hash", cls=Command)(compare.hash_)
 app.command("fill-mask", cls=Command)(words.fill_mask)

@@ -65,11 +65,13 @@ class Screen(AbstractContextManager["Screen"]):
     Args:
         command: the command, for the advice at the end of an error.
         as_json: one JSON document takes the place of everything on standard output.
+        lines: several documents do, events, each on a line of its own.
     """
 
-    def __init__(self, command: str, *, as_json: bool = False) -> None:
+    def __init__(self, command: str, *, as_json: bool = False, lines: bool = False) -> None:
         self.command = command
         self.as_json = as_json
+        self.lines = lines
         self.out = console(sys.stdout)
         self.err = console(sys.stderr)
         self._borrowed = ExitStack()
@@ -105,7 +107,8 @@ class Screen(AbstractContextManager["Screen"]):
                 self._refuse([f"the imported module ended the program (sys.exit({error.code!r}))"])
 
     def _refuse(self, lines: Sequence[str], fields: Sequence[Mapping[str, str]] = ()) -> None:
-        self.document({"faults": fields or [{"message": line} for line in lines]})
+        failed = {"event": "failed"} if self.lines else {}
+        self.document({**failed, "faults": fields or [{"message": line} for line in lines]})
         for line in lines:
             self._aside("error", line, "bold red")
         self._aside("next", f"porting {self.command} --help", "dim")
@@ -128,6 +131,10 @@ class Screen(AbstractContextManager["Screen"]):
     def warn(self, message: str) -> None:
         """A line on standard error: the result stands, and this should be known."""
         self._aside("warning", message, "yellow")
+
+    def note(self, line: str) -> None:
+        """A line on standard error that says how far something has come."""
+        self.err.print(Text(safe(line)), soft_wrap=True)
 
     def show(self, *renderables: RenderableType, soft_wrap: bool = False) -> None:
         """Anything that rich can draw."""
@@ -165,7 +172,8 @@ class Screen(AbstractContextManager["Screen"]):
     def document(self, content: object) -> None:
         """The JSON document, where one was asked for."""
         if self.as_json:
-            self._write(json.dumps(_strict(content), indent=2, allow_nan=False) + "\n")
+            indent = None if self.lines else 2
+            self._write(json.dumps(_strict(content), indent=indent, allow_nan=False) + "\n")
 
     def text(self, content: str) -> None:
         """A document of another kind, written as it is: nothing else goes to standard output beside it."""

@@ -40,7 +40,7 @@ class Source(Protocol):
 def check(
     table: Table,
     source: Source,
-    target: nn.Module,
+    target: nn.Module | Mapping[str, Slot],
     *,
     dtype: torch.dtype | None = None,
     fresh: bool = False,
@@ -50,7 +50,7 @@ def check(
     Args:
         table: the mapping.
         source: the checkpoint; only names, shapes, dtypes and the config are looked at.
-        target: the module; it may be on the meta device.
+        target: the module, which may be on the meta device; or the places of one that nobody built.
         dtype: what floating-point tensors are cast to; None allows no cast.
         fresh: allow the parameters that the table lists in [fresh] to be missing in the checkpoint.
 
@@ -60,7 +60,7 @@ def check(
     Raises:
         PlanError: it does not fit; carries all faults.
     """
-    places = slots(target)
+    places = slots(target) if isinstance(target, nn.Module) else target
     known, faults = sizes(table, source.config)
     faults = [*refused(table, source.config), *faults]
     alignment = align(

@@ -1,0 +1,19 @@
+"""Checkpoints turned into another layout and back, in fixed memory, whole or not at all."""
+
+from porting.converting.conversion import Converted, carry_out, convert, prepare
+from porting.converting.draft import Draft
+from porting.converting.integrity import FilesReport, verify_files
+from porting.converting.progress import Progress
+from porting.converting.timing import estimate
+
+__all__ = [
+    "Converted",
+    "Draft",
+    "FilesReport",
+    "Progress",
+    "carry_out",
+    "convert",
+    "estimate",
+    "prepare",
+    "verify_files",
+]

@@ -1,0 +1,257 @@
+"""``convert``: a checkpoint into another layout or back, in fixed memory, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.checkpoint.atomic import check_destination, explained
+from porting.checkpoint.write import check_replaceable
+from porting.converting.casts import Losses
+from porting.converting.draft import Draft, draft_back, draft_into_port
+from porting.converting.making import LEAST
+from porting.converting.progress import Meter, Progress, Tell
+from porting.converting.proving import prove_same
+from porting.converting.workplace import workplace
+from porting.converting.writing import Written, write_files
+from porting.errors import Code, Fault
+from porting.export_files import is_single_file
+from porting.loading import Into
+from porting.notation.table import Table
+from porting.plan.plan import LeftOut
+from porting.target import TargetError
+
+MEMORY = 64 << 20
+"""Bytes for buffers when nothing else is said."""
+
+THREADS = 2
+"""Threads when nothing else is said: a disk is rarely faster than two of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What a conversion wrote.
+
+    Attributes:
+        path: the directory.
+        table: the table's name.
+        reverse: whether it went from the port's layout to the checkpoint's.
+        tensors: how many tensors the output has.
+        files: the files and their bytes.
+        digests: the digest of each tensor.
+        losses: for each tensor in which values became infinite or zero, how many.
+        left_out: the tensors of the input that are not carried over, with the reasons.
+        tied: names that are not stored, because they are other names of a tensor that is.
+        absent: names of the output that the input has nothing for.
+        not_copied: files beside the input's weights that were left where they are.
+        warnings: what is allowed and should be known.
+        resumed: bytes that an earlier process had written, which died.
+        progress: the last state: how much, and how long it took.
+    """
+
+    path: Path
+    table: str
+    reverse: bool
+    tensors: int
+    files: Mapping[str, int]
+    digests: Mapping[str, str]
+    losses: Mapping[str, Losses]
+    left_out: tuple[LeftOut, ...]
+    tied: Mapping[str, str]
+    absent: tuple[str, ...]
+    not_copied: tuple[str, ...]
+    warnings: tuple[str, ...]
+    resumed: int
+    progress: Progress
+
+
+def convert(
+    source: str | os.PathLike[str] | Checkpoint,
+    destination: str | os.PathLike[str],
+    table: Table | str | Path | None = None,
+    *,
+    reverse: bool = False,
+    into: Into = None,
+    architecture: str | None = None,
+    derive: bool = False,
+    like: str | os.PathLike[str] | Checkpoint | None = None,
+    dtype: torch.dtype | None = None,
+    fresh: bool = False,
+    trust: bool = False,
+    shard_size: int | None = None,
+    threads: int = THREADS,
+    memory: int = MEMORY,
+    sha256: bool = False,
+    overwrite: bool = False,
+    tell: Tell | None = None,
+) -> Converted:
+    """Turn a checkpoint into the port's layout, or back.
+
+    The output is a directory of safetensors files with the config, the tokenizer and a record of where everything came
+    from.  It appears in one step when all of it is on the disk.  When the process dies before, the same call goes on
+    where it stopped.  Its bytes depend on nothing but the input, the table and the options that shape it.
+
+    Args:
+        source: a directory, a weight file, a hub id or an open checkpoint.
+        destination: the directory to be made.
+        table: a table, its file, the name of a shipped one, or None to choose by the checkpoint's ``model_type``.
+        reverse: from the port's layout, the table's right side, to the left one.
+        into: what says which tensors the port has, as in :func:`porting.load`; None for the module that the table
+            names or, when it names none, for what the rules make of the checkpoint.
+        architecture: which of the table's architectures to hold the checkpoint against.
+        derive: ask no module: the port has what the rules make of the checkpoint.
+        like: on the way back, the checkpoint to follow: its names, and what the port does not hold.  Without it the
+            record that a conversion left beside the port says its names; without that, the table does.
+        dtype: cast floating-point tensors to this; None keeps their dtypes.
+        fresh: allow the parameters of the table's [fresh] to be missing in the output.
+        trust: allow the table to name a module outside of this library.
+        shard_size: bytes of tensors that one file may hold; None to divide as the input does.
+        threads: how many threads work; at least 1.
+        memory: bytes for buffers, of all threads together; at least 1 MiB for each.
+        sha256: record the SHA-256 of every file as well.
+        overwrite: replace a checkpoint that stands at ``destination``.
+        tell: told now and then how far it has come.
+
+    Returns:
+        What was written.
+
+    Raises:
+        CheckpointError: the input cannot be read, the destination is refused, or writing failed.
+        TableError: there is no such table, or it has faults.
+        PlanError: checkpoint, table and module do not fit; carries all faults.
+        TargetError: the module cannot be built, or an option does not fit.
+
+    Whatever is raised, nothing stands at the destination that was not there before, and the input is untouched.
+    """
+    draft = prepare(
+        source,
+        destination,
+        table,
+        reverse=reverse,
+        into=into,
+        architecture=architecture,
+        derive=derive,
+        like=like,
+        dtype=dtype,
+        fresh=fresh,
+        trust=trust,
+        shard_size=shard_size,
+        overwrite=overwrite,
+    )
+    return carry_out(draft, destination, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell)
+
+
+def prepare(
+    source: str | os.PathLike[str] | Checkpoint,
+    destination: str | os.PathLike[str],
+    table: Table | str | Path | None = None,
+    *,
+    reverse: bool = False,
+    into: Into = None,
+    architecture: str | None = None,
+    derive: bool = False,
+    like: str | os.PathLike[str] | Checkpoint | None = None,
+    dtype: torch.dtype | None = None,
+    fresh: bool = False,
+    trust: bool = False,
+    shard_size: int | None = None,
+    overwrite: bool = False,
+) -> Draft:
+    """All of :func:`convert` that comes before the first weight is read; its arguments and errors."""
+    path = Path(destination)
+    if dtype is not None and not dtype.is_floating_point:
+        message = f"dtype={str(dtype).removeprefix('torch.')}, expected a floating-point dtype"
+        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
+    if shard_size is not None and shard_size < 1:
+        raise _wrong(f"shard_size={shard_size}, expected a positive number of bytes")
+    if reverse and (into is not None or architecture is not None or derive or fresh):
+        raise _wrong(
+            "reverse=True reads the port's tensors from the source: no module is built", "leave the module out"
+        )
+    if like is not None and not reverse:
+        raise _wrong("like= is for the way back", "pass reverse=True (--reverse), or leave it out")
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
+    sources = [place for one in (checkpoint, followed) if one is not None for place in _places(one)]
+    check_destination(path, overwrite=overwrite, sources=sources)
+    check_replaceable(path)
+    if reverse:
+        return draft_back(checkpoint, table, like=followed, dtype=dtype, shard_size=shard_size, where=str(path))
+    return draft_into_port(
+        checkpoint,
+        table,
+        into=into,
+        architecture=architecture,
+        derive=derive,
+        dtype=dtype,
+        fresh=fresh,
+        trust=trust,
+        shard_size=shard_size,
+        where=str(path),
+    )
+
+
+def carry_out(
+    draft: Draft,
+    destination: str | os.PathLike[str],
+    *,
+    threads: int = THREADS,
+    memory: int = MEMORY,
+    sha256: bool = False,
+    overwrite: bool = False,
+    tell: Tell | None = None,
+) -> Converted:
+    """Do what a draft says; arguments and errors as in :func:`convert`."""
+    if threads < 1:
+        raise _wrong(f"threads={threads}, expected at least 1")
+    if memory < threads * LEAST:
+        hint = f"pass memory={threads * LEAST} (--memory {threads * LEAST >> 20}MiB), or fewer threads"
+        raise _wrong(f"memory={memory}: each of {threads} threads needs {LEAST} bytes", hint)
+    path = Path(destination)
+    meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
+    needed = draft.outline.size
+    with explained(path, needed), workplace(path) as place:
+        check_destination(path, overwrite=overwrite)  # another process may have finished while this one waited
+        prove_same(draft.recipes.same, draft.checkpoint)
+        written = write_files(draft, place, threads=threads, memory=memory // threads, sha256=sha256, meter=meter)
+        meter.stage = "publishing"
+        meter.look()
+        place.publish(path)
+    return _converted(draft, path, written, meter.now)
+
+
+def _converted(draft: Draft, path: Path, written: Written, progress: Progress) -> Converted:
+    return Converted(
+        path=path,
+        table=draft.table.name,
+        reverse=draft.reverse,
+        tensors=len(draft.recipes.tensors),
+        files=written.files,
+        digests={name: made.digest for name, made in written.made.items()},
+        losses={name: made.losses for name, made in written.made.items() if made.losses},
+        left_out=draft.recipes.left_out,
+        tied=draft.recipes.tied,
+        absent=draft.recipes.absent,
+        not_copied=draft.not_copied,
+        warnings=draft.recipes.warnings,
+        resumed=progress.resumed,
+        progress=progress,
+    )
+
+
+def _places(checkpoint: Checkpoint) -> list[Path]:
+    """What must not be written to: the checkpoint's directory, or the files when they were named themselves."""
+    if checkpoint.path is None:
+        return []
+    if is_single_file(checkpoint):
+        return [checkpoint.path / file.name for file in checkpoint.files]
+    return [checkpoint.path]
+
+
+def _wrong(message: str, hint: str = "") -> TargetError:
+    return TargetError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))

@@ -1,0 +1,230 @@
+"""A conversion that is settled and not yet begun: what will be written, to the byte, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from porting.build import build
+from porting.checkpoint import Checkpoint
+from porting.checkpoint.config import CONFIG_NAME
+from porting.converting.digests import of_bytes
+from porting.converting.directions import back_from_port, into_port
+from porting.converting.outline import Outline, outline
+from porting.converting.recipe import Recipe, Recipes
+from porting.converting.record import RECORD, read_record, versions
+from porting.converting.sides import held, places_of, sources_of
+from porting.errors import Code, Fault
+from porting.export_files import METADATA, companions, config_bytes, config_of, is_single_file
+from porting.loading import Into, maker
+from porting.notation.table import Table
+from porting.origin import ImaginedCheckpoint, respelled
+from porting.plan.check import check
+from porting.plan.move import Described
+from porting.plan.plan import Plan, PlanError
+from porting.tables import find_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """What a conversion will do.
+
+    Attributes:
+        checkpoint: the input.
+        like: the checkpoint that is followed on the way back; None when there is none.
+        table: the table.
+        reverse: from the port's layout to the checkpoint's.
+        recipes: the tensors.
+        outline: the files of weights.
+        files: the other files, their contents or where they are copied from; the record is not among them.
+        not_copied: files beside the input's weights that are left where they are.
+        options: what was asked for, as far as it shapes the output.
+    """
+
+    checkpoint: Checkpoint
+    like: Checkpoint | None
+    table: Table
+    reverse: bool
+    recipes: Recipes
+    outline: Outline
+    files: Mapping[str, bytes | Path]
+    not_copied: tuple[str, ...]
+    options: Mapping[str, object]
+
+    @property
+    def key(self) -> dict[str, object]:
+        """What makes this conversion the one that it is: the output's plan, and the state of the input's files."""
+        shape = {
+            "table": self.table.digest,
+            "options": dict(self.options),
+            "versions": versions(),
+            "recipes": [[str(getattr(one, name.name)) for name in fields(Recipe)] for one in self.recipes.tensors],
+            "headers": [of_bytes(shard.header.text) for shard in self.outline.shards],
+            "files": {name: _state(content) for name, content in self.files.items()},
+        }
+        sources = [_places(one) for one in (self.checkpoint, self.like) if one is not None]
+        return {"plan": of_bytes(json.dumps(shape).encode()), "sources": sources}
+
+
+def _state(content: bytes | Path) -> list[object]:
+    if isinstance(content, bytes):
+        return [of_bytes(content)]
+    status = content.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _places(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    """Size and time of each file of a checkpoint."""
+    found = {}
+    for name in checkpoint.tensors:
+        file, _ = checkpoint.place(name)
+        found[file.path.name] = list(file.version)
+    return found
+
+
+def draft_into_port(
+    checkpoint: Checkpoint,
+    table: Table | str | Path | None,
+    *,
+    into: Into,
+    architecture: str | None,
+    derive: bool,
+    dtype: torch.dtype | None,
+    fresh: bool,
+    trust: bool,
+    shard_size: int | None,
+    where: str,
+) -> Draft:
+    """A checkpoint into the port's layout.
+
+    Raises:
+        PortingError: it cannot be done; carries all faults.
+    """
+    chosen = find_table(table, checkpoint.config)
+    try:
+        if derive or (into is None and architecture is None and not chosen.architectures):
+            places = places_of(chosen, checkpoint.tensors, checkpoint.config)
+            plan = check(chosen, checkpoint, places, dtype=dtype, fresh=fresh)
+        else:
+            make, _ = maker(chosen, checkpoint, into, architecture, trust=trust)
+            plan = check(chosen, checkpoint, build(make), dtype=dtype, fresh=fresh)
+    except PlanError as error:
+        if _recorded(checkpoint, chosen, None) is None:
+            raise
+        message = f"{checkpoint.location} is in the port's layout already: a conversion through this table made it"
+        hint = "pass reverse=True (--reverse) to go back"
+        raise PlanError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint)) from error
+    recipes = into_port(plan)
+    return _draft(checkpoint, None, chosen, recipes, reverse=False, dtype=dtype, shard_size=shard_size, where=where)
+
+
+def draft_back(
+    port: Checkpoint,
+    table: Table | str | Path | None,
+    *,
+    like: Checkpoint | None,
+    dtype: torch.dtype | None,
+    shard_size: int | None,
+    where: str,
+) -> Draft:
+    """A checkpoint in the port's layout back into the layout that the table's left side describes.
+
+    Raises:
+        PortingError: it cannot be done; carries all faults.
+    """
+    config = port.config if port.config or like is None else like.config
+    chosen = find_table(table, config)
+    found = held(chosen, port.tensors)
+    recorded = _recorded(port, chosen, like)
+    sources = sources_of(chosen, found.places, config, recorded)
+    plan = check(chosen, ImaginedCheckpoint(tensors=sources, config=config), found.places, fresh=True)
+    if plan.fresh:  # the port has more than what is followed
+        more = {name: found.places[name] for name in plan.fresh}
+        sources |= respelled(sources_of(chosen, more, config, None), chosen, sources)
+        plan = check(chosen, ImaginedCheckpoint(tensors=sources, config=config), found.places)
+    _require_one_dtype(plan)
+    recipes = back_from_port(plan, dtype, like.tensors if like is not None else {}, found.same)
+    return _draft(port, like, chosen, recipes, reverse=True, dtype=dtype, shard_size=shard_size, where=where)
+
+
+def _recorded(port: Checkpoint, table: Table, like: Checkpoint | None) -> Mapping[str, Described] | None:
+    """The tensors of the checkpoint that the port was made from, as far as anything says so."""
+    if like is not None:
+        return like.tensors
+    if port.path is None or is_single_file(port):
+        return None
+    record = read_record(port.path)
+    if record is None or record.damage or record.text("table", "digest") != table.digest:
+        return None
+    return None if record.content.get("reverse") else record.sources
+
+
+def _require_one_dtype(plan: Plan) -> None:
+    faults = []
+    for step in plan.steps:
+        dtypes = sorted({str(plan.targets[name].dtype).removeprefix("torch.") for name in step.targets})
+        if len(dtypes) > 1:
+            message = f"{step.targets[0]!r} -> {step.sources[0]!r}: the port has {' and '.join(dtypes)}"
+            hint = "one rule makes one tensor of them: give them one dtype first"
+            faults.append(Fault(code=Code.DTYPE_CHANGE, where=step.rule.where, message=message, hint=hint))
+    if faults:
+        raise PlanError(faults)
+
+
+def _draft(
+    checkpoint: Checkpoint,
+    like: Checkpoint | None,
+    table: Table,
+    recipes: Recipes,
+    *,
+    reverse: bool,
+    dtype: torch.dtype | None,
+    shard_size: int | None,
+    where: str,
+) -> Draft:
+    files, left = companions(checkpoint)
+    files.pop(RECORD, None)
+    kept: dict[str, bytes | Path] = {name: one for name, one in files.items() if isinstance(one, bytes | Path)}
+    raw = config_of(checkpoint)
+    if raw is None and like is not None:
+        raw = config_of(like)
+    if raw is not None:
+        changed = any(
+            one.dtype != checkpoint.tensors[one.copies[0].source].dtype for one in recipes.tensors if one.copies
+        )
+        named = str(dtype).removeprefix("torch.")
+        changes = {field: named for field in ("dtype", "torch_dtype") if field in checkpoint.config and changed}
+        kept[CONFIG_NAME] = config_bytes(raw, changes)
+    metadata = dict(METADATA)
+    for file in checkpoint.files:
+        metadata |= file.metadata
+    size = shard_size if shard_size is not None else _same_division(checkpoint)
+    written = outline(recipes.tensors, metadata, shard_size=size, where=where)
+    if written.index is not None:
+        kept[written.index[0]] = written.index[1]
+    return Draft(
+        checkpoint=checkpoint,
+        like=like,
+        table=table,
+        reverse=reverse,
+        recipes=recipes,
+        outline=written,
+        files=dict(sorted(kept.items())),
+        not_copied=left,
+        options={
+            "reverse": reverse,
+            "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+            "shard_size": size,
+        },
+    )
+
+
+def _same_division(checkpoint: Checkpoint) -> int | None:
+    """The most that a file may hold when nothing else is said: what the largest shard of the input holds."""
+    if len(checkpoint.files) == 1:
+        return None
+    return max(sum(checkpoint.tensors[name].nbytes for name in file.names) for file in checkpoint.files)

@@ -1,0 +1,162 @@
+"""``verify_files``: whether the files of a directory are still those that its record was written for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from porting.checkpoint import CheckpointError
+from porting.checkpoint.errors import quote
+from porting.checkpoint.files import LocalFile
+from porting.checkpoint.safetensors_file import parse_header
+from porting.converting.crew import work
+from porting.converting.digests import PIECE, of_range, of_safetensors, sha256_of
+from porting.converting.record import RECORD, Record, read_record
+from porting.errors import Code, Fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesReport:
+    """What was found.
+
+    Attributes:
+        path: the directory.
+        files: how many files the record names.
+        tensors: how many tensors were read.
+        bytes: how many bytes were read.
+        problems: a line for each thing that is not as it was written; empty when all is.
+        strangers: files that the record does not name.
+        command: the command that made the files, as the record says.
+    """
+
+    path: Path
+    files: int
+    tensors: int
+    bytes: int
+    problems: tuple[str, ...]
+    strangers: tuple[str, ...]
+    command: str
+
+    @property
+    def same(self) -> bool:
+        """Whether every byte is as it was written."""
+        return not self.problems
+
+
+def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, threads: int = 2) -> FilesReport:
+    """Read every file that :func:`porting.convert` wrote, and compare it with the digest that was recorded.
+
+    A single bit that differs is found, and said where: in which tensor, in a header, in the index, in the config or in
+    the record itself.
+
+    Args:
+        folder: the directory.
+        sha256: compare the SHA-256 of the files as well, where it was recorded.
+        threads: how many threads read.
+
+    Raises:
+        CheckpointError: there is no record, or a file cannot be read.
+    """
+    root = Path(folder)
+    problems: list[str] = []
+    try:
+        record = read_record(root)
+    except CheckpointError as error:
+        record = Record(content={}, damage=error.faults[0].message)
+    if record is None:
+        message = f"holds no {RECORD}, so that nothing says what its files should be"
+        hint = "porting convert writes one; for two checkpoints without one, compare them with each other"
+        raise CheckpointError(Fault(code=Code.FILE_MISSING, where=str(root), message=message, hint=hint))
+    if record.damage:
+        problems.append(f"{RECORD}: {record.damage}")
+    checked = [_Checked(root, name, entry, record) for name, entry in record.section("files").items()]
+    jobs = [job for one in checked for job in one.jobs()]
+    work(jobs, [partial(_buffer)] * threads, _nobody_looks)
+    for one in checked:
+        problems += one.problems(sha256=sha256)
+    named = {RECORD, *(one.name for one in checked)}
+    return FilesReport(
+        path=root,
+        files=len(checked),
+        tensors=sum(len(one.found) for one in checked),
+        bytes=sum(one.bytes for one in checked),
+        problems=tuple(problems),
+        strangers=tuple(sorted(one.name for one in root.iterdir() if one.name not in named)),
+        command=record.text("command"),
+    )
+
+
+def _buffer() -> memoryview:
+    return memoryview(bytearray(PIECE))
+
+
+def _nobody_looks() -> None:
+    pass
+
+
+class _Checked:
+    """One file that the record names."""
+
+    def __init__(self, root: Path, name: str, entry: object, record: Record) -> None:
+        self.name = name
+        self.found: dict[str, str] = {}
+        self._entry: Mapping[str, object] = entry if isinstance(entry, Mapping) else {}
+        self._tensors = record.section("tensors")
+        self._problem = ""
+        self._front = b""
+        self._order: list[str] = []
+        self._whole = ""
+        self._path = root / name
+        self._file: LocalFile | None = None
+        if Path(name).name != name:
+            self._problem = "it is no plain file name"
+        elif not self._path.exists():
+            self._problem = "it is missing"
+        else:
+            self._file = LocalFile(self._path)
+            if self._file.size != self._entry.get("size"):
+                self._problem = f"it has {self._file.size} bytes, and {self._entry.get('size')} were written"
+        self.bytes = self._file.size if self._file is not None else 0
+
+    def jobs(self) -> Iterator[tuple[int, partial[None]]]:
+        """What is to be read: the tensors of a file of weights, or all of another."""
+        if self._file is None or self._problem:
+            return
+        if not self.name.endswith(".safetensors"):
+            yield self._file.size, partial(self._read_all, self._file)
+            return
+        try:
+            length = int.from_bytes(self._file.pread(0, 8), "little")
+            raw = self._file.pread(8, min(length, self._file.size - 8))
+            contents = parse_header(raw, where=self.name, name=self.name, size=self._file.size)
+        except CheckpointError as error:
+            self._problem = f"its header is damaged: {error.faults[0].message}"
+            return
+        self._front = self._file.pread(0, 8 + length)
+        self._order = sorted(contents.extents, key=lambda one: contents.extents[one].start)
+        for tensor, extent in contents.extents.items():
+            yield extent.stop - extent.start, partial(self._read, self._file, tensor, extent.start, extent.stop)
+
+    def _read(self, file: LocalFile, tensor: str, start: int, stop: int, buffer: memoryview) -> None:
+        self.found[tensor] = of_range(file, start, stop, buffer)
+
+    def _read_all(self, file: LocalFile, buffer: memoryview) -> None:
+        self._whole = of_range(file, 0, file.size, buffer)
+
+    def problems(self, *, sha256: bool) -> Iterator[str]:
+        """What is not as it was written."""
+        if self._problem:
+            yield f"{self.name}: {self._problem}"
+            return
+        differing = [one for one in self._order if self.found[one] != self._tensors.get(one)]
+        for tensor in differing:
+            yield f"{self.name}: tensor {quote(tensor)} is not as it was written"
+        whole = of_safetensors(self._front, [self.found[one] for one in self._order]) if self._front else self._whole
+        if whole != self._entry.get("digest") and not differing:
+            yield f"{self.name}: {'its header' if self._front else 'it'} is not as it was written"
+        recorded = self._entry.get("sha256")
+        if sha256 and recorded is not None and recorded != sha256_of(self._path):
+            yield f"{self.name}: its SHA-256 is not the one that was recorded"

@@ -1,0 +1,183 @@
+"""Boxes cut to size: the part of a move that lies in a range of the target, in parts small enough to be read at once.
+
+Everything here is arithmetic on :class:`~porting.plan.copies.Copy`: no file is touched.  A target is written from its
+first byte to its last in blocks; a block needs those parts of each move that land in it; and a part is read as a few
+runs of the source's bytes, laid one after the other into a buffer in which the part is a strided view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from porting.plan.copies import Copy
+
+DENSE = 2
+"""A span of the source is read as a whole when at most so many bytes are read for each that is wanted."""
+
+SMALL = 4096
+"""Bytes: shorter spans are read as a whole in any case, for a call of the system costs as much as these."""
+
+
+def within(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
+    """The parts of a move whose elements land in ``[start, stop)`` of the target.
+
+    The strides of a target are nested: what an index steps over is at least all that the faster ones span.  So a range
+    cuts off whole steps of the slowest index and, at its two ends, a part of one step each.
+
+    >>> plain = Copy("a", "b", (10,), 0, (1,), 5, (1,))
+    >>> [(one.sizes, one.source_offset, one.target_offset) for one in within(plain, 0, 8)]
+    [((3,), 0, 5)]
+    """
+    if copy.numel == 0:
+        return
+    first = copy.target_offset
+    last = first + sum((size - 1) * step for size, step in zip(copy.sizes, copy.target_strides, strict=True))
+    if last < start or first >= stop:
+        return
+    if start <= first and last < stop:
+        yield copy
+        return
+    size, step = copy.sizes[0], copy.target_strides[0]
+    inner = last - first - (size - 1) * step  # what one step of the slowest index spans, its first element aside
+    whole_from = max(0, -((first - start) // step))
+    whole_to = min(size, (stop - 1 - inner - first) // step + 1)
+    touched_from = max(0, -((first + inner - start) // step))
+    touched_to = min(size, (stop - 1 - first) // step + 1)
+    if whole_from >= whole_to:
+        for at in range(touched_from, touched_to):
+            yield from within(_steps(copy, at), start, stop)
+        return
+    for at in range(touched_from, whole_from):
+        yield from within(_steps(copy, at), start, stop)
+    yield _range(copy, 0, whole_from, whole_to)
+    for at in range(whole_to, touched_to):
+        yield from within(_steps(copy, at), start, stop)
+
+
+def _steps(copy: Copy, at: int) -> Copy:
+    """One step of the slowest index."""
+    return Copy(
+        copy.source,
+        copy.target,
+        copy.sizes[1:],
+        copy.source_offset + at * copy.source_strides[0],
+        copy.source_strides[1:],
+        copy.target_offset + at * copy.target_strides[0],
+        copy.target_strides[1:],
+    )
+
+
+def _range(copy: Copy, direction: int, start: int, stop: int) -> Copy:
+    """Some steps of one index."""
+    sizes = (*copy.sizes[:direction], stop - start, *copy.sizes[direction + 1 :])
+    return replace(
+        copy,
+        sizes=sizes,
+        source_offset=copy.source_offset + start * copy.source_strides[direction],
+        target_offset=copy.target_offset + start * copy.target_strides[direction],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a box of the source is read into a buffer.
+
+    Attributes:
+        starts: the elements of the source at which runs begin; they lie one after the other in the buffer.
+        length: elements of each run.
+        strides: steps of the box's indices in the buffer, in the order of its sizes.
+    """
+
+    starts: Sequence[int]
+    length: int
+    strides: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements of the buffer."""
+        return len(self.starts) * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Which indices of a box lie inside of one run, and which step from run to run; as places in its sizes."""
+
+    inside: tuple[int, ...]
+    between: tuple[int, ...]
+    length: int
+
+
+def _shape(copy: Copy, itemsize: int, most: int) -> _Shape:
+    """Runs of the source that hold the box: as long as they are dense, and no longer than ``most`` elements."""
+    order = sorted(range(len(copy.sizes)), key=lambda one: copy.source_strides[one])
+    inside, wanted, length = [], 1, 1
+    between: tuple[int, ...] = ()
+    for number, one in enumerate(order):
+        size, step = copy.sizes[one], copy.source_strides[one]
+        if step == 0 or size == 1:  # said again and again: read once
+            continue
+        longer, more = length + (size - 1) * step, wanted * size
+        if longer > most or (longer > DENSE * more and longer * itemsize > SMALL):
+            between = tuple(one for one in order[number:] if copy.sizes[one] > 1 and copy.source_strides[one])
+            break
+        inside.append(one)
+        wanted, length = more, longer
+    return _Shape(tuple(inside), between[::-1], length)
+
+
+def reading(copy: Copy, itemsize: int, most: int) -> Reading:
+    """How to read a box that :func:`parts` gave for the same ``itemsize`` and ``most``."""
+    shape = _shape(copy, itemsize, most)
+    strides = [0] * len(copy.sizes)
+    for one in shape.inside:
+        strides[one] = copy.source_strides[one]
+    step = shape.length
+    for one in reversed(shape.between):
+        strides[one] = step
+        step *= copy.sizes[one]
+    jumps = [range(0, copy.sizes[one] * copy.source_strides[one], copy.source_strides[one]) for one in shape.between]
+    starts = [copy.source_offset + sum(jump) for jump in product(*jumps)]
+    return Reading(starts, shape.length, tuple(strides))
+
+
+def parts(copy: Copy, itemsize: int, most: int) -> Iterator[Copy]:
+    """A move in parts, each of which is read into a buffer of at most ``most`` elements.
+
+    Args:
+        copy: the move.
+        itemsize: bytes of an element.
+        most: elements, at least 1.
+    """
+    shape = _shape(copy, itemsize, most)
+    needed = shape.length * math.prod(copy.sizes[one] for one in shape.between)
+    if needed <= most:
+        yield copy
+        return
+    fitting = shape.length
+    for one in reversed(shape.between):
+        if fitting * copy.sizes[one] > most:
+            steps = _steps_of_a_run(copy, shape, one, itemsize, most) or max(1, most // fitting)
+            yield from _cut(copy, one, steps, itemsize, most)
+            return
+        fitting *= copy.sizes[one]
+
+
+def _steps_of_a_run(copy: Copy, shape: _Shape, direction: int, itemsize: int, most: int) -> int:
+    """How many steps of the next index make one long run; 0 when they would not be dense."""
+    if direction != shape.between[-1]:
+        return 0
+    step = copy.source_strides[direction]
+    steps = min((most - shape.length) // step + 1, copy.sizes[direction])
+    length = shape.length + (steps - 1) * step
+    wanted = steps * math.prod(copy.sizes[one] for one in shape.inside)
+    return steps if steps > 1 and (length <= DENSE * wanted or length * itemsize <= SMALL) else 0
+
+
+def _cut(copy: Copy, direction: int, steps: int, itemsize: int, most: int) -> Iterator[Copy]:
+    steps = min(steps, copy.sizes[direction] - 1)
+    for start in range(0, copy.sizes[direction], steps):
+        stop = min(start + steps, copy.sizes[direction])
+        yield from parts(_range(copy, direction, start, stop), itemsize, most)

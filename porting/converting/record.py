@@ -1,0 +1,109 @@
+"""The provenance file: where the files of a directory came from, and the digest of each.
+
+It is the same text for the same conversion: no time, no place and no name of a machine is in it.  Its last field is the
+digest of the rest, so that damage to the record itself shows as well.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.files import read_small
+from porting.checkpoint.layout import SAFETENSORS_DTYPES
+from porting.checkpoint.strict_json import JsonError, parse
+from porting.converting.digests import ALGORITHM, of_bytes
+from porting.errors import Code, Fault
+from porting.origin import Imagined
+from porting.plan.move import Described
+
+RECORD = "provenance.json"
+FORMAT = "porting-provenance-1"
+LONGEST = 256 << 20
+"""Bytes: a million tensors need less."""
+
+
+def versions() -> dict[str, str]:
+    """What made the files."""
+    return {"porting": version("porting"), "python": platform.python_version(), "torch": str(torch.__version__)}
+
+
+def record_bytes(content: Mapping[str, object]) -> bytes:
+    """The text of a record: the content, its format in front and its digest behind."""
+    whole = {"format": FORMAT, "digests": ALGORITHM, **content}
+    return _text({**whole, "digest": of_bytes(_text(whole))})
+
+
+def _text(content: Mapping[str, object]) -> bytes:
+    return (json.dumps(content, indent=1, ensure_ascii=True) + "\n").encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A record that was read.
+
+    Attributes:
+        content: all of it.
+        damage: why it is not what was written; empty when it is.
+    """
+
+    content: Mapping[str, object]
+    damage: str = ""
+
+    def section(self, *names: str) -> Mapping[str, object]:
+        """A part of it; empty where there is none."""
+        found: object = self.content
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+    def text(self, *names: str) -> str:
+        """A string in it; empty where there is none."""
+        value = self.section(*names[:-1]).get(names[-1])
+        return value if isinstance(value, str) else ""
+
+    @property
+    def sources(self) -> dict[str, Described]:
+        """The tensors of the checkpoint that was converted, in their order."""
+        found: dict[str, Described] = {}
+        for name, one in self.section("source", "tensors").items():
+            match one:
+                case {"dtype": str(dtype), "shape": list(shape)} if dtype in SAFETENSORS_DTYPES:
+                    sizes = tuple(size for size in shape if isinstance(size, int))
+                    found[name] = Imagined(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype])
+        return found
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record in a directory; None when it has none.
+
+    Raises:
+        CheckpointError: it cannot be read, or is none.
+    """
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    raw = read_small(path, where=str(path), limit=LONGEST)
+    try:
+        content = parse(raw)
+    except JsonError as error:
+        raise _invalid(path, f"it cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _invalid(path, f"it is no record of the format {FORMAT}")
+    rest = {name: value for name, value in content.items() if name != "digest"}
+    damage = ""
+    if content.get("digest") != of_bytes(_text(rest)) or _text(content) != raw:
+        damage = "it is not as it was written: its own digest does not fit"
+    return Record(content=content, damage=damage)
+
+
+def _invalid(path: Path, message: str) -> CheckpointError:
+    hint = "convert again, or take the file from where the directory came from"
+    return CheckpointError(Fault(code=Code.RECORD_INVALID, where=str(path), message=message, hint=hint))

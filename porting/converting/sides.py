@@ -1,0 +1,119 @@
+"""The side of a table that is not there yet, from the names and shapes of the one that is.
+
+A conversion needs no module where the rules alone say what comes out: each rule is read in the direction of the
+conversion, and its other side is spelled.  :func:`porting.plan.imagine.imagine` does that from the module's side to the
+checkpoint's; here the table is turned round for the other direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from porting.notation.rule import Pair, Rule
+from porting.notation.table import Table
+from porting.origin import ANY_DTYPE, Imagined
+from porting.plan.align import align
+from porting.plan.config import sizes
+from porting.plan.imagine import imagine
+from porting.plan.matching import Matcher
+from porting.plan.move import Described
+from porting.plan.plan import LeftOut, PlanError
+from porting.plan.ties import present
+from porting.target import Slot
+
+
+def turned(table: Table) -> Table:
+    """The table with the sides of its rules exchanged; of a fold the first source stays, whose shape is the sum's."""
+    rules = tuple(_turned(rule) for rule in table.rules)
+    return replace(table, rules=rules, prefix=table.target_prefix, target_prefix=table.prefix)
+
+
+def _turned(rule: Rule) -> Rule:
+    pairs = (Pair(one.target, one.target_piece, one.source, one.source_piece) for one in rule.pairs)
+    kept = tuple(one for one in pairs if not rule.fold or one.target == 0)
+    targets = rule.sources[:1] if rule.fold else rule.sources
+    return replace(rule, sources=rule.targets, targets=targets, pairs=kept, fold=False)
+
+
+def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[str, object]) -> dict[str, Slot]:
+    """The port's tensors that the rules make of a checkpoint's, all of them.
+
+    Raises:
+        PlanError: a name or a size follows from nothing; carries all faults.
+    """
+    known, faults = sizes(table, config)
+    if faults:
+        raise PlanError(faults)
+    shapes = imagine(turned(table), tensors, known)
+    aligned = align(
+        table.rules,
+        {name: tuple(one.shape) for name, one in tensors.items()},
+        shapes,
+        sizes=known,
+        prefix=table.prefix,
+        target_prefix=table.target_prefix,
+    )
+    dtypes = {name: tensors[step.sources[0]].dtype for step in aligned.steps for name in step.targets}
+    return {
+        name: Slot(name=name, shape=shape, dtype=dtypes.get(name, ANY_DTYPE), parameter=True, built=False, same_as=name)
+        for name, shape in shapes.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A port's tensors as places to be read.
+
+    Attributes:
+        places: a place for each tensor; those that the table ties share one.
+        same: the tied ones, each of which has to equal the other to be left out.
+    """
+
+    places: Mapping[str, Slot]
+    same: tuple[LeftOut, ...]
+
+
+def held(table: Table, tensors: Mapping[str, Described]) -> Held:
+    """The tensors of a checkpoint in the port's layout, as the places of a module that nobody built."""
+    matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
+    places: dict[str, Slot] = {}
+    same: list[LeftOut] = []
+    for name, one in tensors.items():
+        matches = matcher.read(name)
+        other = name
+        if matches:
+            tie = table.ties[matches[0].key[0]]
+            other = present(tie.with_, matches[0].bindings, table.target_prefix, tensors)
+            same.append(LeftOut(name=name, reason="tied in the table", equals=other))
+        places[name] = Slot(
+            name=name, shape=tuple(one.shape), dtype=one.dtype, parameter=True, built=False, same_as=other
+        )
+    return Held(places=places, same=tuple(same))
+
+
+def sources_of(
+    table: Table, places: Mapping[str, Slot], config: Mapping[str, object], recorded: Mapping[str, Described] | None
+) -> dict[str, Described]:
+    """The tensors that a port's are turned back into: those that are recorded, else those that the rules spell.
+
+    Each gets the dtype of the port's tensor that it is made of.
+
+    Raises:
+        PlanError: a name or a size follows from nothing; carries all faults.
+    """
+    known, faults = sizes(table, config)
+    if faults:
+        raise PlanError(faults)
+    shapes = {name: slot.shape for name, slot in places.items()}
+    wanted = {name: slot for name, slot in places.items() if slot.same_as == name}
+    if recorded is None:
+        theirs = imagine(table, wanted, known)
+    else:
+        theirs = {name: tuple(one.shape) for name, one in recorded.items()}
+    aligned = align(table.rules, theirs, shapes, sizes=known, prefix=table.prefix, target_prefix=table.target_prefix)
+    dtypes = {name: places[step.targets[0]].dtype for step in aligned.steps for name in step.sources}
+    if recorded is not None:  # what the port does not hold goes with the rest where that was cast
+        became = {recorded[name].dtype: dtype for name, dtype in dtypes.items()}
+        dtypes = {**{name: became.get(one.dtype, one.dtype) for name, one in recorded.items()}, **dtypes}
+    return {name: Imagined(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in theirs.items()}

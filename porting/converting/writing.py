@@ -1,0 +1,242 @@
+"""Carrying a draft out inside of a temporary directory: every file written, digested and on the disk."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
+
+from porting.checkpoint.files import LocalFile
+from porting.checkpoint.header import NAMES
+from porting.converting.crew import work
+from porting.converting.digests import PIECE, of_bytes, of_file, of_range, of_safetensors, sha256_of
+from porting.converting.draft import Draft
+from porting.converting.journal import Journal, Past, past
+from porting.converting.kernel import write_at
+from porting.converting.making import Made, Maker
+from porting.converting.outline import Shard
+from porting.converting.progress import Meter
+from porting.converting.recipe import Recipe
+from porting.converting.record import RECORD, record_bytes, versions
+from porting.converting.workplace import Workplace, require_room
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        made: the tensors, in the order of the output.
+        files: the files and their bytes.
+    """
+
+    made: Mapping[str, Made]
+    files: Mapping[str, int]
+
+
+def write_files(draft: Draft, place: Workplace, *, threads: int, memory: int, sha256: bool, meter: Meter) -> Written:
+    """Write every file of a draft.
+
+    Args:
+        draft: what is to be written.
+        place: where; what an earlier process left there is used as far as it is right.
+        threads: how many threads work.
+        memory: bytes for the buffers of each.
+        sha256: record the SHA-256 of every file as well.
+        meter: counts.
+
+    Raises:
+        PortingError: the input cannot be read, is damaged, or changed.
+        OSError: writing failed.
+    """
+    key = draft.key
+    path = place.journals / "0.jsonl"
+    before = past(path, key)
+    if before is None:
+        place.clear()
+    journal = Journal(path, key)
+    try:
+        journal.begin() if before is None else journal.resume()
+        with _opened(draft, place) as shards:
+            task = _Task(draft, shards, journal, meter)
+            makers = [lambda: Maker(draft.checkpoint, draft.like, memory, meter.wrote)] * threads
+            task.make(makers, before)
+            meter.stage = "reading"
+            task.digest_sources(makers, before)
+        _write_small(draft, place)
+        _sweep_strangers(draft, place)
+        place.write(RECORD, _record(draft, task, place, sha256=sha256))
+    finally:
+        journal.close()
+    made = {one.name: task.made[one.name] for one in draft.recipes.tensors}
+    return Written(made=made, files={one.name: one.stat().st_size for one in sorted(place.files.iterdir())})
+
+
+@contextmanager
+def _opened(draft: Draft, place: Workplace) -> Iterator[dict[str, int]]:
+    """Descriptors of all shards, room for them on the disk, their headers written."""
+    with ExitStack() as stack:
+        there = sum(one.stat().st_blocks * 512 for one in place.files.iterdir())
+        require_room(place.root, max(0, draft.outline.size - there))
+        found = {}
+        for shard in draft.outline.shards:
+            found[shard.name] = place.open(shard.name, shard.header.size)
+            stack.callback(os.close, found[shard.name])
+        for shard in draft.outline.shards:
+            write_at(found[shard.name], shard.header.prefix, 0)
+        yield found
+
+
+class _Task:
+    """The tensors that are to be made, and those that are."""
+
+    def __init__(self, draft: Draft, shards: Mapping[str, int], journal: Journal, meter: Meter) -> None:
+        self.made: dict[str, Made] = {}
+        self.sources: dict[str, str] = {}
+        self._draft = draft
+        self._shards = shards
+        self._journal = journal
+        self._meter = meter
+        self._left = Counter({shard.name: len(shard.recipes) for shard in draft.outline.shards})
+        self._lock = Lock()
+
+    def make(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
+        """Make every tensor, except those that an earlier process has made and that are still right."""
+        jobs = [
+            (one.nbytes, partial(self._make, shard, one, before.made.get(one.name) if before is not None else None))
+            for shard in self._draft.outline.shards
+            for one in shard.recipes
+        ]
+        work(jobs, makers, self._meter.look)
+
+    def _make(self, shard: Shard, recipe: Recipe, before: Made | None, maker: Maker) -> None:
+        descriptor, at = self._shards[shard.name], shard.offset(recipe.name)
+        if before is not None and maker.digest_at(descriptor, at, recipe.nbytes) == before.digest:
+            made = before
+            self._meter.kept(recipe.nbytes)
+        else:
+            made = maker.make(recipe, descriptor, at)
+            self._journal.made(recipe.name, made)
+            self._meter.finished()
+        with self._lock:
+            self.made[recipe.name] = made
+            self.sources.update(made.sources)
+            self._left[shard.name] -= 1
+            complete = self._left[shard.name] == 0
+        if complete:
+            os.fsync(descriptor)
+
+    def digest_sources(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
+        """The digests of those tensors of the input that were not read from first to last while others were made."""
+        tensors = self._draft.checkpoint.tensors
+        if before is not None:
+            self.sources = {**before.sources, **self.sources}
+        jobs = [
+            (info.nbytes, partial(self._digest, name)) for name, info in tensors.items() if name not in self.sources
+        ]
+        work(jobs, makers, self._meter.look)
+
+    def _digest(self, name: str, maker: Maker) -> None:
+        digest = maker.digest_of(name)
+        self._journal.read(name, digest)
+        with self._lock:
+            self.sources[name] = digest
+
+
+def _write_small(draft: Draft, place: Workplace) -> None:
+    """Config, tokenizer and index."""
+    for name, content in draft.files.items():
+        if isinstance(content, bytes):
+            place.write(name, content)
+            continue
+        file = LocalFile(content)
+        descriptor = place.open(name, file.size)
+        try:
+            for start in range(0, file.size, PIECE):
+                write_at(descriptor, file.pread(start, min(PIECE, file.size - start)), start)
+            file.require_unchanged()
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sweep_strangers(draft: Draft, place: Workplace) -> None:
+    """Only what belongs to the output is published."""
+    own = {*draft.files, *(shard.name for shard in draft.outline.shards)}
+    for one in place.files.iterdir():
+        if one.name not in own:
+            one.unlink()
+
+
+def _record(draft: Draft, task: _Task, place: Workplace, *, sha256: bool) -> bytes:
+    """The provenance file."""
+    checkpoint = draft.checkpoint
+    source: dict[str, object] = {
+        "name": Path(checkpoint.location).name if checkpoint.commit is None else checkpoint.location,
+        "commit": checkpoint.commit,
+        "files": {file.name: _source_digest(draft, task, file.name) for file in checkpoint.files},
+        "tensors": {
+            name: {
+                "file": info.file,
+                "dtype": NAMES[info.dtype],
+                "shape": list(info.shape),
+                "digest": task.sources[name],
+            }
+            for name, info in checkpoint.tensors.items()
+        },
+    }
+    files: dict[str, dict[str, object]] = {}
+    for shard in draft.outline.shards:
+        digests = [task.made[name].digest for name in shard.header.offsets]
+        files[shard.name] = {"size": shard.header.size, "digest": of_safetensors(shard.header.prefix, digests)}
+    for name, content in draft.files.items():
+        digest = of_bytes(content) if isinstance(content, bytes) else of_file(place.files / name)
+        files[name] = {"size": (place.files / name).stat().st_size, "digest": digest}
+    if sha256:
+        for name, entry in files.items():
+            entry["sha256"] = sha256_of(place.files / name)
+    losses = {
+        one.name: {"infinite": task.made[one.name].losses.infinite, "vanished": task.made[one.name].losses.vanished}
+        for one in draft.recipes.tensors
+        if task.made[one.name].losses
+    }
+    return record_bytes(
+        {
+            "reverse": draft.reverse,
+            "command": _command(draft),
+            "versions": versions(),
+            "table": {"name": draft.table.name, "digest": draft.table.digest},
+            "options": dict(draft.options),
+            "source": source,
+            "files": dict(sorted(files.items())),
+            "tensors": {one.name: task.made[one.name].digest for one in draft.recipes.tensors},
+            "losses": losses,
+        }
+    )
+
+
+def _source_digest(draft: Draft, task: _Task, name: str) -> dict[str, object]:
+    """Size and digest of a file of the input; of a pickled one, whose tensors do not make up all of it, by reading."""
+    file = next(one for one in draft.checkpoint.files if one.name == name)
+    if file.header is None:
+        local, _ = draft.checkpoint.place(file.names[0])
+        digest = of_range(local, 0, local.size, memoryview(bytearray(PIECE)))
+        return {"size": file.size, "digest": digest}
+    front = len(file.header).to_bytes(8, "little") + file.header
+    order = sorted(file.names, key=lambda one: draft.checkpoint.place(one)[1].start)
+    return {"size": file.size, "digest": of_safetensors(front, [task.sources[one] for one in order])}
+
+
+def _command(draft: Draft) -> str:
+    """The command that makes the same again, as far as it shapes the output."""
+    words = ["porting", "convert", "SOURCE", "DESTINATION", "--table", draft.table.name]
+    words += ["--reverse"] if draft.reverse else []
+    for option in ("dtype", "shard_size"):
+        value = draft.options[option]
+        words += [f"--{option.replace('_', '-')}", str(value)] if value is not None else []
+    return " ".join(words)
