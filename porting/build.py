@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from porting.errors import Code, Fault, PortingError, nearest
+from porting.frames import users_line
 from porting.target import TargetError, named_tensors
 
 
@@ -46,7 +47,7 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
             raise
         except Exception as error:
             message = f"building the module failed: {type(error).__name__}: {_line(error)}"
-            raise TargetError(Fault(code=Code.BAD_TARGET, message=message)) from error
+            raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}")) from error
         _empty(module)
     return module
 

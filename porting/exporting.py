@@ -66,6 +66,10 @@ class Exported:
     not_copied: tuple[str, ...]
     infinite: Mapping[str, int]
 
+    def __str__(self) -> str:
+        follows = f", following {self.follows}" if self.follows else ""
+        return f"{self.path}: a {self.architecture or 'checkpoint'} of {len(self.tensors)} tensors{follows}"
+
 
 def export(
     module: nn.Module,

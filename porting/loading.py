@@ -23,7 +23,7 @@ from porting.plan.check import check
 from porting.plan.config import arguments
 from porting.plan.move import forward
 from porting.plan.plan import LeftOut, Plan, PlanError
-from porting.tables import find_table
+from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
 
 Into = nn.Module | Callable[..., nn.Module] | None
@@ -95,10 +95,11 @@ def load(
     else:
         checkpoint = open_checkpoint(source, revision=revision, token=token, local_files_only=local_files_only)
     chosen = find_table(table, checkpoint.config)
-    make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
     given = isinstance(into, nn.Module)
-    module = make() if given else build(make)
-    plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
+    with chosen_for(table, into, chosen):
+        make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
+        module = make() if given else build(make)
+        plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
     prove_left_out(plan, checkpoint)
     values = weights(plan, checkpoint, own=own)
     if given:

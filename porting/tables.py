@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, PortingError, nearest
 from porting.notation.extends import SHIPPED
 from porting.notation.faults import TableError
 from porting.notation.table import Table, read_table
@@ -60,3 +61,17 @@ def _for_config(config: Mapping[str, object]) -> Table:
     hint = nearest(str(model_type), names) or "pass table= (--table)"
     message = f"config.json has {found}, and no shipped table is for it; shipped: {', '.join(names)}"
     raise TableError(Fault(code=Code.UNKNOWN_ARCHITECTURE, message=message, hint=hint))
+
+
+@contextmanager
+def chosen_for(table: Table | str | Path | None, into: object, chosen: Table) -> Iterator[None]:
+    """Faults of a module of the user's own get one more when nobody chose the table: that may be all that is wrong."""
+    try:
+        yield
+    except PortingError as error:
+        if table is not None or into is None:
+            raise
+        message = f"'{chosen.name}' was chosen by config.json's model_type, and is for its own handwritten models"
+        hint = "a module of your own needs a table of its own: table= (--table)"
+        fault = Fault(code=Code.NO_TABLE, where=chosen.where, message=message, hint=hint)
+        raise type(error)([*error.faults, fault]) from error

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,7 +128,8 @@ def test_what_goes_wrong_while_building_is_said() -> None:
 
     with pytest.raises(TargetError) as caught:
         build(fails)
-    assert str(caught.value) == "building the module failed: ValueError: hidden_size=7; is odd [bad-target]"
+    expected = f"building the module failed: ValueError: hidden_size=7; is odd (at {__file__}:"
+    assert str(caught.value).startswith(expected)
     with pytest.raises(TargetError, match=r"building the module gave a dict, expected a torch\.nn\.Module"):
         build(dict)  # type: ignore[arg-type]  # that is the point
 
@@ -240,3 +242,14 @@ def test_a_config_that_takes_anything_gets_everything() -> None:
 
     assert inspect.signature(anything).parameters
     assert make_config(anything, FIELDS, where="") == FIELDS
+
+
+def test_a_builder_that_fails_is_shown_at_its_line() -> None:
+    def broken() -> nn.Module:
+        return nn.Linear(FIELDS["hidden_size"], int({"a": "1"}["missing"]))  # the line that the message names
+
+    with pytest.raises(TargetError, match="building the module failed: KeyError: 'missing'") as caught:
+        build(broken)
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = next(n for n, text in enumerate(source, 1) if "the line that the message names" in text)
+    assert caught.value.faults[0].hint == f"at {__file__}:{line}"

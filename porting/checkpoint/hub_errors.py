@@ -15,7 +15,7 @@ from porting.errors import Code, Fault
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 
 LOG_IN = "run `hf auth login`, or pass token="
-OFFLINE = "what the cache holds is taken with local_files_only=True"
+OFFLINE = "what the cache holds is taken with local_files_only=True, or HF_HUB_OFFLINE=1 in the environment"
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from typing import NamedTuple
 
 from porting.checkpoint.files import ByteSource
 from porting.errors import Code, Fault
+
+_TOML = re.compile(rb"\[\[?[a-z_]+\]\]?\s|[a-z_]+ *= ")
 
 
 class Finding(NamedTuple):
@@ -46,12 +49,33 @@ def _by_magic(head: bytes, text: bytes, source: ByteSource) -> Finding | None:
     ):
         if head.startswith(magic):
             return Finding(what, hint)
+    return _by_text(head, text, source)
+
+
+def _by_text(head: bytes, text: bytes, source: ByteSource) -> Finding | None:
     if head[257:262] == b"ustar":
         return Finding("a tar archive", "unpack it, or save the weights again with a current torch.save")
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
         return Finding("a pickle", "if it is a state dict that torch.save made, rename it to end in .bin")
-    if text.startswith((b"{", b"[")):
-        return Finding("a JSON text", "the path may name the index or the configuration where the weights are meant")
+    for what, is_it, hint in (
+        (
+            "a TOML text",
+            _TOML.match(text) or source.where.endswith(".toml"),
+            "a mapping table is passed as table= (--table)",
+        ),
+        (
+            "a Python file",
+            source.where.endswith(".py"),
+            "what builds a module is passed as into= (--into file.py:NAME)",
+        ),
+        (
+            "a JSON text",
+            text.startswith((b"{", b"[")),
+            "the path may name the index or the configuration where the weights are meant",
+        ),
+    ):
+        if is_it:
+            return Finding(what, hint)
     if not head.strip(b"\0"):
         return Finding(
             f"a file that begins with {len(head)} zero bytes",

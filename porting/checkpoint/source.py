@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from porting.checkpoint.bin_file import read_bin
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.config import read_config
-from porting.checkpoint.errors import CheckpointError, quote
+from porting.checkpoint.errors import CheckpointError, HubError, quote
 from porting.checkpoint.files import ByteSource, LocalFile, member, read_small
 from porting.checkpoint.index import MAX_INDEX, Index, parse_index
 from porting.checkpoint.layout import Contents
@@ -18,7 +18,7 @@ from porting.checkpoint.model_id import parse_model_id
 from porting.checkpoint.names import BIN_ENDINGS, INDEX_ENDINGS, choose_weights
 from porting.checkpoint.safetensors_file import read_header
 from porting.checkpoint.sniff import is_safetensors, wrong_format
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, nearest
 
 if TYPE_CHECKING:
     from porting.checkpoint.hub import RemoteModel
@@ -70,10 +70,25 @@ def open_checkpoint(
         raise _fault(Code.CHECKPOINT_NOT_FOUND, text, message, "check the path; models are org/name@revision")
     from porting.checkpoint import hub  # noqa: PLC0415 - local checkpoints do without the client and its import
 
-    if not weights and not hub.is_offline(local_files_only):
-        return _open_remote(hub.remote(model, token=token))
-    snapshot = hub.download(model, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
+    try:
+        if not weights and not hub.is_offline(local_files_only):
+            return _open_remote(hub.remote(model, token=token))
+        snapshot = hub.download(model, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
+    except HubError as error:
+        raise HubError([*error.faults, *_meant_path(path, text)]) from error
     return _open_directory(snapshot.root, location=text, commit=snapshot.commit)
+
+
+def _meant_path(path: Path, text: str) -> Iterator[Fault]:
+    """A fault more for what may have been meant as a path: its folder exists, or a neighbour has almost its name."""
+    try:
+        neighbours = os.listdir(path.parent)
+    except OSError:
+        return
+    hint = nearest(path.name, neighbours)
+    if hint or path.parent != Path():
+        message = f"taken for a model on the hub, since {str(path.parent)!r} on this machine has no {path.name!r}"
+        yield Fault(code=Code.CHECKPOINT_NOT_FOUND, where=text, message=message, hint=hint or "check the path")
 
 
 def _open_directory(root: Path, *, location: str, follow_links: bool = False, commit: str | None = None) -> Checkpoint:

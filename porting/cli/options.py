@@ -14,6 +14,7 @@ import typer
 
 from porting.embedded import embedded_checkpoint
 from porting.errors import Code, Fault, nearest
+from porting.frames import users_line
 
 if TYPE_CHECKING:  # torch takes a second to import, which `porting --help` need not wait for
     import torch
@@ -128,6 +129,10 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
         return None
     from porting.target import TargetError, import_path
 
+    if text.endswith(".py"):
+        message = "this names a file, and not what in it builds the module"
+        hint = f"write {text}:NAME, a class or a function in it"
+        raise TargetError(Fault(code=Code.BAD_TARGET, where=text, message=message, hint=hint))
     place, _, name = text.rpartition(":")
     if not place.endswith(".py"):
         return import_path(text, trust=True)
@@ -150,5 +155,7 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
     except Exception as error:  # importing a file runs it, and it may raise anything
         del sys.modules[module]
         message = f"importing it failed: {type(error).__name__}: {error}"
-        raise TargetError(Fault(code=Code.BAD_TARGET, where=place, message=message)) from error
+        raise TargetError(
+            Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"at {users_line(error)}")
+        ) from error
     return import_path(f"{module}:{name}", trust=True)

@@ -67,17 +67,21 @@ def check(
         from porting.checkpoint import open_checkpoint
         from porting.loading import maker, prove_left_out
         from porting.plan.check import check as hold
+        from porting.plan.claims import doubtful
         from porting.plan.scan import scan
-        from porting.tables import find_table
+        from porting.tables import chosen_for, find_table
 
         make = options.builder(into, trust=trust)
         checkpoint = open_checkpoint(options.where(source), weights=not headers_only)
         chosen = find_table(table, checkpoint.config)
         with screen.working("checking") as tell:
             tell("the plan", 0, 0)
-            construct, kind = maker(chosen, checkpoint, make, architecture, trust=trust)
-            plan = hold(chosen, checkpoint, build(construct), dtype=options.dtype_of(dtype), fresh=fresh)
-            warnings = [*map(str, checkpoint.warnings), *map(str, plan.warnings)]
+            with chosen_for(table, make, chosen):
+                construct, kind = maker(chosen, checkpoint, make, architecture, trust=trust)
+                module = build(construct)
+                plan = hold(chosen, checkpoint, module, dtype=options.dtype_of(dtype), fresh=fresh)
+            doubts = [*plan.warnings, *doubtful(chosen, checkpoint.tensors, module)]
+            warnings = [*map(str, checkpoint.warnings), *map(str, doubts)]
             if not headers_only:
                 tell("what is dropped", 0, 0)
                 prove_left_out(plan, checkpoint)

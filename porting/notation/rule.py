@@ -21,6 +21,10 @@ REST = "..."
 """Stands for all the axes of a term that names none."""
 
 
+MASK_KINDS = ("bool", "padding", "additive")
+"""How [inputs] can hand a mask on, ``mask -> bool``; :func:`porting.verification.inputs.for_port` makes them."""
+
+
 @dataclass(frozen=True)
 class Term:
     """One side's name and axes, ``layers.{i}.attention -> 1 [b h q k]``.

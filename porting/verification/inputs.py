@@ -17,7 +17,7 @@ from torch import Tensor
 
 from porting.errors import Code, Fault, nearest
 from porting.notation.axes import Mismatch, size_of, solve_all
-from porting.notation.rule import Rule
+from porting.notation.rule import MASK_KINDS, Rule
 from porting.plan.align import align
 from porting.plan.move import forward
 from porting.verification.faults import VerifyError
@@ -27,9 +27,6 @@ LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
 
 SHORTEST = 3
 """A row has room for a first token, one of its own and a last one."""
-
-KINDS = ("bool", "padding", "additive")
-"""What an attention mask can be given as, ``"attention_mask" = "mask -> padding"``."""
 
 USUAL = (
     "input_ids",
@@ -229,11 +226,11 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
         Fault(
             code=Code.NO_INPUTS,
             where=rule.where,
-            message=f"an input can be given as {', '.join(KINDS)}, not as {rule.targets[0].output!r}",
-            hint=nearest(rule.targets[0].output, KINDS),
+            message=f"an input can be given as {', '.join(MASK_KINDS)}, not as {rule.targets[0].output!r}",
+            hint=nearest(rule.targets[0].output, MASK_KINDS),
         )
         for rule in rules
-        if rule.targets[0].output not in ("", *KINDS)
+        if rule.targets[0].output not in ("", *MASK_KINDS)
     ]
     rules = [rule for rule in rules if str(rule.sources[0].key) in inputs]
     sources = {name: tuple(tensor.shape) for name, tensor in inputs.items()}

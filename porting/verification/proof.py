@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.loading import Into, weights
 from porting.notation.table import Table
 from porting.plan.config import arguments, sizes
-from porting.tables import find_table
+from porting.tables import chosen_for, find_table
 from porting.verification.compare import Comparison, Progress
 from porting.verification.counterparts import counterparts
 from porting.verification.gradients import with_padding
@@ -31,7 +32,7 @@ from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
 from porting.verification.report import Cost, Report
 from porting.verification.running import Clock, Side
-from porting.verification.subject import cast, exactly, prepare, renew, stored_dtype, warned
+from porting.verification.subject import cast, exactly, prepare, renew, stored_dtype, warned, writers
 from porting.verification.trace import points
 
 POSITIONS = "max_position_embeddings"
@@ -120,7 +121,8 @@ def _verify(
     stages = 3 + len(dtypes) + gradients
     tell("loading", 0, stages)
     chosen = find_table(table, checkpoint.config)
-    subject = prepare(checkpoint, into, chosen, architecture, loaded=loaded, fresh=fresh, trust=trust)
+    with chosen_for(table, into, chosen):
+        subject = prepare(checkpoint, into, chosen, architecture, loaded=loaded, fresh=fresh, trust=trust)
     theirs = load_reference(checkpoint, subject.reference, torch.float64)
     renew(subject, theirs)
     refuse_unknown(chosen, theirs, subject.module)
@@ -184,7 +186,10 @@ def _verify(
             return _port(with_padding(own), dtype, chosen, cases, clock)
 
         learned = learn(reference, port, comparison, pairs, dtypes=dtypes, steps=steps, seed=seed)
-    probes = tuple(comparison.probes())
+    probes = tuple(
+        replace(probe, rules=writers(subject.plan, probe.span)) if probe.guilty else probe
+        for probe in comparison.probes()
+    )
     seen = shown(subject.module, shares, weights(subject.plan, checkpoint))
     tell("done", stages, stages)
     ended = time.perf_counter()

@@ -47,6 +47,7 @@ class Probe:
         lowered: operations among them that compute with less than float64 in a float64 run.
         random: whether random numbers were drawn there, as by dropout that is left on.
         spreads: where its isolated difference lies, for each case, if it is among the first guilty ones.
+        rules: if it is guilty, where the table's rules stand that write the weights of its span.
     """
 
     reference: str
@@ -59,6 +60,7 @@ class Probe:
     lowered: tuple[str, ...] = ()
     random: bool = False
     spreads: tuple[Spread, ...] = ()
+    rules: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sysconfig
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from porting.errors import Code, Fault
+from porting.frames import is_users, signature_of, users_line
 from porting.verification.faults import VerifyError
 from porting.verification.trace import Point, Trace, Visit, trace
-
-_HERE = str(Path(__file__).parent)
-_INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
 
 
 @dataclass
@@ -84,7 +79,11 @@ class Side:
             raise
         except Exception as error:  # the user's own forward may raise anything
             message = f"{self.title} failed on {_described(arguments)}: {type(error).__name__}: {_first_line(error)}"
-            hint = f"at {_place(error)}; [inputs] says which arguments it is given"
+            takes = "" if is_users(error) else signature_of(self.module.forward)
+            where = f"its forward takes {takes}" if takes else f"at {users_line(error)}"
+            hint = f"{where}; [inputs] says which arguments it is given"
+            if any("mask" in name for name in arguments):
+                hint += " and how a mask: -> bool, -> padding or -> additive"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
         self.clock.seconds += time.perf_counter() - begun - seen
         self.clock.passes += 1
@@ -113,11 +112,3 @@ def _described(arguments: Mapping[str, Tensor]) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _place(error: Exception) -> str:
-    """File and line of the innermost frame that is the user's own code, or of the innermost when there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not one.filename.startswith((_HERE, *_INSTALLED)) and Path(one.filename).is_file()]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -191,3 +191,10 @@ def warned(plan: Plan) -> list[str]:
         names: Mapping[str, None] = dict.fromkeys(plan.fresh)
         found.append(f"new and untrained, so compared with the reference's initialisation: {', '.join(names)}")
     return found
+
+
+def writers(plan: Plan, modules: Collection[str]) -> tuple[str, ...]:
+    """Where the rules stand that write the weights of these modules, by the modules' names."""
+    wanted = set(modules)
+    written = [step for step in plan.steps if any(name.rpartition(".")[0] in wanted for name in step.targets)]
+    return tuple(dict.fromkeys(step.rule.where for step in written))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
@@ -153,10 +154,20 @@ def culprit_lines(report: Report) -> Iterator[Text]:
     if report.guilty:
         first = report.guilty[0]
         yield Text.assemble(("first guilty module: ", "bold"), (first.port, "bold red"))
-        yield Text(f"  given the reference's own inputs it is off by {first.meaning.isolated:.1e} of the scale")
+        if math.isinf(first.meaning.isolated or 0.0):
+            yield Text(
+                "  given the reference's own inputs some of its values are NaN or infinite: a softmax over a row"
+            )
+            yield Text(
+                "  that is masked altogether gives NaN, and so do 0 / 0, inf - inf and the log or root of a negative"
+            )
+        else:
+            yield Text(f"  given the reference's own inputs it is off by {first.meaning.isolated:.1e} of the scale")
         yield Text(f"  it is compared with {first.reference}")
         if first.span and list(first.span) != [first.port]:
             yield Text(f"  since the probe before it ran: {listed(first.span)}")
+        if first.rules:
+            yield Text(f"  its weights are written by {', '.join(first.rules[:MOST_NAMED])}")
         if len(report.guilty) > 1:
             yield Text(f"  also guilty: {listed([probe.port for probe in report.guilty[1:]])}")
     elif report.first_difference:

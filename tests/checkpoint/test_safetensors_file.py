@@ -110,6 +110,9 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("gzip", b"\x1f\x8b\x08" + bytes(100), "this is a gzip archive"),
     ("pickle", b"\x80\x02}q\x00." + bytes(100), "this is a pickle"),
     ("JSON", b'{"weight_map": {}}' + b" " * 50, "this is a JSON text"),
+    ("a list in JSON", b'["weights", "biases"]' + b" " * 50, "this is a JSON text"),
+    ("a table", b'[mapping]\nname = "mine"\n' + b" " * 50, "this is a TOML text"),
+    ("a table that extends", b'extends = "other"\n' + b" " * 50, "a mapping table is passed as table= (--table)"),
 ]
 
 

@@ -123,3 +123,20 @@ def test_file_of_another_kind_is_named(tmp_path: Path, weights: dict[str, torch.
 def test_revision_of_a_local_path(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a revision, 'main', was given for a path on this machine"):
         open_checkpoint(tmp_path, revision="main")
+
+
+def test_what_may_have_been_meant_as_a_path_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny-bert").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint("models/tiny-brt", local_files_only=True)
+    assert str(caught.value).splitlines()[-1] == (
+        "models/tiny-brt: taken for a model on the hub, since 'models' on this machine has no 'tiny-brt' "
+        "(did you mean 'tiny-bert'?) [checkpoint-not-found]"
+    )
+    with pytest.raises(CheckpointError, match=r"since '\.' on this machine has no 'model' \(did you mean 'models'\?\)"):
+        open_checkpoint("model", local_files_only=True)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint("someone/tiny-brt", local_files_only=True)
+    assert "taken for" not in str(caught.value)

@@ -189,3 +189,39 @@ def test_verify_compares_gradients_and_training_when_asked(run: Run, checkpoint:
     assert "2 steps of SGD(lr=0.01, momentum=0.9): the weights move as the reference's, float64: off by" in said
     assert "2 steps of AdamW(lr=0.001)" in said
     assert "gradients of" not in run("verify", checkpoint).stdout
+
+
+def test_check_doubts_probes_and_inputs_that_name_nothing(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    table = Path("own.toml").read_text()
+    Path("own.toml").write_text(table.replace('"bert.embeddings" = "norm"', '"bert.embeddings" = "nrom"'))
+    result = run("check", checkpoint, *OWN)
+    assert result.exit_code == 0
+    assert "the module has no part 'nrom' of the probe" in result.stderr + result.stdout
+    assert "did you mean 'norm'?" in result.stderr + result.stdout
+
+
+def test_a_table_that_nobody_chose_is_named_when_a_module_of_ones_own_does_not_fit(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    for command in ("check", "load", "verify"):
+        result = run(command, checkpoint, "--into", "own_model.py:build")
+        assert result.exit_code == 2
+        assert "'bert' was chosen by config.json's model_type" in result.stderr
+        assert "a module of your own needs a table of its own: table= (--table)" in result.stderr
+
+
+def test_into_without_a_name_says_how_to_write_it(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    result = run("check", checkpoint, "--into", "own_model.py", "--table", "own.toml")
+    assert result.exit_code == 2
+    assert "write own_model.py:NAME, a class or a function in it" in result.stderr
+
+
+def test_a_table_in_the_place_of_the_checkpoint_is_recognised(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    result = run("check", "own.toml")
+    assert result.exit_code == 2
+    assert "this is a TOML text" in result.stderr
+    assert "a mapping table is passed as table= (--table)" in result.stderr
+    result = run("check", "own_model.py")
+    assert "what builds a module is passed as into= (--into file.py:NAME)" in result.stderr

@@ -128,8 +128,11 @@ def test_a_failing_forward_names_exception_inputs_and_line(checkpoint: Path) -> 
 
 def test_an_argument_that_a_forward_does_not_take_is_explained(checkpoint: Path) -> None:
     table = FUSED_TABLE.replace('"segments [s b]"', '"kinds [s b]"')
-    with pytest.raises(VerifyError, match=r"TypeError: .*unexpected keyword argument 'kinds'.*\[inputs\] says which"):
+    with pytest.raises(VerifyError, match=r"TypeError: .*unexpected keyword argument 'kinds'") as caught:
         verify(checkpoint, mine(), parse_table(table), architecture="BertModel")
+    (fault,) = caught.value.faults
+    assert re.match(r"its forward takes \(tokens, .*\) at .*user_bert\.py:\d+; \[inputs\] says which", fault.hint)
+    assert fault.hint.endswith("and how a mask: -> bool, -> padding or -> additive")
 
 
 def test_dropout_that_is_left_on_is_recognised(checkpoint: Path) -> None:
@@ -170,7 +173,10 @@ def test_values_that_are_no_numbers_are_a_difference(checkpoint: Path) -> None:
     report = verify(checkpoint, model, loaded=True)
     assert [probe.port for probe in report.guilty] == ["bert.pooler"]
     assert report.guilty[0].meaning.isolated == float("inf")
-    assert "off by inf" in str(report)
+    assert "given the reference's own inputs some of its values are NaN or infinite" in str(report)
+    assert report.guilty[0].rules
+    assert all(re.fullmatch(r".*bert\.toml:\d+:\d+", where) for where in report.guilty[0].rules)
+    assert f"its weights are written by {report.guilty[0].rules[0]}" in str(report)
 
 
 def test_a_reference_without_numbers_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""Where in the user's own code something happened: what a message about it should point at."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+_HERE = str(Path(__file__).parent)
+_INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
+
+
+def users_line(error: BaseException) -> str:
+    """``file:line`` of the innermost frame that is the user's own code; of the innermost of all when there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith((_HERE, *_INSTALLED)) and Path(one.filename).is_file()]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def is_users(error: BaseException) -> bool:
+    """Whether any frame of the error is the user's own code."""
+    place = users_line(error)
+    return not place.startswith((_HERE, *_INSTALLED)) and Path(place.rpartition(":")[0]).is_file()
+
+
+def signature_of(function: Callable[..., object]) -> str:
+    """A function's arguments and its place, ``(ids, mask=None) at model.py:12``."""
+    inner = inspect.unwrap(function)
+    code = getattr(inner, "__code__", None) or getattr(getattr(inner, "__func__", None), "__code__", None)
+    try:
+        spelled = [str(one.replace(annotation=one.empty)) for one in inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return ""
+    where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+    return f"({', '.join(spelled)}){where}"
