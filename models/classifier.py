@@ -23,14 +23,14 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from porting.models import checks
 from porting.models.attention import SeparateAttention
 from porting.models.encoder import check_mask
+from porting.models.positions import sinusoidal_positions
 
-__all__ = ["Classifier", "ClassifierConfig", "ClassifierOutput", "sinusoidal_positions"]
+__all__ = ["Classifier", "ClassifierConfig", "ClassifierEncoder", "ClassifierOutput"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,19 +88,6 @@ class ClassifierConfig:
         checks.refuse(self, faults)
 
 
-def sinusoidal_positions(length: int, hidden_size: int) -> Tensor:
-    """The table of section 3.5, [s e]: sin and cos of position / 10000^(2 k / e), side by side for each k.
-
-    >>> sinusoidal_positions(2, 4)
-    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
-            [0.8415, 0.5403, 0.0100, 0.9999]])
-    """
-    positions = torch.arange(length, dtype=torch.float64)  # [s]
-    frequencies = torch.exp(torch.arange(0, hidden_size, 2, dtype=torch.float64) * (-math.log(10000.0) / hidden_size))
-    angles = torch.outer(positions, frequencies)  # [s e/2]
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).to(torch.get_default_dtype())  # [s (e/2 2)]
-
-
 class ClassifierEmbeddings(nn.Module):
     """Token embeddings times sqrt(e), so that the positions do not drown them, plus the positions (section 3.4)."""
 
@@ -110,7 +97,7 @@ class ClassifierEmbeddings(nn.Module):
         super().__init__()
         self.token = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         table = sinusoidal_positions(config.max_position_embeddings, config.hidden_size)  # [longest e]
-        self.register_buffer("positions", table, persistent=False)  # computed, so a checkpoint need not have it
+        self.register_buffer("positions", table)  # saved, and an optimizer leaves it as it is
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -150,15 +137,8 @@ class ClassifierBlock(nn.Module):
         return hidden + self.dropout(self.output(expanded)), probabilities
 
 
-class ClassifierOutput(NamedTuple):
-    """What :class:`Classifier` returns."""
-
-    logits: Tensor  # [b num_labels]
-    attentions: tuple[Tensor, ...]  # every block's probabilities before dropout: [b h s s] each
-
-
-class Classifier(nn.Module):
-    """Embeddings, blocks, and a linear layer on the first token."""
+class ClassifierEncoder(nn.Module):
+    """The embeddings and the blocks: what a pretrained encoder has, and a classifier is put on."""
 
     def __init__(self, *, config: ClassifierConfig) -> None:
         super().__init__()
@@ -166,15 +146,10 @@ class Classifier(nn.Module):
         self.embeddings = ClassifierEmbeddings(config=config)
         self.blocks = nn.ModuleList([ClassifierBlock(config=config) for _ in range(config.num_hidden_layers)])
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else None
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         initialize(self)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> ClassifierOutput:
-        """Classifies a batch.
-
-        Args:
-            input_ids: [b s], integer.
-            attention_mask: [b s], any dtype, 1 or True = attend, 0 or False = padding; None = no padding.
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Ids [b s], mask [b s] -> hidden states [b s e], every block's probabilities before dropout [b h s s].
 
         Raises:
             ValueError: if a row is longer than the position table, or the mask not shaped like the ids.
@@ -187,12 +162,43 @@ class Classifier(nn.Module):
             attentions += (probabilities,)
         if self.norm is not None:
             hidden = self.norm(hidden)  # [b s e]
+        return hidden, attentions
+
+
+class ClassifierOutput(NamedTuple):
+    """What :class:`Classifier` returns."""
+
+    logits: Tensor  # [b num_labels]
+    attentions: tuple[Tensor, ...]  # every block's probabilities before dropout: [b h s s] each
+
+
+class Classifier(nn.Module):
+    """The encoder, and a linear layer on the first token."""
+
+    def __init__(self, *, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = ClassifierEncoder(config=config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        initialize(self.classifier)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> ClassifierOutput:
+        """Classifies a batch.
+
+        Args:
+            input_ids: [b s], integer.
+            attention_mask: [b s], any dtype, 1 or True = attend, 0 or False = padding; None = no padding.
+
+        Raises:
+            ValueError: if a row is longer than the position table, or the mask not shaped like the ids.
+        """
+        hidden, attentions = self.encoder(input_ids, attention_mask)  # [b s e], [b h s s] each
         return ClassifierOutput(self.classifier(hidden[:, 0]), attentions)
 
 
-def initialize(classifier: Classifier) -> None:
+def initialize(module: nn.Module) -> None:
     """Draws the weights: Glorot's uniform distribution for matrices, e^-0.5 for tokens, which sqrt(e) makes 1."""
-    for part in classifier.modules():
+    for part in module.modules():
         if isinstance(part, nn.Linear) and not part.weight.is_meta:
             nn.init.xavier_uniform_(part.weight)
             nn.init.zeros_(part.bias)

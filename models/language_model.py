@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from porting.models import checks
 from porting.models.bert_config import ACTIVATIONS
-from porting.models.classifier import sinusoidal_positions
 from porting.models.encoder import check_mask
+from porting.models.positions import sinusoidal_positions
 
 __all__ = ["LanguageModel", "LanguageModelConfig"]
 

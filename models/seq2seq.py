@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.models.bert_config import ACTIVATIONS
-from porting.models.classifier import sinusoidal_positions
 from porting.models.encoder import check_mask
+from porting.models.positions import sinusoidal_positions
 from porting.models.seq2seq_config import Seq2SeqConfig
 
 __all__ = ["Cache", "Seq2Seq", "Seq2SeqConfig", "causal_mask", "padding_mask"]

@@ -52,13 +52,18 @@ def table_file(table: str | Path) -> Path:
 def _for_config(config: Mapping[str, object]) -> Table:
     model_type = config.get("model_type")
     paths = list(shipped())
+    asked: list[str] = []
     for path in sorted(paths, key=lambda one: one.stem != model_type):  # most tables are called what they are for
         table = read_table(path)
         if model_type in table.model_types and not table.by_name:
             return table
+        if model_type in table.model_types:
+            asked.append(path.stem)
     found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     names = [path.stem for path in paths]
     hint = nearest(str(model_type), names) or "pass table= (--table)"
+    if asked:
+        hint = f"it takes one that is asked for: table={asked[0]!r} (--table {asked[0]})"
     message = f"config.json has {found}, and no shipped table is for it; shipped: {', '.join(names)}"
     raise TableError(Fault(code=Code.UNKNOWN_ARCHITECTURE, message=message, hint=hint))
 

@@ -18,6 +18,12 @@ def test_every_shipped_table_is_read_and_found_by_its_name_and_by_its_model_type
         table = read_table(path)
         assert find_table(path.stem, {}) == table
         for model_type in table.model_types:
+            if model_type == "pegasus":  # what goes into a room is half of it: who wants that says so
+                with pytest.raises(
+                    TableError, match=r"\(it takes one that is asked for: table='pegasus_into_classifier'"
+                ):
+                    find_table(None, {"model_type": model_type})
+                continue
             chosen = find_table(None, {"model_type": model_type})
             assert model_type in chosen.model_types
             assert not chosen.by_name

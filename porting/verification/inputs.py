@@ -38,6 +38,9 @@ USUAL = (
 )
 """Arguments of the reference that a table may speak of though a case does not give them."""
 
+DECODER = "decoder_"
+"""How the names of a decoder's inputs begin."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -140,7 +143,7 @@ def _target(
     others = [length if length == longest else max(3 * length // 4, 1) for length in reversed(lengths)]
     given = _batch(others, vocabulary, 0, padding, (), generator)
     given["input_ids"][:, 0] = _integer(config, "decoder_start_token_id", padding)
-    return {f"decoder_{name}": value for name, value in given.items()}
+    return {f"{DECODER}{name}": value for name, value in given.items()}
 
 
 def _without(padding: int, ids: Tensor, vocabulary: int, generator: torch.Generator) -> Tensor:
@@ -180,11 +183,14 @@ _SPECIAL = re.compile(r"\[[A-Z]+\]|<[a-z]+>")
 def heard(rules: Sequence[Rule], case: Case) -> Case:
     """The case without what the table's [inputs] does not name: the port has no such input, so neither side gets it.
 
-    When [inputs] names what the reference does not have, nothing is left out: :func:`for_port` says what is wrong.
+    When [inputs] names what the reference does not have, nothing is left out: :func:`for_port` says what is wrong.  The
+    port of an encoder alone names no input of a decoder: the reference keeps those, which it cannot run without.
     """
     named = {str(rule.sources[0].key) for rule in rules}
     if not named or not named <= {*case.inputs, *USUAL}:
         return case
+    if not any(name.startswith(DECODER) for name in named):
+        named |= {name for name in case.inputs if name.startswith(DECODER)}
     return Case(case.name, {name: value for name, value in case.inputs.items() if name in named})
 
 

@@ -36,6 +36,7 @@ MARIAN: Fields = {
     "decoder_start_token_id": 36,
     "eos_token_id": 0,
 }
+PEGASUS: Fields = {**SEQ2SEQ, "activation_function": "relu", "scale_embedding": True}
 ROBERTA_PRE_NORM: Fields = {**BERT, "max_position_embeddings": 31, "type_vocab_size": 1}
 LONG_ROBERTA: Fields = {**BERT, "max_position_embeddings": 31}  # two positions are nobody's
 DISTILBERT: Fields = {
@@ -102,6 +103,7 @@ PAIRS = (
     Pair("openai_gpt", "OpenAIGPTLMHeadModel", OPENAI_GPT),
     Pair("marian", "MarianMTModel", MARIAN),
     Pair("bart", "BartForConditionalGeneration", SEQ2SEQ),
+    Pair("pegasus_into_classifier", "PegasusModel", PEGASUS),
     Pair("roberta_prelayernorm_into_encoder", "RobertaPreLayerNormModel", ROBERTA_PRE_NORM),
     Pair(
         "roberta_prelayernorm_into_encoder",

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 import porting
-from porting.models.classifier import sinusoidal_positions
 from porting.models.language_model import LanguageModel, LanguageModelConfig
+from porting.models.positions import sinusoidal_positions
 from porting.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from porting.models.seq2seq_search import beam_search
 from porting.plan.plan import PlanError

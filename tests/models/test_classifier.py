@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from porting.models.classifier import Classifier, ClassifierConfig, sinusoidal_positions
+from porting.models.classifier import Classifier, ClassifierConfig
+from porting.models.positions import sinusoidal_positions
 
 SIZES: dict[str, Any] = {  # Any: fields of several types
     "vocab_size": 23,
@@ -57,9 +58,9 @@ def by_torch(model: Classifier, ids: Tensor, mask: Tensor) -> tuple[Tensor, list
         dtype=torch.float64,
     )
     positions = torch.where(torch.arange(config.hidden_size) % 2 == 0, angles.sin(), angles.cos()).float().double()
-    hidden = model.embeddings.token.weight[ids] * math.sqrt(config.hidden_size) + positions[: ids.shape[-1]]
+    hidden = model.encoder.embeddings.token.weight[ids] * math.sqrt(config.hidden_size) + positions[: ids.shape[-1]]
     maps = []
-    for block in model.blocks:
+    for block in model.encoder.blocks:
         weights = block.state_dict()
         layer = nn.TransformerEncoderLayer(
             config.hidden_size, config.num_attention_heads, config.intermediate_size, activation="relu",
@@ -75,7 +76,7 @@ def by_torch(model: Classifier, ids: Tensor, mask: Tensor) -> tuple[Tensor, list
         found = layer.self_attn(normed, normed, normed, key_padding_mask=~mask, average_attn_weights=False)
         maps.append(found[1])
         hidden = layer(hidden, src_key_padding_mask=~mask)
-    hidden = hidden if model.norm is None else model.norm(hidden)
+    hidden = hidden if model.encoder.norm is None else model.encoder.norm(hidden)
     return hidden[:, 0] @ model.classifier.weight.T + model.classifier.bias, maps
 
 
@@ -102,8 +103,10 @@ def test_positions_are_those_of_the_paper() -> None:
             assert float(table[place, 2 * k + 1]) == pytest.approx(math.cos(angle), abs=1e-7)
 
 
-def test_the_positions_are_computed_and_not_saved() -> None:
-    assert not [name for name in drawn().state_dict() if "positions" in name]
+def test_the_positions_are_saved_and_not_trained() -> None:
+    model = drawn()
+    assert [name for name in model.state_dict() if "positions" in name] == ["encoder.embeddings.positions"]
+    assert not [name for name, _ in model.named_parameters() if "positions" in name]
 
 
 def test_padding_changes_nothing() -> None:
@@ -157,8 +160,8 @@ def test_dropout_is_on_in_training_alone() -> None:
 
 def test_fresh_weights() -> None:
     model = Classifier(config=ClassifierConfig(**SIZES))
-    assert model.embeddings.token.weight[0].eq(0).all()
-    scaled = model.embeddings.token.weight[1:] * math.sqrt(16)
+    assert model.encoder.embeddings.token.weight[0].eq(0).all()
+    scaled = model.encoder.embeddings.token.weight[1:] * math.sqrt(16)
     assert 0.8 < float(scaled.detach().std()) < 1.2
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

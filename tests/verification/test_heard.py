@@ -8,7 +8,7 @@ import torch
 
 from porting.notation.table import parse_table
 from porting.verification import Case, verify
-from porting.verification.inputs import heard
+from porting.verification.inputs import for_port, heard
 from tests.families.pairs import BERT, Pair
 from tests.families.ported import make
 
@@ -18,6 +18,17 @@ CASE = Case("one", {name: torch.ones(1, 2) for name in ("input_ids", "attention_
 def test_what_is_not_named_is_left_out() -> None:
     rules = parse_table('[inputs]\n"attention_mask" = "m"\n"input_ids" = "x"\n"position_ids" = "p"').inputs
     assert list(heard(rules, CASE).inputs) == ["input_ids", "attention_mask"]
+
+
+def test_a_port_of_the_encoder_alone_leaves_the_reference_its_decoders_inputs() -> None:
+    case = Case(
+        "two", {**CASE.inputs, "decoder_input_ids": torch.ones(1, 3), "decoder_attention_mask": torch.ones(1, 3)}
+    )
+    encoder = parse_table('[inputs]\n"input_ids" = "x"').inputs
+    assert list(heard(encoder, case).inputs) == ["input_ids", "decoder_input_ids", "decoder_attention_mask"]
+    assert list(for_port(encoder, heard(encoder, case).inputs, torch.float32)) == ["x"]
+    both = parse_table('[inputs]\n"input_ids" = "x"\n"decoder_input_ids" = "y"').inputs
+    assert list(heard(both, case).inputs) == ["input_ids", "decoder_input_ids"]
 
 
 def test_nothing_is_left_out_without_inputs_or_when_they_name_what_is_not_there() -> None:
