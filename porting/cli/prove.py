@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +37,10 @@ Gradients = Annotated[bool, typer.Option("--gradients", help="Compare the gradie
 Steps = Annotated[
     int,
     typer.Option("--steps", min=0, help="Compare the weights after this many steps of SGD and of AdamW as well."),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", dir_okay=False, help="Also write the report as a page for a browser."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
 
@@ -100,6 +108,8 @@ def check(
 
 
 def _show_moves(screen: Screen, plan: Plan, every: bool) -> None:
+    from porting.plan.by_rule import moves_by_rule
+
     if every:
         moves = [
             (" + ".join(_spelled(step.sources, plan.sources)), " + ".join(_spelled(step.targets, plan.targets)))
@@ -107,21 +117,9 @@ def _show_moves(screen: Screen, plan: Plan, every: bool) -> None:
         ]
         screen.rows(["from", "to"], moves)
         return
-    counts: dict[int, list[int]] = {}
-    rules = {id(step.rule): step.rule for step in plan.steps}
-    for step in plan.steps:
-        count = counts.setdefault(id(step.rule), [0, 0])
-        count[0] += len(step.sources)
-        count[1] += len(step.targets)
     rows = [
-        (
-            " + ".join(map(str, rule.sources)),
-            " + ".join(map(str, rule.targets)),
-            f"{counts[key][0]:,}",
-            f"{counts[key][1]:,}",
-            rule.where,
-        )
-        for key, rule in rules.items()
+        (rule.source, rule.target, f"{rule.read:,}", f"{rule.written:,}", rule.where)
+        for rule in moves_by_rule(plan.steps)
     ]
     screen.rows(["from", "to", "read", "written", "rule"], rows, right=["read", "written"])
 
@@ -184,6 +182,7 @@ def verify(
     fresh: options.Fresh = False,
     trust: options.Trust = False,
     every: EveryProbe = False,
+    html: Html = None,
     as_json: options.Json = False,
 ) -> None:
     """Prove, module by module, that a port computes what transformers computes.
@@ -199,6 +198,7 @@ def verify(
       porting verify ./my-checkpoint --dtype float32 --dtype bfloat16
       porting verify ./my-checkpoint --gradients --steps 3
       porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
+      porting verify ./my-checkpoint --html report.html
       porting verify google-bert/bert-base-uncased --json > report.json
     """
     with Screen("verify", as_json=as_json) as screen:
@@ -207,6 +207,8 @@ def verify(
         from porting.verification import verify as prove
         from porting.verification.terminal import render
 
+        if html is not None and not html.parent.is_dir():  # said before the work, and not after it
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(html.parent))
         make = options.builder(into, trust=trust)
         working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
         checkpoint = _opened(source)
@@ -224,9 +226,16 @@ def verify(
                 trust=trust,
                 progress=tell,
             )
+        same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        asked = options.given(
+            dtype=[one.value for one in dtypes or []], seed=seed or None, gradients=gradients, steps=steps or None
+        )
+        again = shlex.join(["porting", "verify", *options.again(source), *same, *asked])
+        report = replace(report, call=again)
         screen.document(report.to_dict())
         screen.show(render(report, every_probe=every))
-        same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        if html is not None:
+            screen.line(f"the report as a page: {report.save_html(html)}")
         if report.as_claimed:
             screen.next("export", *(options.again(source) or [str(options.where(source))]), "./exported", *same)
             return

@@ -10,6 +10,7 @@ import torch
 from porting.errors import Fault, PortingError
 from porting.notation.table import Table
 from porting.plan.align import Step
+from porting.plan.by_rule import moves_by_rule
 from porting.plan.move import Described
 
 
@@ -77,3 +78,9 @@ class Plan:
         parts += [f"{len(self.fresh)} new"] if self.fresh else []
         parts += [f"{len(self.computed)} computed"] if self.computed else []
         return ", ".join(parts)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row for each rule, and what is not simply loaded."""
+        from porting.pages.page import render_part  # noqa: PLC0415  # jinja2 is for those who look at a plan
+
+        return render_part("plan_part.html", {"plan": self, "rules": moves_by_rule(self.steps)})

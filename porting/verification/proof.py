@@ -22,6 +22,7 @@ from porting.loading import Into, weights
 from porting.notation.table import Table
 from porting.plan.config import arguments, sizes
 from porting.tables import chosen_for, find_table
+from porting.verification.call import spelled_call
 from porting.verification.compare import Comparison, Progress
 from porting.verification.counterparts import counterparts
 from porting.verification.gradients import with_padding
@@ -81,8 +82,9 @@ def verify(
         CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
         VerifyError: the reference or the module cannot be run, or the probes do not fit.
     """
+    given = dict(locals())  # before anything else has a name here
     with _undisturbed(seed):
-        return _verify(
+        report = _verify(
             source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision),
             into,
             table,
@@ -98,6 +100,7 @@ def verify(
             steps=steps,
             tell=progress or (lambda what, done, total: None),
         )
+    return replace(report, call=spelled_call("porting.verify", verify, given))
 
 
 def _verify(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from porting.notation.table import Approximation
@@ -147,6 +149,7 @@ class Report:
         cost: seconds and bytes.
         approximate: what the table says of a port that is not exact by intent.
         learned: gradients and training; None when they were not asked for.
+        call: the call or the command that does the same again.
     """
 
     source: str
@@ -165,6 +168,7 @@ class Report:
     cost: Cost
     approximate: Approximation | None = None
     learned: Learned | None = None
+    call: str = ""
 
     @property
     def guilty(self) -> tuple[Probe, ...]:
@@ -230,6 +234,31 @@ class Report:
         }
         found = _finite(plain)
         return found if isinstance(found, dict) else {}
+
+    def to_html(self) -> str:
+        """The report as a page: one HTML file that needs nothing beside itself, for any browser."""
+        from porting.verification.webpage import report_page  # noqa: PLC0415  # it draws, and takes a second to import
+
+        return report_page(self)
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to a file, replacing what is there.
+
+        Returns:
+            The file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        file = Path(path)
+        file.write_text(self.to_html(), encoding="utf-8")
+        return file
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from porting.verification.webpage import report_part  # noqa: PLC0415  # as above
+
+        return report_part(self)
 
     def __str__(self) -> str:
         from porting.verification.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report

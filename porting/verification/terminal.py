@@ -96,7 +96,7 @@ def _grid(report: Report, every_probe: bool) -> Grid:
                 ratios = [(probe.count, getattr(probe.rounding[dtype], view) or 0.0) for probe in probes]
                 bad = any(ratio > luck(count) for count, ratio in ratios)
                 cells.append(Text(_times(max(ratio for _, ratio in ratios)), _style(bad)))
-        grid.add_row(Text(row.label), *cells, _mark(row))
+        grid.add_row(Text(row.label), *cells, mark(row))
     return grid
 
 
@@ -104,7 +104,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x" if ratio < 1e6 else f"{ratio:.0e}x"
 
 
-def _mark(row: Row) -> Text:
+def mark(row: Row) -> Text:
     """What a row comes down to: the guilty modules in it, or that a difference only passes through."""
     guilty = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.guilty]
     if guilty:

@@ -23,7 +23,7 @@ ROOMS = {
     "porting.pages": ("porting.errors", "porting.printable"),
     "porting.printable": (),
     "porting.target": ("porting.errors",),
-    "porting.plan": ("porting.errors", "porting.notation", "porting.target"),
+    "porting.plan": ("porting.errors", "porting.notation", "porting.pages", "porting.target"),
 }
 
 # A family is what the tables are for; rooms such as an encoder have the field's common names and are no families.

@@ -1,0 +1,120 @@
+"""A report as a page for a browser, and as what a notebook shows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup
+from rich.text import Text
+
+from porting.pages.page import render_page, render_part
+from porting.verification.figures import growth, spread_plot
+from porting.verification.heatmap import Cell, heat_map
+from porting.verification.learned_lines import tell_learned
+from porting.verification.report import Report
+from porting.verification.rows import rows_of
+from porting.verification.terminal import culprit_lines, listed, mark, other_lines, shown_lines, verdict_lines
+
+MOST_DRAWN = 3
+"""Where a guilty module differs is drawn for so many of them."""
+
+_CLASSES = {"green": "good", "yellow": "warn", "red": "bad", "dim": "faint"}
+
+Line = list[tuple[str, str]]
+"""A line of text in pieces, each with its class, which may be empty."""
+
+
+def report_page(report: Report) -> str:
+    """The page: the verdict, the heat map, the growth of the error, the culprits, and what was not shown."""
+    values = {
+        **_words(report),
+        "map": heat_map(report),
+        "growth": _element(growth(report)) if report.probes else "",
+        "spreads": list(_spreads(report)),
+        "partial": sorted((share, name) for name, share in report.shown.activation.items() if share < 1),
+        "facts": _facts(report),
+    }
+    return render_page("report.html", values, styles=["report.css"], scripts=["report.js"])
+
+
+def report_part(report: Report) -> str:
+    """A part of a page: the verdict, a row for each layer, and the culprit."""
+    found = heat_map(report)
+    rows = [
+        {"label": row.label, "numbers": list(_worst(cells)), "said": mark(row).plain}
+        for row, (_, cells) in zip(rows_of(report.probes), found.rows, strict=True)
+    ]
+    return render_part("report_part.html", {**_words(report), "rows": rows, "map": found})
+
+
+def _worst(cells: Sequence[Cell | None]) -> Iterator[tuple[str, bool]]:
+    """Of a row, for each tier and view: the largest number, and whether any is above its bound."""
+    for readings in zip(*(cell.readings for cell in cells if cell), strict=True):
+        largest = max(readings, key=lambda one: -1.0 if one.number is None else one.number)
+        yield largest.text, any(one.above for one in readings)
+
+
+def _words(report: Report) -> dict[str, object]:
+    """What the terminal says, in the same words."""
+    first, *numbers = verdict_lines(report)
+    word = report.verdict.upper()
+    return {
+        "report": report,
+        "verdict": word,
+        "tone": _class(str(first.spans[0].style)) if first.spans else "",
+        "sentence": first.plain.removeprefix(word).strip(),
+        "numbers": [_pieces(line) for line in numbers],
+        "culprits": [_pieces(line) for line in culprit_lines(report)],
+        "learned": [_pieces(line) for line in tell_learned(report.learned, listed)],
+        "observed": [_pieces(line) for line in shown_lines(report)],
+        "others": [_pieces(line) for line in other_lines(report)],
+    }
+
+
+def _pieces(line: Text) -> Line:
+    """A line of the terminal's: its pieces with their styles as classes."""
+    whole = _class(str(line.style))
+    pieces: Line = []
+    place = 0
+    for span in line.spans:
+        pieces += [
+            (line.plain[place : span.start], whole),
+            (line.plain[span.start : span.end], _class(str(span.style))),
+        ]
+        place = span.end
+    pieces.append((line.plain[place:], whole))
+    return [(text, name) for text, name in pieces if text]
+
+
+def _class(style: str) -> str:
+    """``bold red`` -> ``strong bad``."""
+    words = style.split()
+    return " ".join([*(["strong"] if "bold" in words else []), *(_CLASSES[word] for word in words if word in _CLASSES)])
+
+
+def _spreads(report: Report) -> Iterator[tuple[str, str, tuple[int, ...], Markup]]:
+    for probe in [probe for probe in report.guilty if probe.spreads][:MOST_DRAWN]:
+        for spread in probe.spreads:
+            case = report.cases[spread.case] if spread.case < len(report.cases) else ""
+            yield probe.port, case, spread.shape, _element(spread_plot(spread, probe.port))
+
+
+def _element(drawn: str) -> Markup:
+    return Markup(drawn)  # noqa: S704  # matplotlib wrote it and escapes the texts in it
+
+
+def _facts(report: Report) -> dict[str, str]:
+    cost = report.cost
+    return {
+        "reference": report.reference,
+        "port": report.port,
+        "table": report.table,
+        "checkpoint": report.source,
+        "inputs": "; ".join(report.cases),
+        "seed": str(report.seed),
+        "forward passes": f"{cost.passes} in {cost.forwards:.1f} s",
+        "with all comparisons": f"{cost.total:.1f} s, {cost.ratio:.1f} times the forward passes",
+        "loading": f"{cost.loading:.1f} s",
+        "memory": f"{cost.memory / 1e9:.1f} GB at most",
+        **report.environment,
+    }

@@ -1,0 +1,251 @@
+"""The report as a page: what it shows, that a reader can use it, and that nothing in it can do harm."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Page
+
+from porting.loading import load
+from porting.models.bert_heads import BertForPreTraining
+from porting.verification import Probe, Report, View, verify
+from porting.verification.spread import Spread
+from tests.browser import opened
+from tests.verification.planted import BUGS, ROUNDS_WORSE, Bug
+from tests.verification.test_report import small
+
+HOSTILE = (
+    "</td><script>document.body.dataset.ran = 'yes'</script>\"'><img src=x onerror=alert(1)>\u202egnp\x1b[2J $x^2$ 层"
+)
+SEEN = HOSTILE.replace("\u202e", "\\u202e").replace("\x1b", "\\x1b")
+
+
+def with_bug(checkpoint: Path, bug: Bug) -> Report:
+    model = load(checkpoint)
+    assert isinstance(model, BertForPreTraining)
+    bug.plant(model)
+    return verify(checkpoint, model, loaded=True, dtypes=(torch.float32, torch.bfloat16))
+
+
+@pytest.fixture(scope="module")
+def guilty(checkpoint: Path) -> Report:
+    return with_bug(checkpoint, next(bug for bug in BUGS if bug.name == "tanh GELU"))
+
+
+@pytest.fixture(scope="module")
+def page(guilty: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return guilty.save_html(tmp_path_factory.mktemp("page") / "report.html")
+
+
+@contextmanager
+def shown(page: Path, **window: int) -> Iterator[Page]:
+    with opened(dark="dark" in window, width=window.get("width", 1280)) as browser:
+        browser.goto(page.as_uri())
+        yield browser
+
+
+def test_the_verdict_and_the_culprit_come_first(guilty: Report, page: Path) -> None:
+    with shown(page) as browser:
+        assert browser.title() == "DIFFERENT: porting.models.bert_heads.BertForPreTraining"
+        assert browser.inner_text("h1") == "DIFFERENT"
+        assert "does not compute what transformers.BertForPreTraining computes" in browser.inner_text("header")
+        assert "first guilty module: bert.layers.1.activation" in browser.inner_text("section >> nth=0")
+        assert browser.locator("article:visible").count() == 1
+        assert "bert.layers.1.activation" in browser.inner_text("article:visible")
+        assert "at fault" in browser.inner_text("article:visible")
+        assert "seed" in browser.inner_text(".facts")
+        assert guilty.environment["torch"] in browser.inner_text(".facts")
+        assert browser.inner_text("pre") == f"porting.verify({guilty.source!r}, {CALLED}"
+
+
+CALLED = "porting.models.bert_heads.BertForPreTraining(...), dtypes=(torch.float32, torch.bfloat16), loaded=True)"
+
+
+def test_a_click_on_a_cell_shows_its_details(guilty: Report, page: Path) -> None:
+    with shown(page) as browser:
+        cell = browser.get_by_role("button", name="layer 2, attention.key")
+        assert cell.get_attribute("aria-expanded") == "false"
+        cell.click()
+        assert cell.get_attribute("aria-expanded") == "true"
+        assert browser.locator("#heat [aria-expanded=true]").count() == 1
+        details = browser.inner_text("article:visible")
+        probe = next(probe for probe in guilty.probes if probe.port == "bert.layers.2.attention.key")
+        assert probe.reference in details
+        assert "innocent: what is off comes from before" in details
+        assert "ran since the probe before it: bert.layers.2.attention.key" in details
+        assert f"{probe.count:,} numbers were compared" in details
+        assert f"{probe.rounding['float32'].end_to_end:.0f}\N{MULTIPLICATION SIGN}" in details
+
+
+def test_it_can_be_read_with_the_keyboard_alone(guilty: Report, page: Path) -> None:
+    with shown(page) as browser:
+        browser.focus("input[name=view]:checked")
+        browser.keyboard.press("Tab")  # one stop for the whole map: the cell that is open
+        focused = "document.activeElement.getAttribute('aria-label')"
+        assert browser.evaluate(focused).startswith("layer 1, activation: ")
+        for key in ("ArrowDown", "ArrowLeft", "Enter"):
+            browser.keyboard.press(key)
+        assert browser.evaluate(focused).startswith("layer 2, attention_norm: ")
+        assert "bert.layers.2.attention_norm" in browser.inner_text("article:visible")
+        browser.keyboard.press("ArrowUp")
+        browser.keyboard.press("ArrowUp")
+        browser.keyboard.press("ArrowUp")  # the embeddings have no such cell: it stays
+        browser.keyboard.press("Space")
+        assert "bert.layers.0.attention_norm" in browser.inner_text("article:visible")
+
+
+def test_the_switches_change_the_numbers(guilty: Report, page: Path) -> None:
+    (probe,) = guilty.guilty
+    with shown(page) as browser:
+        cell = browser.get_by_role("button", name="layer 1, activation")
+        assert float(cell.inner_text()) == pytest.approx(probe.meaning.isolated, rel=0.5)
+        browser.get_by_label("float32: rounding").check()
+        assert cell.inner_text() == f"{probe.rounding['float32'].isolated:.0f}"
+        browser.get_by_label("end to end").check()
+        assert cell.inner_text() == f"{probe.rounding['float32'].end_to_end:.0f}"
+        name = cell.get_attribute("aria-label")
+        assert name == f"layer 1, activation: {cell.inner_text()}, above its bound"
+        later = browser.get_by_role("button", name="layer 2, output")
+        assert "above its bound" in (later.get_attribute("aria-label") or "")
+        browser.get_by_label("isolated", exact=True).check()
+        assert "above its bound" not in (later.get_attribute("aria-label") or "")
+        assert [cell.get_attribute("aria-label") for cell in browser.locator("#heat .guilty").all()] == [
+            f"layer 1, activation: {cell.inner_text()}, above its bound"
+        ]
+
+
+CONTRASTS = """() => {
+  const light = (text) => {
+    const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255)
+      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (one) => {
+    const color = getComputedStyle(one).backgroundColor;
+    return color === "rgba(0, 0, 0, 0)" && one.parentElement ? ground(one.parentElement) : color;
+  };
+  const worst = [];
+  for (const one of document.querySelectorAll("main *")) {
+    const text = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!text || !one.checkVisibility() || one.closest("svg")) continue;
+    const [a, b] = [light(getComputedStyle(one).color), light(ground(one))];
+    worst.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.outerHTML.slice(0, 200)]);
+  }
+  return worst.sort((a, b) => a[0] - b[0])[0];
+}"""
+
+
+@pytest.mark.parametrize("window", [{"width": 375}, {"width": 375, "dark": 1}, {"width": 1280, "dark": 1}])
+def test_it_fits_a_phone_and_reads_well_in_the_dark(window: dict[str, int], tmp_path: Path) -> None:
+    """The names are long and the numbers of every level are there; WCAG 2.1 asks for a contrast of 4.5."""
+    probes = [
+        Probe(
+            reference=f"model.{number}.{'very_long_name_' * 5}",
+            port=f"layers.{number}.{'very_long_name_' * 5}",
+            meaning=View(end_to_end=size, isolated=size),
+            rounding={"float32": View(end_to_end=size * 1e12, isolated=1.0)},
+            count=1000,
+            span=("layers." + "x" * 80,),
+        )
+        for number, size in enumerate((1e-16, 4e-13, 9e-13, 5e-12, 5e-10, 5e-8, 5e-3, math.inf))
+    ]
+    report = small(probes=tuple(probes), call="porting verify " + "x" * 90, unseen=("the mask",), warnings=("w" * 90,))
+    with shown(report.save_html(tmp_path / "report.html"), **window) as browser:
+        assert browser.evaluate("document.documentElement.scrollWidth") == window["width"]
+        assert len({cell.get_attribute("class") for cell in browser.locator("#heat button").all()}) >= 7
+        contrast, where = browser.evaluate(CONTRASTS)
+        assert contrast >= 4.5, where
+        assert browser.evaluate("getComputedStyle(document.querySelector('svg text')).fill") == browser.evaluate(
+            "getComputedStyle(document.body).color"
+        )
+
+
+def test_what_is_in_a_name_can_do_nothing(tmp_path: Path) -> None:
+    probe = Probe(
+        reference=HOSTILE,
+        port=HOSTILE,
+        meaning=View(end_to_end=1.0, isolated=1.0),
+        span=(HOSTILE,),
+        lowered=(HOSTILE,),
+        spreads=(Spread(case=0, shape=(1, 2, 3), positions=((0.0, 1.0),), channels=(1.0, math.inf, 0.0)),),
+    )
+    fields = dict.fromkeys(("source", "reference", "port", "table", "call"), HOSTILE)
+    lists = dict.fromkeys(("skipped", "cases", "unseen", "warnings"), (HOSTILE,))
+    report = small(probes=(probe,), noise={}, **fields, **lists)
+    report = dataclasses.replace(
+        report,
+        environment={HOSTILE: HOSTILE},
+        shown=dataclasses.replace(report.shown, copy=(HOSTILE,), nothing=(HOSTILE,), differing=(HOSTILE,)),
+    )
+    with shown(report.save_html(tmp_path / "report.html")) as browser:
+        assert browser.get_attribute("body", "data-ran") is None
+        assert browser.locator("main script, main img").count() == 0
+        assert browser.inner_text("article h3") == SEEN
+        assert browser.inner_text("pre") == SEEN
+        assert SEEN[-25:] in browser.inner_html("svg >> nth=0").replace("&lt;", "<").replace("&gt;", ">")
+        found = browser.content()
+        assert "\u202e" not in found
+        assert "\x1b" not in found
+        browser.set_content(f"<p id='here'>{report._repr_html_()}</p>")
+        assert browser.get_attribute("body", "data-ran") is None
+        assert browser.locator("script, img").count() == 0
+
+
+def test_it_is_one_small_file_that_needs_nothing(guilty: Report, page: Path) -> None:
+    text = page.read_text()
+    assert text == guilty.to_html()
+    addresses = {one for one in re.findall(r"https?://[^\s\"'<>]+", text) if "www.w3.org" not in one}
+    assert addresses == set()
+    assert re.findall(r"(?:src|href)=\"(?!#|data:image/png)[^\"]*", text) == []
+    names = ("query", "key", "value", "core -> scores", "core -> probabilities", "core -> 0", "norm", "activation", "")
+    probes = [
+        dataclasses.replace(guilty.probes[1], port=f"bert.layers.{layer}.{name}".rstrip("."))
+        for layer in range(24)
+        for name in names
+    ]
+    guilty_ones = [dataclasses.replace(guilty.guilty[0], port=f"bert.layers.{layer}.x") for layer in range(24)]
+    assert len(dataclasses.replace(guilty, probes=(*probes, *guilty_ones)).to_html()) < 500_000
+
+
+def test_every_verdict_has_its_page(checkpoint: Path, tmp_path: Path) -> None:
+    imprecise = with_bug(checkpoint, ROUNDS_WORSE)
+    with shown(imprecise.save_html(tmp_path / "imprecise.html")) as browser:
+        assert browser.inner_text("h1") == "IMPRECISE"
+        assert browser.is_checked("input[value=bfloat16]") or browser.is_checked("input[value=float32]")
+        assert browser.locator("#heat .imprecise").count() == len(imprecise.imprecise)
+        browser.goto(verify(checkpoint, dtypes=()).save_html(tmp_path / "faithful.html").as_uri())
+        assert browser.inner_text("h1") == "FAITHFUL"
+        assert browser.locator("article:visible").count() == 0
+        browser.goto(small(probes=(), noise={}).save_html(tmp_path / "empty.html").as_uri())
+        assert browser.inner_text("h1") == "FAITHFUL"
+
+
+def test_it_is_the_page_that_is_printed(guilty: Report, page: Path) -> None:
+    with shown(page) as browser:
+        browser.emulate_media(media="print")
+        assert not browser.is_visible("#switches")
+        assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert len(browser.pdf()) > 10_000
+
+
+def test_a_notebook_shows_the_verdict_and_a_row_for_each_layer(guilty: Report) -> None:
+    with opened(width=900) as browser:
+        outside = "<table id='other'><tr><th>other</th></tr></table><code id='code'>x</code>"
+        style = "el => JSON.stringify(Object.fromEntries(Object.entries(getComputedStyle(el))))"
+        browser.set_content(outside)
+        before = [browser.eval_on_selector(one, style) for one in ("#other th", "#code")]
+        browser.set_content(f"<div style='color: #ddd; background: #111'>{guilty._repr_html_()}</div>{outside}")
+        after = [browser.eval_on_selector(one, style) for one in ("#other th", "#code")]
+        assert [re.sub(r'"\d[^"]*"', "", one) for one in before] == [re.sub(r'"\d[^"]*"', "", one) for one in after]
+        rows = [" ".join(row.split()) for row in browser.inner_text(".porting-part table").splitlines()]
+        assert any(row.startswith("layer 1 ") and row.endswith("<- activation") for row in rows)
+        assert browser.inner_text(".porting-word") == "DIFFERENT"
+        assert "first guilty module: bert.layers.1.activation" in browser.inner_text(".porting-part")
+        assert browser.eval_on_selector(".porting-part td", "el => getComputedStyle(el).color") == "rgb(221, 221, 221)"
