@@ -97,13 +97,8 @@ class AlbertConfig(FactorizedConfig):
     def faults(self) -> Iterator[str]:
         """All that is wrong with the fields, one line each."""
         yield from super().faults()
-        wrong = list(checks.sizes(self, "num_hidden_groups", "num_hidden_layers"))
-        yield from (fault for fault in wrong if fault.startswith("num_hidden_groups"))
-        if not wrong and self.num_hidden_groups > self.num_hidden_layers:
-            yield (
-                f"num_hidden_groups={self.num_hidden_groups}: "
-                f"expected at most num_hidden_layers={self.num_hidden_layers}"
-            )
+        yield from checks.sizes(self, "num_hidden_groups")
+        yield from checks.at_most(self, "num_hidden_groups", "num_hidden_layers")
 
 
 class FactorizedEmbeddings(BertEmbeddings):

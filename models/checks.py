@@ -37,6 +37,13 @@ def divides(config: object, whole: str, part: str) -> Iterator[str]:
         yield f"{whole}={total}: expected a multiple of {part}={count}"
 
 
+def at_most(config: object, name: str, limit: str) -> Iterator[str]:
+    """A fault if the field ``name`` is larger than ``limit``; none while one of them is no size at all."""
+    value, most = getattr(config, name), getattr(config, limit)
+    if _is_whole(value) and _is_whole(most) and 0 < most < value:
+        yield f"{name}={value}: expected at most {limit}={most}"
+
+
 def even(config: object, name: str) -> Iterator[str]:
     """A fault if the field is an odd number, of which sinusoidal positions cannot make pairs."""
     value = getattr(config, name)
