@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from porting.tables import chosen_for, find_table
 from porting.verification.call import spelled_call
 from porting.verification.compare import Comparison, Progress
 from porting.verification.counterparts import counterparts
+from porting.verification.culprit import name_causes
 from porting.verification.gradients import with_padding
 from porting.verification.inputs import Case, for_port, heard, make_cases, special_tokens, withheld
 from porting.verification.learning import learn
@@ -33,7 +35,7 @@ from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
 from porting.verification.report import Cost, Report
 from porting.verification.running import Clock, Side
-from porting.verification.subject import cast, exactly, prepare, renew, stored_dtype, warned, writers
+from porting.verification.subject import Subject, cast, exactly, prepare, renew, stored_dtype, warned, writers
 from porting.verification.trace import points
 
 POSITIONS = "max_position_embeddings"
@@ -55,6 +57,7 @@ def verify(
     inputs: Sequence[Case] | None = None,
     gradients: bool = False,
     steps: int = 0,
+    causes: bool = True,
     progress: Progress | None = None,
 ) -> Report:
     """Prove that a module computes what transformers computes from the same checkpoint.
@@ -73,6 +76,7 @@ def verify(
         inputs: batches of your own in place of those made from the config.
         gradients: compare the parameters' gradients as well.
         steps: compare the weights after this many steps of SGD and of AdamW as well; more than 0 implies gradients.
+        causes: look for the cause when a module is guilty.
         progress: called with what is done, how many steps are done and how many there are.
 
     Returns:
@@ -98,6 +102,7 @@ def verify(
             inputs=inputs,
             gradients=gradients or steps > 0,
             steps=steps,
+            causes=causes,
             tell=progress or (lambda what, done, total: None),
         )
     return replace(report, call=spelled_call("porting.verify", verify, given))
@@ -118,6 +123,7 @@ def _verify(
     inputs: Sequence[Case] | None,
     gradients: bool,
     steps: int,
+    causes: bool,
     tell: Progress,
 ) -> Report:
     begun = time.perf_counter()
@@ -193,6 +199,8 @@ def _verify(
         replace(probe, rules=writers(subject.plan, probe.span)) if probe.guilty else probe
         for probe in comparison.probes()
     )
+    both = partial(_both, subject, theirs, checkpoint, chosen, cases, clock)
+    found = name_causes(comparison, probes, both, dtypes) if causes else ()
     seen = shown(subject.module, shares, weights(subject.plan, checkpoint))
     tell("done", stages, stages)
     ended = time.perf_counter()
@@ -211,6 +219,7 @@ def _verify(
         environment=_environment(),
         warnings=(*warned(subject.plan), *comparison.warnings),
         learned=learned,
+        causes=found,
         cost=Cost(
             loading=running - begun,
             forwards=clock.seconds,
@@ -233,6 +242,19 @@ def _undisturbed(seed: int) -> Iterator[None]:
     ):
         torch.manual_seed(seed)
         yield
+
+
+def _both(
+    subject: Subject,
+    theirs: nn.Module,
+    checkpoint: Checkpoint,
+    table: Table,
+    cases: Sequence[Case],
+    clock: Clock,
+    dtype: torch.dtype,
+) -> tuple[Side, Side]:
+    ours = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
+    return _reference(cast(theirs, dtype), table, cases, clock), _port(ours, dtype, table, cases, clock)
 
 
 def _reference(module: nn.Module, table: Table, cases: Sequence[Case], clock: Clock) -> Side:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from porting.causes.naming import Finding
 from porting.notation.table import Approximation
 from porting.verification.learned import Learned
 from porting.verification.measure import MEANING, ROUNDING, luck
@@ -150,6 +151,7 @@ class Report:
         approximate: what the table says of a port that is not exact by intent.
         learned: gradients and training; None when they were not asked for.
         call: the call or the command that does the same again.
+        causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
     """
 
     source: str
@@ -169,6 +171,7 @@ class Report:
     approximate: Approximation | None = None
     learned: Learned | None = None
     call: str = ""
+    causes: tuple[Finding, ...] = ()
 
     @property
     def guilty(self) -> tuple[Probe, ...]:

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from porting.verification.because import cause_lines
 from porting.verification.learned_lines import tell_learned
 from porting.verification.measure import MEANING, ROUNDING, luck
 from porting.verification.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
@@ -37,6 +38,7 @@ def render(report: Report, *, every_probe: bool = False) -> RenderableType:
         _grid(report, every_probe),
         Text(),
         *culprit_lines(report),
+        *cause_lines(report.causes, listed),
         *tell_learned(report.learned, listed),
         *shown_lines(report),
         *other_lines(report),

@@ -1,0 +1,98 @@
+"""Activations that are not the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from porting.causes.anatomy import Activation, Anatomy
+from porting.causes.cause import Cause, other
+from porting.causes.functions import ACTIVATIONS
+from porting.causes.replay import Alteration, Values
+from porting.causes.tape import Call
+
+
+def applied(site: Activation, function: Callable[[Tensor], Tensor]) -> Callable[[Values, Call], Tensor]:
+    """Another function of the same input."""
+    return lambda values, call: function(values[site.input])
+
+
+def pools(site: Activation, anatomy: Anatomy) -> bool:
+    """Whether it is applied to one vector for each row, and not to one for each token."""
+    return anatomy.tape[site.input].ndim == 2 and site.name == "tanh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongActivation(Cause):
+    """Another function."""
+
+    function: str
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each activation that is another one."""
+        for site in anatomy.activations:
+            if site.name != self.function and anatomy.tape[site.input].is_floating_point():
+                detail = f"{self.function} where the reference has {site.name or 'another function'}"
+                yield other(site.call, applied(site, ACTIVATIONS[self.function]), detail)
+
+
+class ActivationMissing(Cause):
+    """None at all."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each activation, but the pooler's."""
+        for site in anatomy.activations:
+            if not pools(site, anatomy):
+                yield other(site.call, applied(site, lambda value: value))
+
+
+class PoolerTanhMissing(Cause):
+    """None in the pooler."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """The pooler's."""
+        for site in anatomy.activations:
+            if pools(site, anatomy):
+                yield other(site.call, applied(site, lambda value: value))
+
+
+def _wrong(function: str, looks: str, fix: str) -> WrongActivation:
+    what = f"the activation is the {function} where the reference has another"
+    return WrongActivation(
+        name=f"{function} for another activation", what=what, looks=looks, fix=fix, function=function
+    )
+
+
+CAUSES: tuple[Cause, ...] = (
+    _wrong(
+        "exact GELU",
+        "a difference of up to 5e-4 where the reference has the tanh GELU: below atol=1e-3",
+        'F.gelu(x, approximate="tanh") for gelu_new, gelu_pytorch_tanh; see hidden_act in the config',
+    ),
+    _wrong(
+        "tanh GELU",
+        "a difference of up to 5e-4 where the reference has the exact GELU: under atol=1e-3",
+        "F.gelu(x) for hidden_act = gelu",
+    ),
+    _wrong(
+        "quick GELU",
+        "a difference of up to 2e-2 from the exact GELU",
+        "x * sigmoid(1.702 x) is CLIP's; F.gelu(x) for hidden_act = gelu",
+    ),
+    _wrong("ReLU", "no negative number comes out of the feed-forward network's first half", "see hidden_act"),
+    _wrong("SiLU", "differences of up to 0.2 from a GELU", "SiLU is called swish, too; see hidden_act in the config"),
+    ActivationMissing(
+        name="activation missing",
+        what="the activation is left out",
+        looks="large differences; the feed-forward network is linear",
+        fix="put the activation between the two linear layers, or after the head's dense layer",
+    ),
+    PoolerTanhMissing(
+        name="pooler tanh missing",
+        what="the pooled vector is not put through tanh",
+        looks="pooled values beyond -1 and 1; the layers agree",
+        fix="tanh(dense(hidden[:, 0]))",
+    ),
+)

@@ -1,0 +1,194 @@
+"""The parts of a model, found on the tape of a pass: linear maps, norms, activations, embeddings, residual sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from porting.causes.attention import Attention, attentions
+from porting.causes.functions import ACTIVATION, ACTIVATIONS, EMBEDDING, NORM, SUM
+from porting.causes.linear import Linear, linears
+from porting.causes.tape import Call, Part, Ref, Tape
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A layer norm.
+
+    Attributes:
+        call: its call.
+        input, weight, bias: its tensors; a norm may lack the last two.
+        eps: what is added to the variance.
+    """
+
+    call: Call
+    input: Ref
+    weight: Ref | None
+    bias: Ref | None
+    eps: float
+
+    @property
+    def output(self) -> Ref:
+        """The normed values."""
+        return self.call.result
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """A function of each number by itself, whether it is one call or written out.
+
+    Attributes:
+        call: the call that gives its result.
+        input: what it is applied to.
+        name: which of :data:`porting.causes.functions.ACTIVATIONS` it computes, ``""`` for another.
+    """
+
+    call: Call
+    input: Ref
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """A row of a table for each number.
+
+    Attributes:
+        call: its call.
+        ids, weight: its tensors.
+        role: ``words``, ``types``, ``positions``, or ``distances`` (of two positions); what the numbers are.
+    """
+
+    call: Call
+    ids: Ref
+    weight: Ref
+    role: str
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """A sum of the stream and what a branch makes of it.
+
+    Attributes:
+        call: the sum.
+        stream, branch: its two sides.
+    """
+
+    call: Call
+    stream: Ref
+    branch: Ref
+
+
+class Anatomy:
+    """What a pass consists of.
+
+    Args:
+        tape: the pass.
+        inputs: the model's inputs by name, as ``input_ids``.
+    """
+
+    def __init__(self, tape: Tape, inputs: Mapping[str, Tensor]) -> None:
+        self.tape = tape
+        self.inputs = inputs
+
+    def called(self, *names: str) -> Iterator[Call]:
+        """The calls of some functions."""
+        return (call for call in self.tape.calls if call.name in names)
+
+    @cached_property
+    def norms(self) -> list[Norm]:
+        """The layer norms."""
+        found = []
+        for call in self.called(*NORM):
+            eps = call.argument(4, "eps", 1e-5)
+            found.append(Norm(call, call.args[0], call.argument(2, "weight"), call.argument(3, "bias"), float(eps)))
+        return found
+
+    @cached_property
+    def linears(self) -> list[Linear]:
+        """The linear maps."""
+        return list(linears(self.tape))
+
+    @cached_property
+    def attentions(self) -> list[Attention]:
+        """The attentions."""
+        return list(attentions(self.tape, self.linears))
+
+    @cached_property
+    def embeddings(self) -> list[Embedding]:
+        """The embeddings."""
+        found = []
+        for call in self.called(*EMBEDDING):
+            ids, weight = call.argument(0, "input"), call.argument(1, "weight")
+            found.append(Embedding(call, ids, weight, self._role(self.tape[ids])))
+        return found
+
+    def _role(self, ids: Tensor) -> str:
+        for name, role in (("input_ids", "words"), ("token_type_ids", "types"), ("position_ids", "positions")):
+            given = [one for key, one in self.inputs.items() if key.endswith(name)]
+            if any(one.shape == ids.shape and torch.equal(one, ids) for one in given):
+                return role
+        if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and bool((ids.diagonal() == ids[0, 0]).all()):
+            return "distances"
+        return "positions" if int(ids.max()) > int(ids.min()) else "types"
+
+    @cached_property
+    def activations(self) -> list[Activation]:
+        """The activations: modules that are one, and calls outside of these."""
+        found, inside = [], set()
+        for part in self.tape.parts:
+            made = self._elementwise(part)
+            if made is not None:
+                found.append(made)
+                inside |= set(range(part.first, part.last))
+        alone = (
+            call for call in self.called(*ACTIVATION) if call.number not in inside and self.tape.learned(call.result)
+        )
+        found += [Activation(call, call.args[0], self._which(call.args[0], call.result)) for call in alone]
+        return sorted(found, key=lambda one: one.call.number)
+
+    def _elementwise(self, part: Part) -> Activation | None:
+        """A module without weights that does the same to each number, and something."""
+        if part.input is None or part.output is None or any(True for _ in part.module.parameters()):
+            return None
+        before, after, call = self.tape[part.input], self.tape[part.output], self.tape.maker(part.output)
+        if call is None or before.shape != after.shape or torch.equal(before, after) or part.last == part.first:
+            return None
+        try:
+            turned = part.module(before.flatten().flip(0))
+        except Exception:  # noqa: BLE001  # it wants a certain shape, so it is no function of each number
+            return None
+        alike = isinstance(turned, Tensor) and torch.allclose(turned.flip(0), after.flatten(), rtol=1e-6, atol=1e-9)
+        return Activation(call, part.input, self._which(part.input, part.output)) if alike else None
+
+    def _which(self, given: Ref, result: Ref) -> str:
+        value, expected = self.tape[given].double(), self.tape[result].double()
+        close = (
+            name for name, one in ACTIVATIONS.items() if torch.allclose(one(value), expected, rtol=1e-6, atol=1e-9)
+        )
+        return next(close, "")
+
+    @cached_property
+    def residuals(self) -> list[Residual]:
+        """The sums of two activations of one shape of which one was made from the other."""
+        found = []
+        for call in self.called(*SUM):
+            given = [one for one in call.reads if self.tape.learned(one) and one not in self.tape.weights]
+            if len(given) != 2 or len({self.tape[one].shape for one in given}) != 1 or self.tape[given[0]].ndim > 3:
+                continue
+            for stream, branch in (tuple(given), tuple(reversed(given))):
+                if self._reaches(branch, stream):
+                    found.append(Residual(call, stream, branch))
+                    break
+        return found
+
+    def _reaches(self, ref: Ref, goal: Ref) -> bool:
+        return any(goal in call.reads for call in self.tape.before(ref, lambda call: call.result.number < goal.number))
+
+    @cached_property
+    def words(self) -> Ref | None:
+        """The table of the word embeddings."""
+        return next((one.weight for one in self.embeddings if one.role == "words"), None)

@@ -1,0 +1,40 @@
+"""The catalogue: every mistake that is looked for, by theme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from porting.causes import (
+    activations,
+    embeddings,
+    heads,
+    masks,
+    norms,
+    outputs,
+    positions,
+    precision,
+    projections,
+    structure,
+)
+from porting.causes.cause import Cause
+
+THEMES: Mapping[str, tuple[Cause, ...]] = MappingProxyType(
+    {
+        "norms": norms.CAUSES,
+        "activations": activations.CAUSES,
+        "projections": projections.CAUSES,
+        "heads": heads.CAUSES,
+        "masks": masks.CAUSES,
+        "embeddings": embeddings.CAUSES,
+        "positions": positions.CAUSES,
+        "structure": structure.CAUSES,
+        "outputs": outputs.CAUSES,
+        "precision": precision.CAUSES,
+    }
+)
+
+CATALOGUE: tuple[Cause, ...] = tuple(cause for causes in THEMES.values() for cause in causes)
+
+ROUNDING: tuple[Cause, ...] = tuple(cause for cause in CATALOGUE if cause.rough)
+"""Those that are looked for where a port means the same and rounds worse."""

@@ -1,0 +1,56 @@
+"""What a cause is: one mistake that people make when they write a model again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.replay import Alteration, Rewrite
+from porting.causes.tape import Call, Ref
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause(ABC):
+    """One entry of the catalogue.
+
+    Attributes:
+        name: what it is called in a report, ``"LayerNorm eps"``.
+        what: what the port does, in a sentence.
+        looks: how it looks from outside.
+        fix: what to do about it.
+        rough: it reproduces a rounding error, which another order of the same sums changes in its last digits.
+    """
+
+    name: str
+    what: str
+    looks: str
+    fix: str
+    rough: bool = False
+
+    @abstractmethod
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """The ways in which the reference would compute, had it this mistake, one place at a time."""
+
+
+def reads(ref: Ref, function: Callable[[Tensor], Tensor] = lambda value: value) -> Rewrite:
+    """A rewrite to another value of the pass, or to a function of it."""
+    return lambda values, call: function(values[ref])
+
+
+def joins(one: Ref, two: Ref, function: Callable[[Tensor, Tensor], Tensor]) -> Rewrite:
+    """A rewrite to a function of two other values of the pass."""
+    return lambda values, call: function(values[one], values[two])
+
+
+def after(function: Callable[[Tensor], Tensor]) -> Rewrite:
+    """A rewrite to a function of what the call gives."""
+    return lambda values, call: function(values.run(call))
+
+
+def other(call: Call, rewrite: Rewrite, detail: str = "", *, where: str = "") -> Alteration:
+    """An alteration of one call."""
+    return Alteration(where=where or call.module, rewrites={call.number: rewrite}, detail=detail)

@@ -1,0 +1,259 @@
+"""Attention's heads: how they are cut, scaled and put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.attention import Attention
+from porting.causes.cause import Cause, after, other, reads
+from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.tape import Call
+
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Query, key and value, each [b h s d]."""
+
+
+def flat(heads: Tensor) -> Tensor:
+    """[b h s d] -> [b s (h d)]: the projection's output again."""
+    return heads.transpose(1, 2).flatten(2)
+
+
+def unflat(value: Tensor, *sizes: int) -> Tensor:
+    """The last axis cut into several."""
+    return value.reshape(*value.shape[:-1], *sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescaled(Cause):
+    """The scores by another factor; a function of the head's width d, of the number of heads, and of the scale."""
+
+    factor: Callable[[int, int, float], float]
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention that is scaled, but the query beforehand."""
+        for one in anatomy.attentions:
+            size, heads = one.size, anatomy.tape[one.query].shape[1] if anatomy.tape[one.query].ndim == 4 else 1
+            factor = self.factor(size, heads, one.scale)
+            if factor and not math.isclose(factor, 1.0):
+                yield other(one.product, _times(factor), where=one.where)
+
+
+def _times(factor: float) -> Rewrite:
+    return after(lambda scores: scores * factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut(Cause):
+    """Query, key and value cut into heads in another way."""
+
+    cut: Callable[[Heads, int], Iterator[tuple[str, Heads]]]
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention of four axes over its own positions."""
+        for one in anatomy.attentions:
+            tape = anatomy.tape
+            refs = (one.query, one.key, one.value)
+            if not one.own or any(tape[ref].ndim != 4 for ref in refs):
+                continue
+            now = (tape[one.query], tape[one.key].mT, tape[one.value])
+            for number, (detail, _) in enumerate(self.cut(now, one.size)):
+                yield Alteration(where=one.where, rewrites=self._rewrites(one, number), detail=detail)
+
+    def _rewrites(self, one: Attention, number: int) -> dict[int, Rewrite]:
+        def heads(values: Values) -> Heads:
+            now = (values[one.query], values[one.key].mT, values[one.value])
+            return list(self.cut(now, one.size))[number][1]
+
+        def product(values: Values, call: Call) -> Tensor:
+            query, key, _ = heads(values)
+            return query @ key.mT
+
+        def context(values: Values, call: Call) -> Tensor:
+            return values[call.reads[0]] @ heads(values)[2]
+
+        return {one.product.number: product, one.context.number: context}
+
+
+def interleaved(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
+    """The fused projection's output read in another order than it has."""
+    count = heads[0].shape[1]
+    rows = torch.cat([flat(one) for one in heads], -1)  # [b s (p h d)]
+    pattern = {"(h p d)": (count, 3, size), "(h d p)": (count, size, 3), "(d h p)": (size, count, 3)}
+    for name, shape in pattern.items():
+        letters = name.strip("()").split()
+        split = unflat(rows, *shape)  # [b s] and the three, in this order
+        p, h, d = (2 + letters.index(letter) for letter in "phd")
+        query, key, value = split.permute(p, 0, h, 1, d)
+        yield f"read as {name} where it is (p h d)", (query, key, value)
+    back = torch.stack([one.transpose(1, 2) for one in heads], 3).flatten(2)  # [b s (h p d)]
+    query, key, value = unflat(back, 3, count, size).permute(2, 0, 3, 1, 4)
+    yield "read as (p h d) where it is (h p d)", (query, key, value)
+
+
+def untransposed(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
+    """``view(b, h, s, d)`` of [b s (h d)], and heads that take every h-th channel."""
+    query, key, value = (flat(one).reshape(one.shape) for one in heads)
+    yield "[b s (h d)] viewed as [b h s d] at once", (query, key, value)
+    count = heads[0].shape[1]
+    query, key, value = (unflat(flat(one), size, count).permute(0, 3, 1, 2) for one in heads)
+    yield "(d h) where it is (h d)", (query, key, value)
+
+
+class HeadCount(Cause):
+    """Another number of heads."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention of four axes, with each other number of heads that divides the width."""
+        for one in anatomy.attentions:
+            query = anatomy.tape[one.query]
+            if query.ndim != 4 or one.merge is None:
+                continue
+            heads, width = query.shape[1], query.shape[1] * query.shape[3]
+            for count in (found for found in range(1, min(width, 64) + 1) if width % found == 0 and found != heads):
+                detail = f"{count} heads where the reference has {heads}"
+                yield other(one.merge, self._again(one, count), detail, where=one.where)
+
+    @staticmethod
+    def _again(one: Attention, count: int) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            query, key, value = (
+                unflat(flat(ref), count, -1).transpose(1, 2)
+                for ref in (values[one.query], values[one.key].mT, values[one.value])
+            )
+            scores = query @ key.mT * query.shape[-1] ** -0.5
+            allowed = one.allowed.any(1, keepdim=True)
+            return flat(scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ value)
+
+        return rewrite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged(Cause):
+    """The heads put together in another way; a function of [b h s d]."""
+
+    merge: Callable[[Tensor], Tensor]
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention whose heads are merged."""
+        for one in anatomy.attentions:
+            if one.merge is not None:
+                yield other(one.merge, reads(one.context.result, self.merge), where=one.where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxAxis(Cause):
+    """The softmax over another axis."""
+
+    axis: int
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention."""
+        for one in anatomy.attentions:
+            if anatomy.tape[one.masked].ndim >= -self.axis:
+                yield other(one.softmax, reads(one.masked, lambda scores: scores.softmax(self.axis)))
+
+
+class PositionBiasMissing(Cause):
+    """No learned bias on the scores."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each step between product and softmax that adds one."""
+        for one in anatomy.attentions:
+            previous = one.product.result
+            for step in one.steps:
+                added = [ref for ref in step.reads if anatomy.tape.learned(ref) and ref != previous]
+                if added and previous in step.reads:
+                    yield other(step, reads(previous), where=one.where)
+                previous = step.result
+
+
+CAUSES: tuple[Cause, ...] = (
+    Rescaled(
+        name="1/sqrt(d) missing",
+        what="the scores are not divided by the root of the head's width",
+        looks="attention is too sharp; almost nothing on a fresh model, whose scores are near 0",
+        fix="scores = q @ k.T / sqrt(head_size); scaled_dot_product_attention does it by itself",
+        factor=lambda size, heads, scale: 1 / scale if scale != 1 else size**0.5,
+    ),
+    Rescaled(
+        name="1/sqrt(d) twice",
+        what="the query is scaled, and scaled_dot_product_attention scales again",
+        looks="attention is too flat",
+        fix="scale=1.0 for scaled_dot_product_attention, or leave the query as it is",
+        factor=lambda size, heads, scale: size**-0.5,
+    ),
+    Rescaled(
+        name="scaled by the model's width",
+        what="the scores are divided by the root of hidden_size and not of the head's width",
+        looks="attention is too flat, by the root of the number of heads",
+        fix="divide by sqrt(hidden_size / num_attention_heads)",
+        factor=lambda size, heads, scale: heads**-0.5,
+    ),
+    Rescaled(
+        name="scaled by d without the root",
+        what="the scores are divided by the head's width and not by its root",
+        looks="attention is too flat",
+        fix="divide by sqrt(head_size)",
+        factor=lambda size, heads, scale: size**-0.5 * (size**-0.5 / scale if scale != 1 else 1),
+    ),
+    Cut(
+        name="query, key and value interleaved wrongly",
+        what="the fused projection's rows are read in another order than they were written",
+        looks="every head mixes queries, keys and values",
+        fix="say the order in the table: [(p h d) e] for query, key, value one after the other, [(h p d) e] by heads",
+        cut=interleaved,
+    ),
+    Cut(
+        name="heads split wrongly",
+        what="the projection's output is cut into heads along the wrong axes",
+        looks="the projections agree, the scores do not; the shapes fit",
+        fix="view(b, s, h, d).transpose(1, 2), not view(b, h, s, d)",
+        cut=untransposed,
+    ),
+    HeadCount(
+        name="number of heads",
+        what="attention has another number of heads",
+        looks="every shape fits, since the weights do not depend on it",
+        fix="take num_attention_heads from the config",
+    ),
+    Merged(
+        name="heads not transposed back",
+        what="[b h s d] is reshaped to [b s e] without transposing heads and positions first",
+        looks="the probabilities agree, the context does not",
+        fix="context.transpose(1, 2).reshape(b, s, e)",
+        merge=lambda context: context.reshape(context.shape[0], context.shape[2], -1),
+    ),
+    Merged(
+        name="heads merged in the wrong order",
+        what="the channels are put together as (d h) and not as (h d)",
+        looks="the probabilities agree, the context is shuffled",
+        fix="heads first, then the channels of each: rearrange 'b h s d -> b s (h d)'",
+        merge=lambda context: context.permute(0, 2, 3, 1).flatten(2),
+    ),
+    SoftmaxAxis(
+        name="softmax over the queries",
+        what="the softmax is taken over the queries and not over the keys",
+        looks="columns of the probabilities sum to 1, and rows do not",
+        fix="softmax(dim=-1) of scores [b h q k]",
+        axis=-2,
+    ),
+    SoftmaxAxis(
+        name="softmax over the heads",
+        what="the softmax is taken over the heads and not over the keys",
+        looks="the heads' probabilities sum to 1",
+        fix="softmax(dim=-1) of scores [b h q k]",
+        axis=-3,
+    ),
+    PositionBiasMissing(
+        name="relative position bias missing",
+        what="the learned bias for each distance is not added to the scores",
+        looks="scores differ in every layer by the same amounts",
+        fix="add it before the softmax, in every layer",
+    ),
+)

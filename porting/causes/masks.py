@@ -1,0 +1,201 @@
+"""Attention masks that are not the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.attention import Attention
+from porting.causes.cause import Cause, after, other
+from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.tape import Call
+
+Masking = Callable[[Tensor, Attention], Tensor]
+"""The scores before any mask, [b h q k], and the attention -> the masked scores."""
+
+FAR = -1e30
+"""So far down that nothing is attended to; finite, so that a row that is masked altogether has no NaN."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Cause):
+    """The scores masked in another way."""
+
+    mask: Masking
+    applies: Callable[[Attention], bool]
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention, and all that are alike at once where the mask is made for all."""
+        for one in anatomy.attentions:
+            call = anatomy.tape.maker(one.masked)
+            if call is not None and anatomy.tape[one.masked].ndim == 4 and self.applies(one):
+                yield other(call, self.rewrite(one), where=one.where)
+
+    def rewrite(self, one: Attention) -> Rewrite:
+        """The last step before the softmax."""
+
+        def rewrite(values: Values, call: Call) -> Tensor:
+            scores = values.run(call) if one.raw == call.result else values[one.raw]
+            return self.mask(scores, one)
+
+        return rewrite
+
+
+def padded(one: Attention) -> bool:
+    """Whether some key is padding."""
+    return not bool(one.kept.all())
+
+
+def closed(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Nothing is attended to but what is allowed."""
+    return scores.masked_fill(~allowed, FAR)
+
+
+def later(scores: Tensor) -> Tensor:
+    """What comes after each query, [q k] of bool."""
+    return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+
+
+def ignored(scores: Tensor, one: Attention) -> Tensor:
+    """Padding is attended to."""
+    shape = one.allowed.any(0, keepdim=True)  # what is closed for every row is no padding
+    return closed(scores, later(scores).logical_not() if one.causal else shape.expand_as(one.allowed))
+
+
+def inverted(scores: Tensor, one: Attention) -> Tensor:
+    """Only padding is attended to; in a row that has none all keys are alike."""
+    kept = ~one.kept
+    if one.causal:
+        return scores + torch.where(kept, 0.0, -1e4) + torch.where(later(scores), FAR, 0.0)
+    return scores + torch.where(kept, 0.0, -1e4)
+
+
+def multiplied(scores: Tensor, one: Attention) -> Tensor:
+    """A score of 0 has still a share."""
+    return closed(scores * one.kept, ~later(scores)) if one.causal else scores * one.kept
+
+
+def added(scores: Tensor, one: Attention) -> Tensor:
+    """1 for what counts, 0 for padding."""
+    return closed(scores + one.kept.to(scores), ~later(scores)) if one.causal else scores + one.kept.to(scores)
+
+
+def on_queries(scores: Tensor, one: Attention) -> Tensor:
+    """Rows of padding are masked and not columns of it."""
+    return scores.masked_fill(~one.kept.mT, FAR)
+
+
+def no_causal(scores: Tensor, one: Attention) -> Tensor:
+    """Every query sees what comes after it."""
+    return closed(scores, one.kept.expand_as(one.allowed))
+
+
+def with_causal(scores: Tensor, one: Attention) -> Tensor:
+    """No query sees what comes after it."""
+    return closed(scores, one.allowed & ~later(scores))
+
+
+def no_window(scores: Tensor, one: Attention) -> Tensor:
+    """Every query sees all keys that are no padding, however far away."""
+    return closed(scores, one.kept.expand_as(one.allowed))
+
+
+def windowed(one: Attention) -> bool:
+    """Whether a query sees its neighbourhood only."""
+    return not one.causal and not torch.equal(one.allowed, one.kept.expand_as(one.allowed))
+
+
+class AfterSoftmax(Cause):
+    """The mask on the probabilities."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention with padding."""
+        for one in anatomy.attentions:
+            call = anatomy.tape.maker(one.masked)
+            if call is None or not padded(one) or anatomy.tape[one.masked].ndim != 4:
+                continue
+            free = IGNORED.rewrite(one)
+            yield Alteration(
+                where=one.where, rewrites={call.number: free, one.softmax.number: after(partial(torch.mul, one.kept))}
+            )
+
+
+IGNORED = Masked(
+    name="padding mask ignored",
+    what="padding is attended to like any other token",
+    looks="nothing in a batch without padding; in a padded one every row differs but the longest",
+    fix="pass the attention mask on to every attention",
+    mask=ignored,
+    applies=padded,
+)
+
+CAUSES: tuple[Cause, ...] = (
+    IGNORED,
+    Masked(
+        name="padding mask inverted",
+        what="padding is attended to, and nothing else",
+        looks="large differences in every row",
+        fix="1 = attend in attention_mask; key_padding_mask of torch.nn.MultiheadAttention has True = ignore",
+        mask=inverted,
+        applies=padded,
+    ),
+    Masked(
+        name="padding mask multiplied",
+        what="the scores are multiplied by the mask: padding gets a score of 0, and with it a share",
+        looks="padded rows differ, the others do not",
+        fix="add a large negative number, or masked_fill with -inf",
+        mask=multiplied,
+        applies=padded,
+    ),
+    Masked(
+        name="padding mask added as 0 and 1",
+        what="the mask is added to the scores as it is",
+        looks="padded rows differ, the others do not",
+        fix="turn it into 0 and a large negative number first: (1 - mask) * min",
+        mask=added,
+        applies=padded,
+    ),
+    AfterSoftmax(
+        name="padding mask after the softmax",
+        what="probabilities of padding are set to 0 after the softmax, so that a row no longer sums to 1",
+        looks="padded rows are too small",
+        fix="mask the scores before the softmax",
+    ),
+    Masked(
+        name="padding mask on the queries",
+        what="the mask is broadcast along the keys: rows of padding are masked and not columns",
+        looks="the probabilities' columns of padding are not 0",
+        fix="mask[:, None, None, :] for scores [b h q k]",
+        mask=on_queries,
+        applies=lambda one: padded(one) and one.own and not one.causal,
+    ),
+    Masked(
+        name="causal mask missing",
+        what="a query sees what comes after it",
+        looks="the last position agrees, the others do not",
+        fix="is_causal=True, or a lower triangular mask, in every self-attention of the decoder",
+        mask=no_causal,
+        applies=lambda one: one.causal,
+    ),
+    Masked(
+        name="causal mask that should not be there",
+        what="a query does not see what comes after it",
+        looks="the last position agrees, the others do not",
+        fix="is_causal=False: an encoder attends in both directions",
+        mask=with_causal,
+        applies=lambda one: one.own and not one.causal,
+    ),
+    Masked(
+        name="local window missing",
+        what="a layer that should see a neighbourhood only attends everywhere",
+        looks="nothing in texts shorter than the window",
+        fix="mask what is farther away than half a window in the local layers",
+        mask=no_window,
+        applies=windowed,
+    ),
+)

@@ -1,0 +1,205 @@
+"""Layer norms that are not the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy, Norm
+from porting.causes.cause import Cause, other, reads
+from porting.causes.replay import Alteration, Values
+from porting.causes.tape import Call
+
+EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
+"""What people write, and what torch.nn.LayerNorm (1e-5) and the field's configs have."""
+
+Statistics = Callable[[Tensor, Norm], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormOf(Cause):
+    """Each norm by another formula for what comes before gain and bias."""
+
+    formula: Statistics
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm."""
+        for norm in anatomy.norms:
+            yield other(norm.call, affine(norm, self.formula))
+
+
+def affine(
+    norm: Norm, formula: Statistics, *, gain: bool = True, bias: bool = True
+) -> Callable[[Values, Call], Tensor]:
+    """The norm with another formula, and with its gain and bias or without."""
+
+    def rewrite(values: Values, call: Call) -> Tensor:
+        result = formula(values[norm.input], norm)
+        if gain and norm.weight is not None:
+            result = result * values[norm.weight]
+        return result + values[norm.bias] if bias and norm.bias is not None else result
+
+    return rewrite
+
+
+def standard(value: Tensor, norm: Norm, *, eps: float | None = None, dim: int = -1) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)``."""
+    centred = value - value.mean(dim, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(dim, keepdim=True) + (norm.eps if eps is None else eps))
+
+
+def bessel(value: Tensor, norm: Norm) -> Tensor:
+    """With the variance of a sample: the sum of squares over n - 1."""
+    return (value - value.mean(-1, keepdim=True)) * torch.rsqrt(value.var(-1, keepdim=True) + norm.eps)
+
+
+def outside(value: Tensor, norm: Norm) -> Tensor:
+    """With eps added to the standard deviation and not to the variance."""
+    return (value - value.mean(-1, keepdim=True)) / (value.std(-1, correction=0, keepdim=True) + norm.eps)
+
+
+def root_mean_square(value: Tensor, norm: Norm) -> Tensor:
+    """An RMSNorm: the mean is not taken off (Zhang and Sennrich 2019)."""
+    return value * torch.rsqrt(value.square().mean(-1, keepdim=True) + norm.eps)
+
+
+class NormEps(Cause):
+    """Another eps."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm with each usual eps."""
+        for norm in anatomy.norms:
+            for eps in EPSILONS:
+                if eps != norm.eps:
+                    detail = f"eps is {eps:.0e} where the reference has {norm.eps:.0e}"
+                    yield other(norm.call, affine(norm, partial(standard, eps=eps)), detail)
+
+
+class NormGain(Cause):
+    """The gain is missing."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm that has one."""
+        for norm in anatomy.norms:
+            if norm.weight is not None:
+                yield other(norm.call, affine(norm, standard, gain=False))
+
+
+class NormBias(Cause):
+    """The bias is missing."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm that has one."""
+        for norm in anatomy.norms:
+            if norm.bias is not None:
+                yield other(norm.call, affine(norm, standard, bias=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormMissing(Cause):
+    """A norm that is not there."""
+
+    place: str
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm at such a place."""
+        for norm in anatomy.norms:
+            if place(norm, anatomy) == self.place:
+                yield other(norm.call, reads(norm.input))
+
+
+def place(norm: Norm, anatomy: Anatomy) -> str:
+    """Where a norm stands: ``embedding``: before any attention; ``final``: after the last sum; ``layer``; ``head``."""
+    sums = [one.call.number for one in anatomy.residuals]
+    if not sums:
+        return "head"
+    first = min(one.product.number for one in anatomy.attentions) if anatomy.attentions else sums[0]
+    if norm.call.number < first and not any(one.input == norm.output for one in anatomy.linears):
+        return "embedding"
+    behind = next(iter(anatomy.tape.before(norm.input)), None)
+    if norm.call.number > max(sums) and behind is not None:
+        chain = anatomy.tape.before(norm.input, lambda call: call.number in sums or call.name != "dropout")
+        return "final" if any(call.number == max(sums) for call in chain) else "head"
+    return "layer"
+
+
+CAUSES: tuple[Cause, ...] = (
+    NormEps(
+        name="LayerNorm eps",
+        what="the norm adds another small number to the variance",
+        looks="a difference of 1e-7 to 1e-4, larger where activations are small; atol=1e-3 does not see it",
+        fix="take eps from the config (layer_norm_eps, norm_epsilon); torch.nn.LayerNorm has 1e-5 unless it is told",
+    ),
+    NormOf(
+        name="LayerNorm with Bessel's correction",
+        what="the variance is the sum of squares over n - 1 in place of n",
+        looks="everything is smaller by a factor near 1 - 1/(2 n): 0.07 % for 768",
+        fix="use var(correction=0), or std(correction=0): torch's default is the sample's",
+        formula=bessel,
+    ),
+    NormOf(
+        name="LayerNorm eps outside of the root",
+        what="eps is added to the standard deviation and not to the variance",
+        looks="as a wrong eps; nothing where eps is as small as 1e-12",
+        fix="x / sqrt(variance + eps), not x / (std + eps)",
+        formula=outside,
+    ),
+    NormOf(
+        name="RMSNorm for LayerNorm",
+        what="the norm does not take off the mean",
+        looks="a difference of the size of the activations' mean",
+        fix="subtract the mean over the last axis first",
+        formula=root_mean_square,
+    ),
+    NormOf(
+        name="LayerNorm over the wrong axis",
+        what="mean and variance are taken over the positions and not over the channels",
+        looks="everything differs, and what stands at one position depends on all others",
+        fix="normalise over the last axis of [b s e]",
+        formula=lambda value, norm: standard(value, norm, dim=-2) if value.ndim > 1 else value,
+    ),
+    NormGain(
+        name="LayerNorm gain missing",
+        what="the norm does not multiply by its weight",
+        looks="nothing on a fresh model, whose gains are 1; much on a trained one",
+        fix="elementwise_affine=True, and load the weight",
+    ),
+    NormBias(
+        name="LayerNorm bias missing",
+        what="the norm does not add its bias",
+        looks="nothing on a fresh model, whose biases are 0; a constant for each channel on a trained one",
+        fix="bias=True, and load the bias",
+    ),
+    NormMissing(
+        name="embedding norm missing",
+        what="the sum of the embeddings is not normed",
+        looks="everything differs from the embeddings on",
+        fix="put the norm after the sum of word, position and token type embeddings",
+        place="embedding",
+    ),
+    NormMissing(
+        name="final norm missing",
+        what="what comes out of the last layer is not normed",
+        looks="all layers agree, and the output does not",
+        fix="put the norm after the last layer: a pre-norm model needs one",
+        place="final",
+    ),
+    NormMissing(
+        name="norm missing in a layer",
+        what="a sum of stream and branch, or a branch's input, is not normed",
+        looks="the layers' outputs grow with depth",
+        fix="put the norm where the paper's figure has it",
+        place="layer",
+    ),
+    NormMissing(
+        name="norm missing in the head",
+        what="the head's transform lacks its norm",
+        looks="all layers agree, and the logits do not",
+        fix="dense, activation, norm, decoder",
+        place="head",
+    ),
+)

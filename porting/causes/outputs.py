@@ -1,0 +1,89 @@
+"""What is made of the last hidden states: pooling, the head's transform, the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.cause import Cause, other, reads
+from porting.causes.projections import role_of
+from porting.causes.replay import Alteration
+from porting.causes.tape import Call, Ref
+
+
+def pooled(anatomy: Anatomy) -> Iterator[tuple[Call, Ref]]:
+    """The calls that take one vector [b e] of each row of [b s e]."""
+    tape = anatomy.tape
+    for call in anatomy.called("__getitem__", "select", "index_select", "mean", "squeeze"):
+        source = call.reads[0]
+        before, after = tape[source], tape[call.result]
+        if tape.learned(source) and before.ndim == 3 and after.shape == (before.shape[0], before.shape[2]):
+            yield call, source
+
+
+def mean_of(hidden: Tensor, kept: Tensor) -> Tensor:
+    """The mean [b e] of the positions of [b s e] where ``kept`` [b s 1] is 1."""
+    return (hidden * kept).sum(1) / kept.sum(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled(Cause):
+    """One vector of each row, by another rule; a function of [b s e]."""
+
+    rules: tuple[tuple[str, Callable[[Tensor], Tensor]], ...]
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each place where one is taken."""
+        mask = anatomy.inputs.get("attention_mask")
+        for call, source in pooled(anatomy):
+            for detail, rule in self.rules:
+                yield other(call, reads(source, rule), detail)
+            if mask is not None and mask.shape == anatomy.tape[source].shape[:2]:
+                kept = mask.to(anatomy.tape[source].dtype)[..., None]
+                yield other(call, reads(source, partial(mean_of, kept=kept)), "the mean of what is no padding")
+
+
+class TransformSkipped(Cause):
+    """The decoder reads the hidden states themselves."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each decoder behind a dense layer of the same width."""
+        for decoder in anatomy.linears:
+            if role_of(decoder, anatomy) != "decoder":
+                continue
+            width = anatomy.tape[decoder.input].shape[-1]
+            number = decoder.call.number
+            dense = [one for one in anatomy.linears if one.call.number < number and role_of(one, anatomy) == "other"]
+            last = dense[-1] if dense else None
+            between = {call.number for call in anatomy.tape.before(decoder.input)}
+            if last is not None and last.call.number in between and anatomy.tape[last.input].shape[-1] == width:
+                maker = anatomy.tape.maker(decoder.input)
+                if maker is not None:
+                    yield other(maker, reads(last.input))
+
+
+CAUSES: tuple[Cause, ...] = (
+    Pooled(
+        name="pooled from the wrong place",
+        what="another token's vector, or a mean, is taken for the whole text",
+        looks="the layers agree, the pooled vector does not",
+        fix="take the token that the reference takes: in an encoder the first one, hidden[:, 0]",
+        rules=(
+            ("the last token", lambda hidden: hidden[:, -1]),
+            ("the second token", lambda hidden: hidden[:, 1]),
+            ("the first token", lambda hidden: hidden[:, 0]),
+            ("the mean of all tokens", lambda hidden: hidden.mean(1)),
+            ("the maximum of all tokens", lambda hidden: hidden.amax(1)),
+        ),
+    ),
+    TransformSkipped(
+        name="transform skipped",
+        what="the decoder is applied to the hidden states, without the dense layer, activation and norm before it",
+        looks="the layers agree, the logits do not",
+        fix="dense, activation, norm, decoder",
+    ),
+)

@@ -1,0 +1,202 @@
+"""Computed positions that are not the reference's: sinusoids and rotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.cause import Cause, after, other
+from porting.causes.functions import SUM
+from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.tape import Call, Ref
+
+THETAS = (100.0, 1000.0, 10_000.0, 160_000.0, 500_000.0, 1_000_000.0)
+"""Bases of rotations that models have, and what people write."""
+
+
+class SinusoidLayout(Cause):
+    """Sines and cosines in halves, or one by one."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each table of positions that was computed and not learned."""
+        for one in anatomy.embeddings:
+            values = anatomy.tape[one.call.result]
+            if one.role == "positions" and values.shape[-1] % 2 == 0 and sinusoidal(anatomy.tape[one.weight]):
+                yield other(one.call, after(halves_to_pairs), "in pairs, not in halves")
+                yield other(one.call, after(pairs_to_halves), "in halves, not in pairs")
+
+
+def sinusoidal(table: Tensor) -> bool:
+    """Whether the rows of a table are sines and cosines: each of the same length, and 0s and 1s alone in the first."""
+    lengths = table.square().sum(-1)
+    first = table[0]
+    return bool(torch.allclose(lengths, lengths[:1].expand_as(lengths), rtol=1e-4)) and bool(
+        ((first - first.round()).abs() < 1e-6).all()
+    )
+
+
+def halves_to_pairs(value: Tensor) -> Tensor:
+    """[... (k d)] -> [... (d k)], k = sine, cosine."""
+    return value.reshape(*value.shape[:-1], 2, -1).mT.flatten(-2)
+
+
+def pairs_to_halves(value: Tensor) -> Tensor:
+    """[... (d k)] -> [... (k d)], k = sine, cosine."""
+    return value.reshape(*value.shape[:-1], -1, 2).mT.flatten(-2)
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """``x cos + rotate(x) sin`` (Su et al. 2021, section 3.4).
+
+    Attributes:
+        call: the sum.
+        input, cos, sin: its tensors; cosine and sine have each angle twice.
+        module: where the attention is.
+    """
+
+    call: Call
+    input: Ref
+    cos: Ref
+    sin: Ref
+    module: str
+
+
+def rotations(anatomy: Anatomy) -> Iterator[Rotation]:
+    """The rotations of queries and keys."""
+    tape = anatomy.tape
+    for attention in anatomy.attentions:
+        for ref in (attention.query, attention.key):
+            for call in tape.before(ref, lambda call: call.name in SUM or call.name in ("linear", "addmm")):
+                products = [tape.maker(one) for one in call.reads] if call.name in SUM else []
+                if len(products) == 2 and all(one is not None and one.name in ("mul", "__mul__") for one in products):
+                    sides = [_sides(one, anatomy) for one in products if one is not None]
+                    if all(found is not None for found in sides):
+                        (value, cos), (_, sin) = (found for found in sides if found is not None)
+                        yield Rotation(call, value, cos, sin, attention.where)
+
+
+def _sides(call: Call, anatomy: Anatomy) -> tuple[Ref, Ref] | None:
+    """What is rotated, and the cosine or sine that it is multiplied by."""
+    learned = [one for one in call.reads if anatomy.tape.learned(one)]
+    rest = [one for one in call.reads if not anatomy.tape.learned(one)]
+    return (learned[0], rest[0]) if len(learned) == 1 and len(rest) == 1 else None
+
+
+def rotated(value: Tensor, angles: Tensor, *, pairs: bool = False, back: bool = False) -> Tensor:
+    """Each pair of channels by an angle.
+
+    Args:
+        value: [b h s d].
+        angles: [... s d/2].
+        pairs: a pair is two neighbours, and not one channel of each half.
+        back: the other way round.
+    """
+    first, second = (value[..., ::2], value[..., 1::2]) if pairs else value.chunk(2, -1)
+    cos, sin = angles.cos(), -angles.sin() if back else angles.sin()
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)
+
+
+def angles_of(values: Values, one: Rotation) -> Tensor:
+    """The angles [... s d/2] of a rotation whose pairs lie in the two halves."""
+    cos, sin = values[one.cos], values[one.sin]
+    half = cos.shape[-1] // 2
+    return torch.atan2(sin[..., :half], cos[..., :half])
+
+
+class RotaryTheta(Cause):
+    """Another base."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Query and key of each attention with each usual base."""
+        for detail, pair in _by_attention(anatomy):
+            for theta in THETAS:
+                bound = {one.call.number: _bind(based(theta), one) for one in pair}
+                yield Alteration(where=detail, rewrites=bound, detail=f"theta {theta:g}")
+
+
+def _by_attention(anatomy: Anatomy) -> Iterator[tuple[str, list[Rotation]]]:
+    found: dict[str, dict[int, Rotation]] = {}
+    for one in rotations(anatomy):
+        found.setdefault(one.module, {})[one.call.number] = one
+    return ((module, list(many.values())) for module, many in found.items())
+
+
+Turn = Callable[[Values, Rotation], Tensor]
+"""Makes of a rotation what it gives otherwise."""
+
+
+def based(theta: float) -> Turn:
+    """A rotation by angles of another base."""
+
+    def rewrite(values: Values, one: Rotation) -> Tensor:
+        value = values[one.input]
+        half = value.shape[-1] // 2
+        speeds = theta ** -(torch.arange(half, dtype=value.dtype) / half)
+        return rotated(value, torch.arange(value.shape[-2], dtype=value.dtype)[:, None] * speeds)
+
+    return rewrite
+
+
+def _bind(rewrite: Turn, one: Rotation) -> Rewrite:
+    return lambda values, call: rewrite(values, one)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotated(Cause):
+    """The same angles, used in another way."""
+
+    pairs: bool = False
+    back: bool = False
+    none: bool = False
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Query and key of each attention."""
+        for module, pair in _by_attention(anatomy):
+            yield Alteration(where=module, rewrites={one.call.number: _bind(self._turned, one) for one in pair})
+
+    def _turned(self, values: Values, one: Rotation) -> Tensor:
+        value = values[one.input]
+        return value if self.none else rotated(value, angles_of(values, one), pairs=self.pairs, back=self.back)
+
+
+CAUSES: tuple[Cause, ...] = (
+    SinusoidLayout(
+        name="sinusoid layout",
+        what="sines and cosines stand in halves where the reference has them one by one, or the other way round",
+        looks="the position table differs by an order of its channels",
+        fix="the paper interleaves them; tensor2tensor and what is descended from it have all sines first",
+    ),
+    RotaryTheta(
+        name="rotary theta",
+        what="the rotation's angles have another base",
+        looks="the first positions agree best, the last ones least",
+        fix="rope_theta in the config; some models have another one in local layers",
+    ),
+    Rotated(
+        name="rotary pairing",
+        what="neighbouring channels are rotated together, where the reference pairs the two halves",
+        looks="position 0 agrees, the others do not",
+        fix="the paper pairs neighbours, as GPT-J does; GPT-NeoX, LLaMA and most others pair the two halves",
+        pairs=True,
+    ),
+    Rotated(
+        name="rotary direction",
+        what="the rotation goes the other way round",
+        looks="position 0 agrees; nothing where queries and keys are both rotated so",
+        fix="x cos + rotate_half(x) sin, with rotate_half = (-x2, x1)",
+        back=True,
+    ),
+    Rotated(
+        name="rotary missing",
+        what="queries and keys are not rotated",
+        looks="position 0 agrees, the others do not",
+        fix="rotate queries and keys, after the projection and before the product",
+        none=True,
+    ),
+)

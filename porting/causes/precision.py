@@ -1,0 +1,88 @@
+"""What rounds worse than the reference does: lower precision inside, and constants that swallow digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.cause import Cause, other
+from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.tape import Call, Ref, call_again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered(Cause):
+    """Some functions in a lower precision."""
+
+    functions: tuple[str, ...]
+    dtype: torch.dtype
+    rough: bool = True
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each call of one of these on activations."""
+        detail = f"in {str(self.dtype).removeprefix('torch.')}"
+        for call in anatomy.called(*self.functions):
+            value = anatomy.tape[call.result]
+            if anatomy.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
+                yield other(call, self._rewrite, detail)
+
+    def _rewrite(self, values: Values, call: Call) -> Tensor:
+        def lower(value: object) -> object:
+            return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        result: Tensor = call_again(
+            call.function, tree_map(lower, values.fill(call.args)), tree_map(lower, values.fill(dict(call.kwargs)))
+        )
+        return result.to(values.tape[call.result].dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shifted(Cause):
+    """A large number is added to every score that counts."""
+
+    constants: tuple[float, ...]
+    rough: bool = True
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention."""
+        for one in anatomy.attentions:
+            call = anatomy.tape.maker(one.masked)
+            if call is None or anatomy.tape[one.masked].ndim != 4:
+                continue
+            for constant in self.constants:
+                added = 1.0 - one.kept.to(anatomy.tape[one.masked].dtype) * -constant
+                yield other(call, _plus(one.raw == call.result, one.raw, added), f"of {constant:g}", where=one.where)
+
+
+def _plus(last: bool, raw: Ref, added: Tensor) -> Rewrite:
+    return lambda values, call: (values.run(call) if last else values[raw]) + added
+
+
+def _lowered(name: str, functions: tuple[str, ...], dtype: torch.dtype, what: str, fix: str) -> Lowered:
+    looks = "larger rounding errors than the reference's, or a difference in float64 that float64 should not have"
+    return Lowered(name=name, what=what, looks=looks, fix=fix, functions=functions, dtype=dtype)
+
+
+_PRODUCTS = ("linear", "addmm", "matmul", "__matmul__", "bmm")
+_CAST = "take out .half(), .bfloat16() and torch.autocast, or turn autocast off around it"
+
+CAUSES: tuple[Cause, ...] = (
+    _lowered("half-precision product", _PRODUCTS, torch.float16, "a matrix product is computed in float16", _CAST),
+    _lowered("bfloat16 product", _PRODUCTS, torch.bfloat16, "a matrix product is computed in bfloat16", _CAST),
+    _lowered("half-precision norm", ("layer_norm",), torch.float16, "a norm is computed in float16", _CAST),
+    _lowered("bfloat16 norm", ("layer_norm",), torch.bfloat16, "a norm is computed in bfloat16", _CAST),
+    _lowered("half-precision softmax", ("softmax",), torch.float16, "the softmax is computed in float16", _CAST),
+    _lowered("bfloat16 softmax", ("softmax",), torch.bfloat16, "the softmax is computed in bfloat16", _CAST),
+    Shifted(
+        name="mask precedence",
+        what="1.0 - mask * -10000.0 adds a large number to every score that counts, and 1 to those of padding",
+        looks="the probabilities are right; the scores lose the digits that the number takes",
+        fix="(1.0 - mask) * -10000.0",
+        constants=(1e4, 1e5, 1e6, 1e7, 1e8, 1e9),
+    ),
+)

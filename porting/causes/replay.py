@@ -1,0 +1,122 @@
+"""Playing a tape again with some of its calls rewritten, and seeing what then comes out at a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from porting.causes.tape import Call, Ref, Tape, call_again
+
+Rewrite = Callable[["Values", Call], Any]
+"""What a call gives instead: a tree like the call's own output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alteration:
+    """One way in which the model might have been written otherwise.
+
+    Attributes:
+        where: the module that it is about.
+        rewrites: the number of each call that gives something else, and what.
+        detail: what distinguishes it from others of its kind, ``"eps 1e-05 in place of 1e-12"``.
+    """
+
+    where: str
+    rewrites: Mapping[int, Rewrite]
+    detail: str = ""
+
+
+@dataclass
+class Values:
+    """The values of a pass that is played again: those of the tape, where nothing has changed them."""
+
+    tape: Tape
+    changed: dict[Ref, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, ref: Ref) -> Tensor:
+        return self.changed.get(ref, self.tape[ref])
+
+    def fill(self, tree: Any) -> Any:  # a tree of arguments
+        """The tree with tensors in the places of their references."""
+        return tree_map(lambda one: self[one] if isinstance(one, Ref) else one, tree)
+
+    def run(self, call: Call) -> Any:  # what the call gives
+        """The call as it was recorded, with the present values of its arguments."""
+        return call_again(call.function, self.fill(call.args), self.fill(dict(call.kwargs)))
+
+    def argument(self, call: Call, place: int, name: str, default: Any = None) -> Any:  # whatever it is
+        """The present value of an argument, wherever it stands."""
+        return self.fill(call.argument(place, name, default))
+
+
+class Stage:
+    """A tape whose marked values hold still: as in an isolated run, whoever reads one gets the recorded value.
+
+    Args:
+        tape: the recorded pass.
+        pinned: the marks whose values are put in the place of computed ones, each with the tensor that stands for it:
+            the marked one itself, or what others read in its place.
+    """
+
+    def __init__(self, tape: Tape, pinned: Mapping[str, Ref]) -> None:
+        self.tape = tape
+        self._pinned = pinned
+        self._cones: dict[str, tuple[Call, ...]] = {}
+
+    def _pins(self, mark: str) -> set[Ref]:
+        """What holds still when this mark is looked at."""
+        return {ref for name, ref in self._pinned.items() if name != mark}
+
+    def cone(self, mark: str) -> tuple[Call, ...]:
+        """The calls that make a marked value from pinned ones, in order."""
+        if mark not in self._cones:
+            tape, goal, pins = self.tape, self.tape.marks[mark], self._pins(mark)
+            found, waiting, seen = [], [goal], {goal}
+            while waiting:
+                call = tape.maker(waiting.pop())
+                if call is None:
+                    continue
+                found.append(call)
+                fresh = {one for one in call.reads if one not in seen and one not in pins}
+                seen |= fresh
+                waiting += fresh
+            self._cones[mark] = tuple(sorted(set(found), key=lambda one: one.number))
+        return self._cones[mark]
+
+    def play(self, mark: str, rewrites: Mapping[int, Rewrite]) -> Tensor | None:
+        """The marked value when some calls are rewritten; None when it is the recorded one, whatever they give."""
+        values, goal, pins = Values(self.tape), self.tape.marks[mark], self._pins(mark)
+        result: Tensor | None = None
+        for call in self.cone(mark):
+            rewrite = rewrites.get(call.number)
+            if rewrite is None and not any(one in values.changed for one in call.reads):
+                continue
+            found = values.run(call) if rewrite is None else rewrite(values, call)
+            for ref, value in zip(
+                call.writes, (one for one in tree_leaves(found) if isinstance(one, Tensor)), strict=True
+            ):
+                if ref == goal:
+                    result = value
+                if ref not in pins:
+                    values.changed[ref] = value
+        return result
+
+    @cached_property
+    def numbers(self) -> dict[str, frozenset[int]]:
+        """The numbers of the calls that make each marked value."""
+        return {mark: frozenset(call.number for call in self.cone(mark)) for mark in self.tape.marks}
+
+    def touched(self, rewrites: Mapping[int, Rewrite]) -> list[str]:
+        """The marks that a set of rewrites may change."""
+        return [mark for mark, numbers in self.numbers.items() if not numbers.isdisjoint(rewrites)]
+
+
+def same(value: Tensor | None, other: Tensor) -> bool:
+    """Whether a replay changed nothing."""
+    return value is None or (value.shape == other.shape and torch.equal(value, other))

@@ -1,0 +1,297 @@
+"""How the parts are put together: residual sums, the place of the norms, the order of the layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy, Norm, Residual
+from porting.causes.cause import Cause, joins, other, reads
+from porting.causes.functions import CASTING
+from porting.causes.norms import standard
+from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.tape import Call, Ref
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum(Cause):
+    """The residual sum by another formula of stream and branch."""
+
+    formula: Callable[[Tensor, Tensor], Tensor]
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each residual sum."""
+        for one in anatomy.residuals:
+            yield other(one.call, joins(one.stream, one.branch, self.formula))
+
+
+def behind(anatomy: Anatomy, ref: Ref) -> set[Ref]:
+    """A tensor, and what it is but for a cast or a dropout that is off."""
+    found = {ref}
+    while (call := anatomy.tape.maker(ref)) is not None and call.name in ("dropout", *CASTING):
+        ref = call.reads[0]
+        found.add(ref)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A branch with its way around it, and its norm.
+
+    Attributes:
+        sum: the residual sum.
+        norm: the norm: of the sum (post-norm), or of the stream that the branch reads (pre-norm).
+    """
+
+    sum: Residual
+    norm: Norm
+
+
+def post_norm(anatomy: Anatomy) -> Iterator[Block]:
+    """``norm(x + f(x))``: each sum that is normed and used for nothing else."""
+    for norm in anatomy.norms:
+        before = behind(anatomy, norm.input)
+        for one in anatomy.residuals:
+            readers = {
+                call.number for call in anatomy.tape.users(one.call.result) if call.name not in ("dropout", *CASTING)
+            }
+            if one.call.result in before and readers == {norm.call.number}:
+                yield Block(one, norm)
+
+
+def pre_norm(anatomy: Anatomy) -> Iterator[Block]:
+    """``x + f(norm(x))``: each sum whose branch reads the stream through a norm."""
+    for one in anatomy.residuals:
+        stream = behind(anatomy, one.stream)
+        for norm in anatomy.norms:
+            if one.stream.number < norm.call.result.number < one.branch.number and norm.input in stream | {one.stream}:
+                yield Block(one, norm)
+
+
+class NormBeforeSum(Cause):
+    """``x + norm(f(x))`` for ``norm(x + f(x))``."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each post-norm block."""
+        for block in post_norm(anatomy):
+            yield other(block.norm.call, self._rewrite(block))
+
+    @staticmethod
+    def _rewrite(block: Block) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            return values[block.sum.stream] + _normed(values[block.sum.branch], block.norm, values)
+
+        return rewrite
+
+
+def _normed(value: Tensor, norm: Norm, values: Values) -> Tensor:
+    result = standard(value, norm)
+    result = result if norm.weight is None else result * values[norm.weight]
+    return result if norm.bias is None else result + values[norm.bias]
+
+
+class PreForPost(Cause):
+    """``x + f(norm(x))`` for ``norm(x + f(x))``: the norm moves from the sum to the branch's input."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each block by itself, as its norm, its branch's input or its sum shows it."""
+        blocks = sorted(post_norm(anatomy), key=lambda block: block.sum.call.number)
+        for number, block in enumerate(blocks):
+            before = blocks[number - 1] if number else None
+            where = block.norm.call.module
+            # What the norm gives: it norms the stream, and the stream is the sum of the block before.
+            for stream in _streams(block, before):
+                yield Alteration(where=where, rewrites={block.norm.call.number: _of(stream, block.norm)})
+            # What reads the norm's input, given the reference's value for what the norm gives: the branch.
+            for reader in _readers(anatomy, block):
+                yield other(reader, _reads(block.sum.stream, block.norm, pinned=True), where=where)
+                for stream in _streams(block, before):
+                    yield other(reader, _reads_normed(block.sum.stream, stream, block.norm), where=where)
+            # What the layer gives: the sum itself, without a norm after it.
+            for stream in _streams(block, before):
+                yield Alteration(where=where, rewrites={block.norm.call.number: _summed(stream, block)})
+                rewrites = {block.norm.call.number: _summed(stream, block)}
+                for reader in _readers(anatomy, block):
+                    rewrites[reader.number] = _reads_normed(block.sum.stream, stream, block.norm)
+                yield Alteration(where=where, rewrites=rewrites)
+
+
+Stream = Callable[[Values], Tensor]
+
+
+def _streams(block: Block, before: Block | None) -> Iterator[Stream]:
+    """What flows into a block: as the reference has it, or the sum of the block before without its norm."""
+    yield lambda values: values[block.sum.stream]
+    if before is not None:
+        yield lambda values: values[before.sum.call.result]
+        yield lambda values: values[before.sum.stream] + values[before.sum.branch]
+
+
+def _value(ref: Ref) -> Stream:
+    return lambda values: values[ref]
+
+
+def _of(stream: Stream, norm: Norm) -> Rewrite:
+    return lambda values, call: _normed(stream(values), norm, values)
+
+
+def _summed(stream: Stream, block: Block) -> Rewrite:
+    return lambda values, call: stream(values) + values[block.sum.branch]
+
+
+def _readers(anatomy: Anatomy, block: Block) -> list[Call]:
+    """The calls of the branch that read the stream."""
+    inside = {call.number for call in anatomy.tape.before(block.sum.branch)}
+    return [call for call in anatomy.tape.users(block.sum.stream) if call.number in inside]
+
+
+def _reads(stream: Ref, norm: Norm, *, pinned: bool) -> Rewrite:
+    """A call that is given the norm's recorded value in place of the stream."""
+
+    def rewrite(values: Values, call: Call) -> Tensor:
+        instead = values.tape[norm.output] if pinned else values[norm.output]
+        return _with(values, call, stream, instead)
+
+    return rewrite
+
+
+def _reads_normed(stream: Ref, source: Stream, norm: Norm) -> Rewrite:
+    """A call that is given the normed stream in place of the stream."""
+    return lambda values, call: _with(values, call, stream, _normed(source(values), norm, values))
+
+
+def _with(values: Values, call: Call, ref: Ref, instead: Tensor) -> Tensor:
+    """A call with another tensor in one place."""
+    result: Tensor = Values(values.tape, {**values.changed, ref: instead}).run(call)
+    return result
+
+
+class PostForPre(Cause):
+    """``norm(x + f(x))`` for ``x + f(norm(x))``."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each block by itself, as its norm, its branch's input or its sum shows it."""
+        for block in pre_norm(anatomy):
+            one, norm = block.sum, block.norm
+            unnormed, outer = reads(one.stream), _normed_sum(block)
+            whole = {norm.call.number: unnormed, one.call.number: outer}
+            yield other(norm.call, _of(_value(one.call.result), norm))
+            yield other(norm.call, unnormed)
+            yield other(one.call, outer, where=norm.call.module)
+            yield Alteration(where=norm.call.module, rewrites=whole)
+
+
+def _normed_sum(block: Block) -> Rewrite:
+    return lambda values, call: _normed(values[block.sum.stream] + values[block.sum.branch], block.norm, values)
+
+
+class ResidualAfterNorm(Cause):
+    """``norm(x) + f(norm(x))`` for ``x + f(norm(x))``."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each pre-norm block."""
+        for block in pre_norm(anatomy):
+            yield other(block.sum.call, joins(block.norm.output, block.sum.branch, torch.add))
+
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+class OtherLayer(Cause):
+    """A layer that computes with the weights of another one."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each pair of layers with the same parameters."""
+        tape = anatomy.tape
+        names = {name: ref for ref, name in tape.weights.items()}
+        layers: dict[tuple[str, int], list[Call]] = {}
+        for call in tape.calls:
+            for name in {tape.weights[ref] for ref in call.reads if ref in tape.weights}:
+                found = _LAYER.search(name)
+                if found:
+                    layers.setdefault((name[: found.start()], int(found.group())), []).append(call)
+        for (stem, number), calls in layers.items():
+            for other_stem, another in layers:
+                if stem == other_stem and number != another:
+                    detail = f"layer {number} has the weights of layer {another}"
+                    exchange = _Exchange(names, stem, another)
+                    rewrites: dict[int, Rewrite] = {call.number: exchange for call in calls}
+                    yield Alteration(where=f"{stem}{number}", rewrites=rewrites, detail=detail)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """A call with the weights of another layer."""
+
+    names: dict[str, Ref]
+    stem: str
+    layer: int
+
+    def __call__(self, values: Values, call: Call) -> object:
+        changed = dict(values.changed)
+        for ref in call.reads:
+            name = values.tape.weights.get(ref, "")
+            if name.startswith(self.stem) and (found := _LAYER.search(name)):
+                instead = self.names.get(f"{name[: found.start()]}{self.layer}{name[found.end() :]}")
+                if instead is not None:
+                    changed[ref] = values.tape[instead]
+        return Values(values.tape, changed).run(call)
+
+
+CAUSES: tuple[Cause, ...] = (
+    Sum(
+        name="residual missing",
+        what="what goes around a branch is not added",
+        looks="large differences that grow with depth",
+        fix="x + f(x)",
+        formula=lambda stream, branch: branch,
+    ),
+    Sum(
+        name="residual doubled",
+        what="what goes around a branch is added twice",
+        looks="large differences; behind a norm they are moderate",
+        fix="add it once: a helper that adds it is called by one that adds it, too",
+        formula=lambda stream, branch: 2 * stream + branch,
+    ),
+    Sum(
+        name="branch missing",
+        what="a branch is computed and not added",
+        looks="large differences",
+        fix="x + f(x)",
+        formula=lambda stream, branch: stream,
+    ),
+    NormBeforeSum(
+        name="norm before the sum",
+        what="the branch is normed and then added, x + norm(f(x))",
+        looks="large differences in every layer",
+        fix="norm(x + f(x))",
+    ),
+    PreForPost(
+        name="pre-norm for post-norm",
+        what="x + f(norm(x)), where the reference has norm(x + f(x))",
+        looks="large differences in every layer; all shapes and names fit",
+        fix="norm the sum, norm(x + f(x)): the first transformer and its first encoders are post-norm",
+    ),
+    PostForPre(
+        name="post-norm for pre-norm",
+        what="norm(x + f(x)), where the reference has x + f(norm(x))",
+        looks="large differences in every layer; all shapes and names fit",
+        fix="norm what goes into the branch, and leave the stream as it is: GPT-2 and what came after it are pre-norm",
+    ),
+    ResidualAfterNorm(
+        name="residual taken after the norm",
+        what="norm(x) + f(norm(x)): what goes around the branch is normed as well",
+        looks="differences that grow with depth",
+        fix="keep x before it is normed, and add that",
+    ),
+    OtherLayer(
+        name="layers in another order",
+        what="a layer computes with the weights of another: the order is wrong, or one layer is run several times",
+        looks="large differences from the first such layer on",
+        fix="check the layers' numbers in the table, and the order of the loop over them",
+    ),
+)

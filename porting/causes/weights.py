@@ -1,0 +1,50 @@
+"""Weights that are not the checkpoint's: solved for, since no formula has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.linear import Linear
+from porting.causes.projections import role_of
+from porting.causes.replay import Alteration, Stage, Values
+from porting.causes.tape import Call
+
+LOOKS = "the output is another linear function of the same input"
+UNTIED = "decoder untied"
+UNTIED_WHAT = "the decoder has weights of its own, not those of the word embeddings"
+UNTIED_FIX = "decoder.weight = embeddings.word.weight, after loading as well"
+OTHER = "other weights"
+OTHER_WHAT = "a linear layer has other weights than the checkpoint's"
+OTHER_FIX = "load them; porting.verify(loaded=True) lists the weights that are not the checkpoint's"
+
+
+def solved(anatomy: Anatomy, stage: Stage, mark: str, target: Tensor) -> tuple[Linear, Alteration] | None:
+    """The linear map that gives a mark its value, with weights that give ``target``, if there is one and it is known.
+
+    A value of n rows that lies in the span of the map's inputs, m channels and a constant, is no accident where n is
+    larger than m + 1.
+    """
+    goal = stage.tape.marks[mark]
+    linear = next((one for one in anatomy.linears if one.call.result == goal), None)
+    if linear is None or stage.tape[goal].shape != target.shape:
+        return None
+    given = stage.tape[linear.input].flatten(0, -2)
+    rows, width = given.shape
+    if rows <= width + 1:
+        return None
+    system = torch.cat([given, given.new_ones(rows, 1)], 1)
+    found = torch.linalg.lstsq(system, target.flatten(0, -2).to(given.dtype)).solution
+
+    def rewrite(values: Values, call: Call) -> Tensor:
+        value = values[linear.input]
+        return torch.matmul(torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1), found)
+
+    return linear, Alteration(where=linear.call.module, rewrites={linear.call.number: rewrite})
+
+
+def words(linear: Linear, anatomy: Anatomy) -> tuple[str, str, str]:
+    """Name, what and fix."""
+    tied = role_of(linear, anatomy) == "decoder"
+    return (UNTIED, UNTIED_WHAT, UNTIED_FIX) if tied else (OTHER, OTHER_WHAT, OTHER_FIX)

@@ -1,0 +1,99 @@
+"""A recorded pass: what is on it, and that it plays again with some of it changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.replay import Stage
+from porting.causes.tape import Recorder
+
+
+class Small(nn.Module):
+    """Two maps with an activation; the second reads the first's result, changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, given: Tensor) -> Tensor:
+        hidden = F.gelu(self.first(given))
+        hidden += 1
+        one, two = hidden.chunk(2, -1)
+        result: Tensor = self.second(torch.cat([two, one], -1))
+        return result
+
+
+def recorded() -> tuple[Small, Tensor, Recorder]:
+    torch.manual_seed(0)
+    model, given = Small().double(), torch.randn(3, 4, dtype=torch.float64)
+    with torch.no_grad(), Recorder(model) as recorder:
+        model.first.register_forward_hook(lambda module, args, output: recorder.mark("first", output))
+        recorder.mark("last", model(given))
+    return model, given, recorder
+
+
+def test_every_call_is_there_with_its_module() -> None:
+    _, _, recorder = recorded()
+    names = [(call.name, call.module) for call in recorder.tape.calls]
+    assert names == [
+        ("linear", "first"), ("gelu", ""), ("add", ""), ("chunk", ""), ("cat", ""), ("linear", "second"),
+    ]  # fmt: skip
+    assert set(recorder.tape.weights.values()) == {"first.weight", "first.bias", "second.weight", "second.bias"}
+
+
+def test_what_is_changed_in_place_keeps_both_its_values() -> None:
+    _, _, recorder = recorded()
+    gelu, added = recorder.tape.calls[1:3]
+    assert torch.equal(recorder.tape[gelu.result] + 1, recorder.tape[added.result])
+
+
+@torch.no_grad()
+def test_a_rewritten_call_changes_what_follows() -> None:
+    model, given, recorder = recorded()
+    stage = Stage(recorder.tape, {})
+    relu = {1: lambda values, call: values.argument(call, 0, "input").relu()}
+    one, two = (model.first(given).relu() + 1).chunk(2, -1)
+    played = stage.play("last", relu)
+    assert played is not None
+    torch.testing.assert_close(played, model.second(torch.cat([two, one], -1)), rtol=0, atol=0)
+    assert stage.play("first", relu) is None
+
+
+@torch.no_grad()
+def test_a_pinned_value_holds_still_and_shows_what_it_would_be() -> None:
+    _, _, recorder = recorded()
+    stage = Stage(recorder.tape, {"first": recorder.tape.marks["first"]})
+    doubled = {0: lambda values, call: values.run(call) * 2}
+    assert stage.play("last", doubled) is None
+    played = stage.play("first", doubled)
+    assert played is not None
+    assert torch.equal(played, 2 * recorder.tape[recorder.tape.marks["first"]])
+
+
+def test_a_replay_leaves_the_tape_as_it_was() -> None:
+    _, _, recorder = recorded()
+    before = [value.clone() for value in recorder.tape.values]
+    with torch.no_grad():
+        Stage(recorder.tape, {}).play("last", {0: lambda values, call: values.run(call) * 3})
+    assert all(torch.equal(*pair) for pair in zip(before, recorder.tape.values, strict=True))
+
+
+@pytest.mark.parametrize(("function", "name"), [(F.gelu, "exact GELU"), (F.silu, "SiLU"), (torch.tanh, "tanh")])
+def test_an_activation_is_known_by_what_it_computes(function: object, name: str) -> None:
+    class Written(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            doubled = function(value) * 2  # type: ignore[operator]  # one of the three
+            result: Tensor = doubled / 2
+            return result
+
+    model = nn.Sequential(nn.Linear(4, 8), Written()).double()
+    given = torch.randn(5, 4, dtype=torch.float64)
+    with torch.no_grad(), Recorder(model) as recorder:
+        model(given)
+    (found,) = Anatomy(recorder.tape, {}).activations
+    assert found.name == name
+    assert found.call.name in ("div", "__truediv__")

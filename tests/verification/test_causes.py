@@ -1,0 +1,120 @@
+"""A planted bug is named, with its parameter; two bugs are two findings; what nobody knows is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from porting.causes.naming import Finding
+from porting.loading import load
+from porting.models.bert import BertPooler
+from porting.models.bert_heads import BertForPreTraining
+from porting.verification import Report, verify
+from tests.verification.planted import BUGS, FAR_FROM_ZERO, ROUNDS_WORSE, Bug, becomes, epsilon, tanh_gelu
+
+NAMES = {
+    "query bias dropped": ("query bias missing", ""),
+    "key bias dropped": ("key bias missing", ""),
+    "value bias dropped": ("value bias missing", ""),
+    "LayerNorm eps 1e-5": ("LayerNorm eps", "eps is 1e-05 where the reference has 1e-12"),
+    "LayerNorm eps 1e-5 everywhere": ("LayerNorm eps", "eps is 1e-05 where the reference has 1e-12"),
+    "tanh GELU": ("tanh GELU for another activation", "tanh GELU where the reference has exact GELU"),
+    "q and k swapped": ("query and key swapped", ""),
+    "token types ignored": ("token types ignored", ""),
+    "positions off by one": ("position offset", "off by +1"),
+    "mask inverted": ("padding mask inverted", ""),
+    "no tanh in the pooler": ("pooler tanh missing", ""),
+    "decoder untied": ("decoder untied", ""),
+    "square weight transposed": ("square weight transposed", ""),
+    "output weight transposed": ("square weight transposed", ""),
+    "no 1/sqrt(d)": ("1/sqrt(d) missing", ""),
+}
+
+
+def verified(path: Path, *bugs: Bug) -> Report:
+    model = load(path)
+    assert isinstance(model, BertForPreTraining)
+    for bug in bugs:
+        bug.plant(model)
+    return verify(path, model, loaded=True)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_bug_is_named(checkpoint: Path, bug: Bug) -> None:
+    (found,) = verified(checkpoint, bug).causes
+    assert (found.name, found.detail) == NAMES[bug.name]
+    assert found.probes == bug.guilty
+    assert found.residual < 1e-12 < found.difference
+    assert found.ties == ()
+    assert found.fix
+
+
+def test_two_bugs_are_two_findings(checkpoint: Path) -> None:
+    one, two = Bug("eps", epsilon, ()), Bug("gelu", tanh_gelu, ())
+    names = [found.name for found in verified(checkpoint, one, two).causes]
+    assert names == ["LayerNorm eps", "tanh GELU for another activation"]
+
+
+def test_two_bugs_behind_one_probe_are_one_finding_with_both(checkpoint: Path) -> None:
+    """The norm and the projection before it lie between the same two probes."""
+    transposed = next(bug for bug in BUGS if bug.name == "output weight transposed")
+    (found,) = verified(checkpoint, transposed, Bug("eps", epsilon, ())).causes
+    assert set(found.name.split(" and ")) == {"LayerNorm eps", "square weight transposed"}
+    assert found.residual < 1e-12
+
+
+@pytest.mark.parametrize(("bug", "constant"), [(ROUNDS_WORSE, "of 10000"), (FAR_FROM_ZERO, "of 1e+07")])
+def test_a_cause_of_rounding_is_named_in_the_working_dtype(checkpoint: Path, bug: Bug, constant: str) -> None:
+    report = verified(checkpoint, bug)
+    assert report.verdict == "imprecise"
+    (found,) = report.causes
+    assert (found.name, found.detail) == ("mask precedence", constant)
+    assert "fix: (1.0 - mask) * -10000.0" in str(report)
+
+
+def test_dropout_is_named_by_taking_it_out(checkpoint: Path) -> None:
+    class Noisy(BertPooler):
+        def forward(self, hidden: Tensor) -> Tensor:
+            return F.dropout(super().forward(hidden), 0.1)
+
+    (found,) = verified(checkpoint, Bug("dropout", becomes("bert.pooler", Noisy), ())).causes
+    assert (found.name, found.probes, found.residual) == ("dropout active", ("bert.pooler",), 0.0)
+
+
+def test_what_is_in_no_catalogue_is_unknown(checkpoint: Path) -> None:
+    class Odd(BertPooler):
+        def forward(self, hidden: Tensor) -> Tensor:
+            return torch.sin(self.dense(hidden[:, 0]) * 1.3)
+
+    report = verified(checkpoint, Bug("sine", becomes("bert.pooler", Odd), ()))
+    (found,) = report.causes
+    assert isinstance(found, Finding)
+    assert (found.name, found.names, found.probes) == ("", (), ("bert.pooler",))
+    assert 0 < len(found.nearest) <= 3
+    assert all(0 < near.share < 1 for near in found.nearest)
+    text = str(report)
+    assert "cause: unknown, at bert.pooler" in text
+    assert f"nearest: {found.nearest[0].name}" in text
+
+
+def test_a_faithful_port_has_no_cause_and_naming_can_be_left_out(checkpoint: Path) -> None:
+    assert verify(checkpoint).causes == ()
+    model = load(checkpoint)
+    assert isinstance(model, BertForPreTraining)
+    tanh_gelu(model)
+    report = verify(checkpoint, model, loaded=True, causes=False)
+    assert report.guilty
+    assert report.causes == ()
+
+
+def test_a_cause_is_plain_data_and_said_in_the_report(checkpoint: Path) -> None:
+    report = verified(checkpoint, Bug("eps", epsilon, ()))
+    (found,) = report.to_dict()["causes"]
+    assert found["name"] == "LayerNorm eps"
+    assert found["probes"] == ["bert.layers.1.attention_norm"]
+    said = "cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual"
+    assert said in str(report)
