@@ -19,7 +19,7 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint types wheel families bench format clean
+.PHONY: help verify test lint types wheel families bench crash format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,10 @@ families: ## prove every family in every room, and print the verdicts
 bench: ## measure: loading, forward passes, verification, planning
 	@$(setup) --dev
 	$(python) -m scripts.benchmark $(ARGS)
+
+crash: ## kill conversions at 200 random moments, and see that the same command completes them
+	@$(setup) --dev
+	$(python) -m scripts.crash $(ARGS)
 
 format: ## rewrite the sources in the project's format
 	@$(setup) --dev

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.checkpoint.atomic import check_destination, explained
+from porting.checkpoint.atomic import check_destination, explained, sweep
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
 from porting.converting.draft import Draft, draft_back, draft_into_port
@@ -178,6 +178,8 @@ def prepare(
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
     sources = [place for one in (checkpoint, followed) if one is not None for place in _places(one)]
+    if path.exists() and not overwrite:
+        sweep(path)  # a process that died between the directory's appearing and its own tidying up
     check_destination(path, overwrite=overwrite, sources=sources)
     check_replaceable(path)
     if reverse:
@@ -221,7 +223,7 @@ def carry_out(
         written = write_files(draft, place, threads=threads, memory=memory // threads, sha256=sha256, meter=meter)
         meter.stage = "publishing"
         meter.look()
-        place.publish(path)
+        place.publish(path, overwrite=overwrite)
     return _converted(draft, path, written, meter.now)
 
 

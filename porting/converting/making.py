@@ -173,7 +173,7 @@ class Maker:
         cost = width + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0) + 8 * recipe.arithmetic
         most = max(1, (self._block.numel() - 256) // cost)
         moves = tuple((one.sizes, one.source_strides, one.target_strides) for one in recipe.copies)
-        key = (moves, recipe.work, recipe.dtype, recipe.numel)
+        key = (moves, recipe.work, recipe.dtype, recipe.numel, recipe.arithmetic)
         if key not in self._lengths:
             length = min(most, max(1, BLOCK // width))
             while length < min(most, recipe.numel) and not self._reads_long_runs(recipe, length):

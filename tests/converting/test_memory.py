@@ -1,0 +1,87 @@
+"""The budget is kept: tensors that are far larger than all the memory that the process may still take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.converting.drawing import write
+from tests.guards.tree import ROOT
+
+TABLE = """
+[mapping]
+name = "t"
+[tensors]
+"plain" = "plain"
+"turned [i o]" = "turned [o i]"
+"{p:q,k}.weight [(h d) e]" = "qk.weight [(h p d) e]"
+[[rule]]
+source = ["positions [t e]", "types [0 e]"]
+target = "positions [t e]"
+fold = true
+[[rule]]
+source = "scaled [i o]"
+target = "scaled [o i]"
+scale = 0.5
+[sizes]
+h = 8
+"""
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+import torch
+from porting.converting import convert
+from porting.notation.table import parse_table
+
+folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2], None)
+budget, reverse = int(sys.argv[3]), sys.argv[4] == "yes"
+table = parse_table((folder / "table.toml").read_text())
+convert(folder / "small", folder / "warm", table, dtype=dtype, threads=1, memory=budget)  # imports, arenas, one stack
+
+def data():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+
+# The thread's stack, and 12 MB for small change: names, plans, what a cast counts with.
+most = data() + budget + (8 << 20) + (12 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+try:
+    torch.empty(25 << 20, dtype=torch.uint8)
+except RuntimeError:
+    pass
+else:
+    sys.exit("the limit does not hold")
+convert(folder / "large", folder / "out", table, dtype=dtype, threads=1, memory=budget)
+if reverse:
+    convert(folder / "out", folder / "back", table, reverse=True, threads=1, memory=budget)
+"""
+
+
+def checkpoint(folder: Path, name: str, size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    shapes = {"plain": (size, size), "turned": (size, size), "q.weight": (size, 64), "k.weight": (size, 64)}
+    shapes |= {"positions": (size, size), "types": (2, size), "scaled": (size, size)}
+    write(folder / name, {one: torch.randn(shape, generator=generator) for one, shape in shapes.items()})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("memory")
+    checkpoint(found, "small", 64)
+    checkpoint(found, "large", 2560)  # 26 MB each
+    (found / "table.toml").write_text(TABLE)
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "reverse"), [("none", "yes"), ("bfloat16", "no")])
+def test_nothing_grows_with_a_tensor(dtype: str, reverse: str, folder: Path, tmp_path: Path) -> None:
+    for one in folder.iterdir():
+        (tmp_path / one.name).symlink_to(one)
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path), dtype, str(2 << 20), reverse]
+    done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.returncode == 0
