@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from porting.loading import PortingWarning, load
     from porting.notation import Table, parse_table, read_table
     from porting.plan import Plan, check
+    from porting.seeing import Attention, attention, attention_of
     from porting.text import fill_mask, next_sentence
     from porting.verification import Report, verify
 
 __all__ = [
+    "Attention",
     "Checkpoint",
     "Comparison",
     "Converted",
@@ -34,6 +36,8 @@ __all__ = [
     "PortingWarning",
     "Report",
     "Table",
+    "attention",
+    "attention_of",
     "check",
     "convert",
     "diff",
@@ -63,6 +67,7 @@ _HOMES = {
     "porting.loading": ("PortingWarning", "load"),
     "porting.notation": ("Table", "parse_table", "read_table"),
     "porting.plan": ("Plan", "check"),
+    "porting.seeing": ("Attention", "attention", "attention_of"),
     "porting.text": ("fill_mask", "next_sentence"),
     "porting.verification": ("Report", "verify"),
 }

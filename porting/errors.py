@@ -110,7 +110,8 @@ class Code(StrEnum):
     UNKNOWN_ARCHITECTURE = "unknown-architecture"
     UNTRUSTED_TARGET = "untrusted-target"
 
-    # Text: a checkpoint's tokenizer, and what is asked of a model in words
+    # Text: a checkpoint's tokenizer, and what is asked of a model in words or about them
+    NO_ATTENTION = "no-attention"
     NO_HEAD = "no-head"
     NO_MASK = "no-mask"
     NO_TOKENIZER = "no-tokenizer"

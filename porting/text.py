@@ -7,7 +7,7 @@ architectures does what is read off its name: transformers ends it in the task, 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.embedded import embedded_checkpoint
 from porting.errors import Code, Fault, PortingError
-from porting.loading import load
+from porting.loading import Into, load
 from porting.notation.table import Table
 from porting.tables import find_table
 from porting.tokenizer import TextTokenizer, read_tokenizer
@@ -90,21 +90,45 @@ class TextModel:
         for text in (first,) if second is None else (first, second):
             self._accept(text)
         encoding = self.tokenizer.encode(first, second)
+        self._fit(encoding.ids, encoding.type_ids)
+        return encoding
+
+    def numbers(self, tokens: Sequence[str]) -> list[int]:
+        """The numbers of word pieces.
+
+        Raises:
+            TextError: there is none, the vocabulary lacks some, or there are more than the model's positions.
+        """
+        known: dict[str, int] = {}
+        faults = [] if tokens else ["the list of word pieces is empty"]
+        for token in dict.fromkeys(tokens):
+            number = self.tokenizer.tokenizer.token_to_id(token)
+            if number is None:
+                faults.append(f"the vocabulary has no word piece {token!r}")
+            else:
+                known[token] = number
+        if faults:
+            hint = "pass the text itself, and the tokenizer takes it apart"
+            raise TextError(
+                Fault(code=Code.TEXT_REFUSED, where=self.where, message=message, hint=hint) for message in faults
+            )
+        numbers = [known[token] for token in tokens]
+        self._fit(numbers, [0])
+        return numbers
+
+    def _fit(self, ids: Sequence[int], type_ids: Sequence[int]) -> None:
+        """Refuse what the model has no room for."""
         positions = self.config.get("max_position_embeddings")
-        if isinstance(positions, int) and len(encoding.ids) > positions:
-            message = f"the text has {len(encoding.ids)} word pieces, the model has {positions} positions"
+        if isinstance(positions, int) and len(ids) > positions:
+            message = f"the text has {len(ids)} word pieces, the model has {positions} positions"
             raise self._refused(Code.TEXT_TOO_LONG, message, "shorten the text")
-        for field, ids, what in (
-            ("vocab_size", encoding.ids, "word pieces"),
-            ("type_vocab_size", encoding.type_ids, "segments"),
-        ):
+        for field, numbers, what in (("vocab_size", ids, "word pieces"), ("type_vocab_size", type_ids, "segments")):
             known = self.config.get(field)
-            if isinstance(known, int) and max(ids) >= known:
-                message = f"the tokenizer numbers {what} up to {max(ids)} here, config.json has {field} = {known}"
+            if isinstance(known, int) and max(numbers) >= known:
+                message = f"the tokenizer numbers {what} up to {max(numbers)} here, config.json has {field} = {known}"
                 raise self._refused(
                     Code.TOKENIZER_MISMATCH, message, "the tokenizer is another model's: take the right one"
                 )
-        return encoding
 
     def run(self, encoding: Encoding, *, output_hidden_states: bool = False) -> Any:  # whatever the module returns
         """The module's output for one text, a batch of 1, on request with its ``hidden_states`` [1 s e]."""
@@ -140,6 +164,8 @@ def open_text_model(
     task: str | None = None,
     *,
     table: Table | str | Path | None = None,
+    into: Into = None,
+    architecture: str | None = None,
     revision: str | None = None,
     trust: bool = False,
 ) -> TextModel:
@@ -148,8 +174,8 @@ def open_text_model(
     Args:
         source: as in :func:`porting.load`; None for the embedded checkpoint.
         task: how the name of the architecture ends, :data:`MASKED_WORDS` or :data:`NEXT_SENTENCE`; None to go by what
-            the checkpoint holds.
-        table, revision, trust: as in :func:`porting.load`.
+            the checkpoint holds, or by ``architecture``.
+        table, into, architecture, revision, trust: as in :func:`porting.load`.
 
     Raises:
         TextError: the checkpoint does not have the head that the task needs.
@@ -159,8 +185,8 @@ def open_text_model(
     checkpoint = open_checkpoint(embedded_checkpoint() if source is None else source, revision=revision)
     chosen = find_table(table, checkpoint.config)
     tokenizer = read_tokenizer(checkpoint.path, where=checkpoint.location)
-    architecture = None if task is None else _architecture(chosen, checkpoint, task)
-    module = load(checkpoint, None, chosen, architecture=architecture, dtype=torch.float32, trust=trust)
+    architecture = architecture if task is None else _architecture(chosen, checkpoint, task)
+    module = load(checkpoint, into, chosen, architecture=architecture, dtype=torch.float32, trust=trust)
     return TextModel(
         module=module,
         tokenizer=tokenizer,

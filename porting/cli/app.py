@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand
 
-from porting.cli import carry, compare, look, prove, stream, words
+from porting.cli import attend, carry, compare, look, prove, stream, words
 from porting.errors import nearest
 
 app = typer.Typer(
@@ -52,6 +52,7 @@ app.command("diff", cls=Command)(compare.diff)
 app.command("hash", cls=Command)(compare.hash_)
 app.command("fill-mask", cls=Command)(words.fill_mask)
 app.command("next-sentence", cls=Command)(words.next_sentence)
+app.command("attention", cls=Command)(attend.attention)
 
 
 def _version(wanted: bool) -> None:

@@ -24,6 +24,7 @@ def test_the_commands_are_these() -> None:
         "hash",
         "fill-mask",
         "next-sentence",
+        "attention",
     ]
 
 

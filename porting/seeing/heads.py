@@ -1,0 +1,71 @@
+"""From what was seen in each module's attention to layers of heads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from porting.verification.trace import ARROW, PROBABILITIES
+
+CLOSE = 1e-3
+"""A row of probabilities sums to 1 as nearly as this, in the coarsest floating-point type."""
+
+
+def square(value: Tensor, length: int) -> Tensor | None:
+    """Attention probabilities of one text as [h q k], whatever the order of their axes.
+
+    The keys' axis is the one that sums to 1, the queries' the one before it or the last other of that length; what is
+    left are heads, and a batch of 1.  (Where there are as many heads as tokens, only the usual orders, [h q k] and
+    [q k h], can be told apart.)
+
+    Args:
+        value: what a softmax gave.
+        length: tokens in the text.
+
+    Returns:
+        float32 on the CPU; None when this is no attention from the text to itself.
+
+    >>> square(torch.full((1, 4, 3, 3), 1 / 3), 3).shape  # [b h q k]
+    torch.Size([4, 3, 3])
+    >>> square(torch.full((3, 3, 1), 1 / 3), 3).shape  # [q k b]
+    torch.Size([1, 3, 3])
+    >>> square(torch.rand(1, 2), 3) is None  # a classifier's
+    True
+    """
+    value = value.detach().to("cpu", torch.float32)
+    places = [place for place in range(value.ndim) if value.shape[place] == length]
+    for keys in reversed(places):
+        others = [place for place in places if place != keys]
+        if others and ((value.sum(keys) - 1).abs() < CLOSE * max(length, 10)).all():
+            queries = keys - 1 if keys - 1 in others else others[-1]
+            return value.movedim((queries, keys), (-2, -1)).reshape(-1, length, length)
+    return None
+
+
+def gather(seen: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Layers of heads [h q k], each with the name of the module that holds it.
+
+    Modules that compute one head each, ``layers.0.heads.3``, make a layer together: those whose names differ in the
+    last number only, if an earlier number tells the layers apart, or the last one counts what is called heads.
+
+    Args:
+        seen: points and their values [h q k], in order of execution.
+    """
+    named = [(point.replace(f"{ARROW}{PROBABILITIES}", ""), value) for point, value in seen]
+    parts = [_HEAD.fullmatch(name) for name, _ in named]
+    last = {part[2] for part in parts if part}
+    layers = {part[1] for part in parts if part}
+    apart = len(layers) > 1 or any("head" in stem.rpartition(".")[2] for stem in layers)
+    if not all(parts) or not apart or len(last) < 2 or any(len(value) > 1 for _, value in named):
+        return named
+    found: dict[str, list[Tensor]] = {}
+    for part, (_, value) in zip(parts, named, strict=True):
+        found.setdefault(part[1] if part else "", []).append(value)
+    return [(name, torch.cat(values)) for name, values in found.items()]
+
+
+_HEAD = re.compile(r"((?:.*[.])?\d+[.](?:.*[.])?[^.\d][^.]*)[.](\d+)(?:[.][^\d#]*)?")
+"""A layer's number, more, and the number of a head: ``layers.`` 0 ``.attention.heads`` . 3 ``.core``."""

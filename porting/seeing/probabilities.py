@@ -1,0 +1,252 @@
+"""What a model attends to in a text: the probabilities of every head of every layer, seen while it runs.
+
+They are taken where the model computes them, in its call of softmax or scaled_dot_product_attention, so a model need
+not return them.  Any module can be looked at, with a table or without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from porting.errors import Code, Fault, PortingError, nearest
+from porting.loading import Into
+from porting.notation.table import Table
+from porting.seeing.heads import gather, square
+from porting.text import Source, TextModel, open_text_model
+from porting.verification.inputs import for_port
+from porting.verification.running import Side
+from porting.verification.trace import ARROW, PROBABILITIES, ROOT
+
+HTML, PNG = ".html", ".png"
+
+
+class AttentionError(PortingError):
+    """There is no such attention to be seen."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """The heads of one layer.
+
+    Attributes:
+        name: the module that holds them.
+        heads: [h q k], float32: how much of its attention the token at q gives to the one at k; rows sum to 1.
+    """
+
+    name: str
+    heads: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Attention:
+    """What a model attends to in one text.  A notebook shows it as a page.
+
+    Layers, heads and tokens are numbered from 0; negative numbers count from the end.
+
+    Attributes:
+        tokens: the word pieces, special tokens included.
+        layers: the layers, in the order in which they ran.
+        model: what attends, in words.
+    """
+
+    tokens: tuple[str, ...]
+    layers: tuple[Layer, ...]
+    model: str
+
+    def of(self, layer: int, head: int) -> Tensor:
+        """One head's probabilities, [q k], float32.
+
+        Raises:
+            AttentionError: there is no such layer or head.
+        """
+        heads = self.layers[self._index("layer", layer, len(self.layers))].heads
+        return heads[self._index("head", head, len(heads))]
+
+    def place(self, token: int | str) -> int:
+        """The number of a token: its number, or its first place in the text by its spelling.
+
+        Raises:
+            AttentionError: there is no such token.
+        """
+        if isinstance(token, int):
+            return self._index("token", token, len(self.tokens))
+        if token in self.tokens:
+            return self.tokens.index(token)
+        hint = nearest(token, self.tokens) or f"it has {', '.join(map(repr, self.tokens[:20]))}"
+        raise _refused(f"the text has no token {token!r}", hint)
+
+    def to_html(self, *, layer: int = 0, head: int = 0, token: int | str = 0) -> str:
+        """A page for a browser, one file that needs nothing beside itself.
+
+        It shows the tokens, shaded by how much one of them attends to each, and small maps of all heads to choose from.
+
+        Args:
+            layer, head, token: what is shown first.
+
+        Raises:
+            AttentionError: there is no such layer, head or token.
+        """
+        from porting.seeing.webpage import attention_page  # noqa: PLC0415  # jinja2 is for those who look
+
+        return attention_page(self, layer=layer, head=head, token=token)
+
+    def to_png(self, *, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> bytes:
+        """A picture: one head as a map of queries by keys, or the grid of all of them.
+
+        Args:
+            layer, head: the head; both None for all heads of all layers, head None for those of one layer.
+            token: for one head, mark the row of this token.
+
+        Raises:
+            AttentionError: there is no such layer, head or token.
+        """
+        from porting.seeing.picture import grid_picture, head_picture  # noqa: PLC0415  # as above, matplotlib
+
+        if head is None:
+            return grid_picture(self, layer=layer)
+        return head_picture(self, layer=0 if layer is None else layer, head=head, token=token)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        token: int | str | None = None,
+    ) -> Path:
+        """Write the page (``.html``) or the picture (``.png``) to a file, replacing what is there.
+
+        Args:
+            path: the file; its ending says which.
+            layer, head, token: as in :meth:`to_html` and :meth:`to_png`.
+
+        Returns:
+            The file.
+
+        Raises:
+            AttentionError: there is no such layer, head or token, or the ending is another.
+            OSError: it cannot be written.
+        """
+        file = Path(path)
+        match file.suffix.lower():
+            case ".html":
+                content = self.to_html(layer=layer or 0, head=head or 0, token=0 if token is None else token).encode()
+            case ".png":
+                content = self.to_png(layer=layer, head=head, token=token)
+            case ending:
+                raise _refused(f"{file.name!r} ends in {ending!r}", f"end it in {HTML} or {PNG}")
+        file.write_bytes(content)
+        return file
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page, in a frame of its own."""
+        from porting.seeing.webpage import attention_frame  # noqa: PLC0415  # as above
+
+        return attention_frame(self)
+
+    def _index(self, what: str, number: int, count: int) -> int:
+        if not -count <= number < count:
+            raise _refused(f"there is no {what} {number}", f"there are {count}, from 0 to {count - 1}")
+        return number % count
+
+
+def attention(
+    text: str | Sequence[str],
+    source: Source = None,
+    *,
+    pair: str | None = None,
+    table: Table | str | Path | None = None,
+    into: Into = None,
+    architecture: str | None = None,
+    revision: str | None = None,
+    trust: bool = False,
+) -> Attention:
+    """See what a checkpoint's model attends to in a text.
+
+    Of an encoder-decoder it is the encoder that is seen.
+
+    Args:
+        text: a text, which the checkpoint's tokenizer takes apart; or its word pieces, special tokens included.
+        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        pair: a second segment that goes after the text.
+        table, into, architecture, revision, trust: as in :func:`porting.load`.
+
+    Raises:
+        AttentionError: the model shows no attention.
+        TextError, TokenizerError: the text or the tokenizer cannot be used.
+        CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
+        VerifyError: the model fails.
+
+    >>> seen = attention("Return the name of the file.")
+    >>> seen.tokens
+    ('[CLS]', 'return', 'the', 'name', 'of', 'the', 'file', '.', '[SEP]')
+    >>> len(seen.layers), seen.layers[0].heads.shape
+    (3, torch.Size([4, 9, 9]))
+    """
+    model = open_text_model(source, table=table, into=into, architecture=architecture, revision=revision, trust=trust)
+    tokens, inputs = _inputs(model, text, pair)
+    if model.config.get("is_encoder_decoder") is True:  # its decoder has to be given something
+        first = model.config.get("decoder_start_token_id", 0)
+        inputs |= {"decoder_input_ids": torch.tensor([[first]]), "decoder_attention_mask": torch.tensor([[1]])}
+    name = f"{type(model.module).__name__} from {model.where}"
+    return attention_of(model.module, for_port(model.table.inputs, inputs, torch.float32), tokens, name=name)
+
+
+def attention_of(
+    module: nn.Module, arguments: Mapping[str, Tensor], tokens: Sequence[str], *, name: str | None = None
+) -> Attention:
+    """See what a module attends to, in one forward pass in eval mode.
+
+    Args:
+        module: any module; its mode and its hooks are as before afterwards.
+        arguments: its forward arguments by name, for a batch of one text; a name that is a number is a position.
+        tokens: the text's tokens, as they are to be shown.
+        name: what attends, in words; its class by default.
+
+    Raises:
+        AttentionError: it shows no attention from each of the tokens to each.
+        VerifyError: it fails.
+    """
+    seen: list[tuple[str, Tensor]] = []
+
+    def visit(point: str, value: Tensor) -> None:
+        found = square(value, len(tokens))
+        if found is not None:
+            seen.append((point, found))
+
+    wanted = [f"{path or ROOT}{ARROW}{PROBABILITIES}" for path, _ in module.named_modules(remove_duplicate=False)]
+    training = {part for part in module.modules() if part.training}
+    title = name or type(module).__name__
+    try:
+        Side(title=title, module=module.eval(), arguments=[arguments], wanted=wanted).run(0, visit)
+    finally:
+        for part in module.modules():
+            part.training = part in training
+    if not seen:
+        message = f"no part of this {type(module).__name__} attends from each of the {len(tokens)} tokens to each"
+        raise _refused(message, "what is seen is its calls of softmax and scaled_dot_product_attention")
+    layers = tuple(Layer(name=path, heads=heads) for path, heads in gather(seen))
+    return Attention(tokens=tuple(tokens), layers=layers, model=title)
+
+
+def _inputs(model: TextModel, text: str | Sequence[str], pair: str | None) -> tuple[list[str], dict[str, Tensor]]:
+    """The tokens of a text, and what the reference would be given for it."""
+    if isinstance(text, str):
+        encoding = model.encode(text, pair)
+        tokens, ids, types = encoding.tokens, encoding.ids, encoding.type_ids
+    else:
+        tokens, ids, types = list(text), model.numbers(text), [0] * len(text)
+        if pair is not None:
+            raise _refused("a text that is given in word pieces has no second segment", "put it into the list")
+    rows = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": types}
+    return tokens, {name: torch.tensor([row]) for name, row in rows.items()}
+
+
+def _refused(message: str, hint: str) -> AttentionError:
+    return AttentionError(Fault(code=Code.NO_ATTENTION, message=message, hint=hint))

@@ -1,0 +1,156 @@
+"""Attention as a page: tokens shaded by how much one of them attends to each, and a small map of every head.
+
+The shade is the square root of the share, the same in every head and for every token, so that shades compare.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from markupsafe import escape
+
+from porting.errors import Code, Fault
+from porting.pages import render_page
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from porting.seeing.probabilities import Attention
+
+LARGEST = 1 << 24
+"""Numbers in a page, two bytes each: more than that no browser likes to open."""
+
+MOST = 65535
+"""What a share of 1 is in the page, which has shares as whole numbers."""
+
+MAP_COLOUR = (0xE0, 0x7B, 0x10)
+"""Red, green and blue of the small maps, over light paper and dark; their opacity is the shade."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A token as the page shows it.
+
+    Attributes:
+        text: its spelling.
+        share: how much of the attention it gets, 0 to 1.
+        pressed: whether it is the one that attends.
+    """
+
+    text: str
+    share: float
+    pressed: bool
+
+    @property
+    def shade(self) -> str:
+        """Of its colour, 0 to 1."""
+        return f"{self.share**0.5:.3f}"
+
+    @property
+    def percent(self) -> str:
+        """The share in percent, for below the token."""
+        return in_percent(self.share)
+
+
+def in_percent(share: float) -> str:
+    """A share in whole percent.
+
+    >>> in_percent(0.126), in_percent(0.0049), in_percent(0.0)
+    ('13', '<1', '0')
+    """
+    return "<1" if 0 < share < 0.005 else f"{100 * share:.0f}"
+
+
+def attention_page(attention: Attention, *, layer: int = 0, head: int = 0, token: int | str = 0) -> str:
+    """The page.
+
+    Args:
+        attention: what is shown.
+        layer, head, token: what is shown first.
+
+    Raises:
+        AttentionError: there is no such layer, head or token, or the page would be too large.
+    """
+    from porting.seeing.probabilities import AttentionError  # noqa: PLC0415  # it imports this module to be shown
+
+    numbers = sum(one.heads.numel() for one in attention.layers)
+    if numbers > LARGEST:
+        message = f"the page would hold {numbers:,} numbers, and {LARGEST:,} are the most that it may"
+        hint = "shorten the text, or draw a single head (.png)"
+        raise AttentionError(Fault(code=Code.NO_ATTENTION, message=message, hint=hint))
+    place, row = attention.place(token), attention.of(layer, head)
+    shares = [rounded(share) for share in row[place].tolist()]
+    most = max(range(len(shares)), key=shares.__getitem__)
+    counts = [len(one.heads) for one in attention.layers]
+    values = {
+        "model": attention.model,
+        "text": " ".join(attention.tokens[:12]) + (" …" if len(attention.tokens) > 12 else ""),
+        "tokens": [
+            Shown(text=text, share=share, pressed=number == place)
+            for number, (text, share) in enumerate(zip(attention.tokens, shares, strict=True))
+        ],
+        "layer": layer % len(attention.layers),
+        "head": head % counts[layer],
+        "place": place,
+        "from_token": attention.tokens[place],
+        "most_token": attention.tokens[most],
+        "most_share": f"{shares[most]:.3f}",
+        "layers": [
+            {"name": one.name, "maps": [map_address(values) for values in one.heads]} for one in attention.layers
+        ],
+        "columns": max(counts),
+        "counts": ",".join(map(str, counts)),
+        "numbers": packed(attention),
+        "legend": [Shown(text="", share=share, pressed=False) for share in (0.0, 0.05, 0.25, 0.5, 1.0)],
+    }
+    return render_page("attention.html", values, styles=["attention.css"], scripts=["attention.js"])
+
+
+def attention_frame(attention: Attention) -> str:
+    """The page in a frame, for a notebook: neither's styles reach the other."""
+    wide = sum(max(10 * len(token) + 20, 50) for token in attention.tokens)  # CSS pixels, about
+    height = 520 + 51 * -(-wide // 850) + 74 * len(attention.layers)
+    return (
+        f'<iframe title="Attention" sandbox="allow-scripts" srcdoc="{escape(attention_page(attention))}" '
+        f'style="width:100%;height:{height}px;border:0;resize:vertical"></iframe>'
+    )
+
+
+def rounded(share: float) -> float:
+    """A share as the page knows it."""
+    return round(share * MOST) / MOST
+
+
+def packed(attention: Attention) -> str:
+    """All shares as base64 of little-endian 16-bit numbers, :data:`MOST` being 1: layer by layer, [h q k] each."""
+    whole = torch.cat([one.heads.reshape(-1) for one in attention.layers])
+    numbers = (whole.double().clamp(0, 1) * MOST).round().to(torch.int32).tolist()
+    return base64.b64encode(struct.pack(f"<{len(numbers)}H", *numbers)).decode()
+
+
+def map_address(values: Tensor) -> str:
+    """A head's probabilities [q k] as a picture of as many pixels, in a ``data:`` address."""
+    shades = (values.clamp(0, 1).sqrt() * 255).round().to(torch.uint8).tolist()
+    return f"data:image/png;base64,{base64.b64encode(_png(shades)).decode()}"
+
+
+def _png(shades: list[list[int]]) -> bytes:
+    """One colour in 256 opacities (Portable Network Graphics, third edition, sections 5 and 11)."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    pixels = b"".join(b"\0" + bytes(row) for row in shades)  # each row unfiltered
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", len(shades[0]), len(shades), 8, 3, 0, 0, 0),
+        b"PLTE": bytes(MAP_COLOUR) * 256,
+        b"tRNS": bytes(range(256)),
+        b"IDAT": zlib.compress(pixels, 9),
+        b"IEND": b"",
+    }
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, content) for kind, content in parts.items())
