@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from porting.notation import Table, parse_table, read_table
     from porting.plan import Plan, check
     from porting.seeing import Attention, attention, attention_of
+    from porting.suggesting import Suggestion, suggest
     from porting.text import fill_mask, next_sentence
     from porting.verification import Report, verify
 
@@ -35,6 +36,7 @@ __all__ = [
     "PortingError",
     "PortingWarning",
     "Report",
+    "Suggestion",
     "Table",
     "attention",
     "attention_of",
@@ -52,6 +54,7 @@ __all__ = [
     "parse_table",
     "provenance",
     "read_table",
+    "suggest",
     "verify",
     "verify_files",
 ]
@@ -68,6 +71,7 @@ _HOMES = {
     "porting.notation": ("Table", "parse_table", "read_table"),
     "porting.plan": ("Plan", "check"),
     "porting.seeing": ("Attention", "attention", "attention_of"),
+    "porting.suggesting": ("Suggestion", "suggest"),
     "porting.text": ("fill_mask", "next_sentence"),
     "porting.verification": ("Report", "verify"),
 }

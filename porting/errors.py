@@ -94,9 +94,11 @@ class Code(StrEnum):
 
     # Verification
     FORWARD_FAILED = "forward-failed"
+    MADE_IN_FORWARD = "made-in-forward"
     NO_INPUTS = "no-inputs"
     NO_PROBES = "no-probes"
     NO_REFERENCE = "no-reference"
+    NOT_DETERMINISTIC = "not-deterministic"
 
     # Conversions: options that do not go together
     OPTION_REFUSED = "option-refused"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _HERE = str(Path(__file__).parent)
@@ -14,7 +14,15 @@ _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", 
 
 def users_line(error: BaseException) -> str:
     """``file:line`` of the innermost frame that is the user's own code; of the innermost of all when there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
+    return _innermost(traceback.extract_tb(error.__traceback__))
+
+
+def current_line() -> str:
+    """The same for where the program is now."""
+    return _innermost(traceback.extract_stack())
+
+
+def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
     own = [one for one in frames if not one.filename.startswith((_HERE, *_INSTALLED)) and Path(one.filename).is_file()]
     frame = (own or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"

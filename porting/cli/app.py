@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand
 
-from porting.cli import attend, carry, compare, look, prove, stream, words
+from porting.cli import attend, carry, compare, look, propose, prove, stream, words
 from porting.errors import nearest
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ class Command(TyperCommand):
 app.command("inspect", cls=Command)(look.inspect)
 app.command("tables", cls=Command)(look.tables)
 app.command("check", cls=Command)(prove.check)
+app.command("suggest", cls=Command)(propose.suggest)
 app.command("load", cls=Command)(carry.load)
 app.command("verify", cls=Command)(prove.verify)
 app.command("export", cls=Command)(carry.export)

@@ -15,6 +15,7 @@ def test_the_commands_are_these() -> None:
         "inspect",
         "tables",
         "check",
+        "suggest",
         "load",
         "verify",
         "export",

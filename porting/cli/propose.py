@@ -1,0 +1,134 @@
+"""``suggest``: a table for a module of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.screen import DIFFERENT, Screen
+from porting.errors import Code, Fault, PortingError
+
+if TYPE_CHECKING:
+    from porting.suggesting import Suggestion
+
+Module = Annotated[
+    str,
+    typer.Option(
+        "--into",
+        metavar="MODULE:NAME",
+        help="What builds your own module: my_model:build, or my_model.py:build; a class or a function. "
+        "It is imported, so its file runs.",
+    ),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write the table to this file.", show_default="standard output")
+]
+Input = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="REFERENCE=YOURS",
+        help="A line of [inputs], where your forward cannot be understood: 'attention_mask=m -> bool'.",
+    ),
+]
+Explain = Annotated[
+    str | None, typer.Option("--explain", metavar="TEXT", help="Show what speaks for the lines that contain this.")
+]
+Interactive = Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")]
+Seconds = Annotated[float, typer.Option("--seconds", help="End the search after so long.", min=1)]
+Seed = Annotated[int, typer.Option("--seed", help="Of the twin's weights and of all inputs.")]
+
+
+def suggest(
+    into: Module,
+    source: options.Source = None,
+    output: Output = None,
+    architecture: options.ArchitectureName = None,
+    inputs: Input = None,
+    explain: Explain = None,
+    interactive: Interactive = False,
+    seconds: Seconds = 120.0,
+    seed: Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Write the table for a module that was never seen before, and prove it, or say why there can be none.
+
+    A small random twin of the checkpoint's architecture runs beside your module. Place after place, what flows through
+    your module says which of the twin's weights belong there; what remains open is tried out. Exit code 0: what the
+    table maps is proven in float64; 1: it is approximate or impossible, and the reasons are said; 2: it could not be
+    run.
+
+    \b
+    Examples:
+      porting suggest --into my_model.py:build
+      porting suggest ./my-checkpoint --into my_model.py:build -o my_table.toml
+      porting suggest ./my-checkpoint --into my_model.py:MyModel --explain query
+      porting suggest ./my-checkpoint --into my_model.py:MyModel --input 'attention_mask=m -> bool'
+    """
+    with Screen("suggest", as_json=as_json) as screen:
+        from porting.checkpoint import open_checkpoint
+        from porting.suggesting import suggest as make
+
+        lines = dict(_line(one) for one in inputs or ())
+        builder = options.builder(into)
+        checkpoint = open_checkpoint(options.where(source))
+        name = output.stem if output is not None else into.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
+        with screen.working("suggesting") as tell:
+            found = make(
+                checkpoint,
+                builder,  # type: ignore[arg-type]  # --into is always given
+                architecture=architecture,
+                inputs=lines,
+                name=name.replace(".", "_"),
+                seed=seed,
+                seconds=seconds,
+                progress=tell,
+            )
+        screen.document(found.to_dict())
+        if output is not None and (not interactive or _agreed(found, output)):
+            found.write(output)
+        _show(screen, found, output, explain)
+        if output is not None:
+            words = [*options.again(source), "--table", str(output), "--into", into]
+            screen.next("verify" if found.proven else "check", *words)
+        if not found.proven:
+            raise typer.Exit(DIFFERENT)
+
+
+def _line(text: str) -> tuple[str, str]:
+    theirs, sign, ours = text.partition("=")
+    if not sign or not theirs.strip() or not ours.strip():
+        message = f"--input {text!r} is not of the form REFERENCE=YOURS"
+        hint = "such as --input 'attention_mask=mask -> padding'"
+        raise PortingError(Fault(code=Code.NO_INPUTS, message=message, hint=hint))
+    return theirs.strip(), ours.strip()
+
+
+def _agreed(found: Suggestion, output: Path) -> bool:
+    """Whether a table that is not exact, or a file that is there, shall be written all the same."""
+    if found.exact and not output.exists():
+        return True
+    typer.echo(str(found), err=True)
+    question = f"{output} exists: write over it?" if output.exists() else f"Write {output} all the same?"
+    return typer.confirm(question, err=True)
+
+
+def _show(screen: Screen, found: Suggestion, output: Path | None, explain: str | None) -> None:
+    style = "bold green" if found.exact else "bold yellow" if found.proven else "bold red"
+    if output is None:
+        screen.show(found.text.rstrip("\n"), soft_wrap=True)
+        screen.line()
+    screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
+    for reason in found.reasons:
+        screen.line(f"  {reason.said}")
+    for part in found.missing:
+        screen.line(f"  the module has no place for {part}")
+    for one in found.unmapped:
+        near = f"; nearest: {', '.join(one.near)}" if one.near else ""
+        screen.line(f"  nothing fills {one.name} {list(one.shape)}{near}")
+    if explain is not None:
+        screen.line()
+        screen.show(found.explain(explain) or f"no line contains {explain!r}", soft_wrap=True)

@@ -1,0 +1,307 @@
+"""What a forward takes, found out by its parameters' names and by what it does with what it is given.
+
+Which way round a mask is, no name says for sure.  What does: with the right one, words that are masked change nothing
+where words are not.  And rows of a batch do not see each other, which tells [b s] from [s b].
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from porting.errors import Code, Fault
+from porting.frames import users_line
+from porting.notation.rule import Rule, Term, make_rule
+from porting.suggesting.fields import normal
+from porting.verification.faults import VerifyError
+from porting.verification.inputs import for_port
+
+IDS, MASK, SEGMENTS, POSITIONS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values"
+DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
+
+_WORDS = {
+    SEGMENTS: r"token_type.*|segment.*|seg|segs|types?|kinds?|type_ids|token_types|sentence.*",
+    POSITIONS: r"position.*|pos|pos_ids",
+    DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
+    MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid|lengths?",
+    PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
+    DECODER_IDS: r"(decoder|dec)_(input|ids|in|x).*|tgt|trg|decoder_input|target_(ids|tokens|input)",
+    IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
+    r"|index|indices|input_tensor|sentence|src_tokens|piece_ids|y",
+}
+_NEVER = re.compile(
+    r"targets?|labels?|past.*|cache.*|use_cache|return_.*|output_.*|need_.*|training|dropout|kv.*|len_past"
+)
+
+BATCH, LENGTH, OTHERS = 3, 7, 5
+"""Rows of the batch, their length, and the length of a decoder's."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which a forward can be given the reference's inputs.
+
+    Attributes:
+        rules: the table's [inputs]: (the reference's term, the port's term).
+        internal: the module finds out by itself which words are padding.
+        unmasked: nothing tells it, and words that are masked in the reference are seen.
+        loose: arguments without a role, which have defaults.
+    """
+
+    rules: tuple[tuple[str, str], ...]
+    internal: bool = False
+    unmasked: bool = False
+    loose: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The reference's arguments that it takes."""
+        return tuple(theirs.partition(" [")[0] for theirs, _ in self.rules)
+
+    @property
+    def parsed(self) -> tuple[Rule, ...]:
+        """The rules, as the notation has them."""
+        return tuple(make_rule([Term.parse(theirs)], [Term.parse(ours)]) for theirs, ours in self.rules)
+
+    def given(self, inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        """The forward's arguments from the reference's inputs."""
+        heard = {name: value for name, value in inputs.items() if name in self.named}
+        return for_port(self.parsed, heard, dtype)
+
+
+def roles(module: nn.Module, available: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The forward's parameters, by what they mean, and those of which nothing tells what they are.
+
+    Args:
+        module: the model.
+        available: the reference's inputs.
+
+    Raises:
+        VerifyError: a required one is not understood.
+    """
+    found: dict[str, str] = {}
+    loose, unknown = [], []
+    for name, one in inspect.signature(module.forward).parameters.items():
+        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+            continue
+        required = one.default is one.empty
+        word = normal(name)
+        role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
+        if not required and _NEVER.fullmatch(word):
+            continue
+        if role == IDS and IDS not in available:
+            role = PIXELS
+        if role is None or role in found.values() or role not in available:
+            first = required and not found and role is None
+            if first:
+                found[name] = IDS if IDS in available else PIXELS
+            elif required:
+                unknown.append(name)
+            else:
+                loose.append(name)
+            continue
+        found[name] = role
+    if unknown:
+        listed = ", ".join(map(repr, unknown))
+        message = f"{type(module).__name__}.forward takes {listed}, and nothing tells what to give it"
+        hint = "say it: inputs={'input_ids': 'x', 'attention_mask': 'm -> bool'} (--input 'attention_mask=m -> bool')"
+        raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint=hint))
+    return found, tuple(loose)
+
+
+def ways(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The [inputs] that may be meant, the most usual first."""
+    masks = {name for name, role in found.items() if role in {MASK, DECODER_MASK}}
+    for turned, kind, axes in product((False, True), ("", "bool", "padding", "additive"), _MASK_AXES):
+        if not masks and (kind or axes != _MASK_AXES[0]):
+            continue
+        rules = []
+        for name, role in found.items():
+            if name in masks:
+                ours = f"{name} -> {kind} {axes}" if kind else f"{name} {axes}"
+                rules.append((f"{role} [b s]", ours))
+            elif role == PIXELS:
+                rules.append((role, name))
+            else:
+                axis = "t" if role == DECODER_IDS else "s"
+                rules.append((f"{role} [b {axis}]", f"{name} [{axis} b]" if turned else f"{name} [b {axis}]"))
+        yield tuple(rules)
+
+
+_MASK_AXES = ("[b s]", "[b 1 1 s]", "[b 1 s]", "[s b]")
+
+
+def find_way(module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, *, causal: bool) -> Way:
+    """How the module's forward is to be given the reference's inputs.
+
+    Args:
+        module: the model, in float64, with weights that show something.
+        available: the reference's inputs.
+        vocabulary: how many words there are.
+        padding: the padding word.
+        causal: the reference's positions see none behind them, so that padding at the end need not be masked.
+
+    Raises:
+        VerifyError: no way works; carries what the forward said to the most usual one.
+    """
+    found, loose = roles(module, available)
+    if PIXELS in found.values():
+        return Way(rules=next(ways(found)), loose=loose)
+    first: Exception | None = None
+    working: list[Way] = []
+    for rules in ways(found):
+        way = Way(rules=rules, loose=loose)
+        try:
+            if not _steady(module, way, vocabulary, padding):
+                return way  # what it gives is random: that is said of the run, and no way is better than another
+            seen = _seen(module, way, vocabulary, padding)
+        except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
+            first = first or error
+            continue
+        if not seen:
+            return way
+        if seen == {PADDED}:
+            working.append(way)
+    if not working:
+        raise _refused(module, next(ways(found)), first) from first
+    chosen = working[0]
+    masked = any(role == MASK for role in found.values())
+    if causal and not masked:
+        return chosen
+    if _skips(module, chosen, vocabulary, padding):
+        return Way(rules=chosen.rules, internal=True, loose=loose)
+    return Way(rules=chosen.rules, unmasked=True, loose=loose)
+
+
+def _refused(module: nn.Module, rules: Sequence[tuple[str, str]], error: Exception | None) -> VerifyError:
+    given = ", ".join(ours for _, ours in rules)
+    if error is None:
+        message = f"{type(module).__name__}.forward mixes the rows of a batch, whichever way it is given {given}"
+        return VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint="a row must not depend on another"))
+    said = " ".join(str(error).split())
+    message = f"{type(module).__name__}.forward failed on {given}: {type(error).__name__}: {said}"
+    return VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=f"at {users_line(error)}"))
+
+
+def sample(available: Sequence[str], vocabulary: int, padding: int, *, seed: int = 0) -> dict[str, Tensor]:
+    """A batch without padding: words that are not the padding's, two segments."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def words(length: int) -> Tensor:
+        drawn = torch.randint(3, vocabulary - 2, (BATCH, length), generator=generator)
+        return torch.where(drawn == padding, drawn + 1, drawn)
+
+    segments = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    segments[:, LENGTH // 2 :] = 1
+    made = {
+        IDS: words(LENGTH),
+        MASK: torch.ones(BATCH, LENGTH, dtype=torch.long),
+        SEGMENTS: segments,
+        POSITIONS: torch.arange(LENGTH).expand(BATCH, LENGTH).clone(),
+        DECODER_IDS: words(OTHERS),
+        DECODER_MASK: torch.ones(BATCH, OTHERS, dtype=torch.long),
+        PIXELS: torch.randn(BATCH, 3, 12, 12, dtype=torch.float64, generator=generator),
+    }
+    return {name: value for name, value in made.items() if name in available}
+
+
+PADDED, ROWS, DEAF = "padded", "rows", "deaf"
+
+
+def _steady(module: nn.Module, way: Way, vocabulary: int, padding: int) -> bool:
+    inputs = sample(way.named, vocabulary, padding)
+    pairs = zip(_outputs(module, way, inputs), _outputs(module, way, inputs), strict=True)
+    return all(one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
+
+
+def _seen(module: nn.Module, way: Way, vocabulary: int, padding: int) -> set[str]:
+    """What is wrong with a way: masked words change what is computed elsewhere, rows change each other, words nothing.
+
+    Numbers that are none count as wrong in every respect.
+    """
+    inputs = sample(way.named, vocabulary, padding)
+    kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    kept[0, LENGTH - 2 :] = kept[1, LENGTH - 3 :] = False
+    if MASK in inputs:
+        inputs[MASK] = kept.long()
+
+    def changed(where: Tensor) -> list[Tensor]:
+        other = torch.where(where, (inputs[IDS] + 5) % (vocabulary - 4) + 3, inputs[IDS])
+        return _outputs(module, way, {**inputs, IDS: other})
+
+    def differ(others: list[Tensor], where: Tensor) -> bool:
+        return any(_differ(a, b, where) for a, b in zip(base, others, strict=True))
+
+    base = _outputs(module, way, inputs)
+    last, start = torch.zeros_like(kept), torch.zeros_like(kept)
+    last[2], start[:, 0] = True, True
+    later = kept & ~start
+    found = set()
+    if not all(bool(torch.isfinite(one).all()) for one in base) and _differ_any(base, kept):
+        found |= {PADDED, ROWS}
+    if differ(changed(~kept), kept):
+        found.add(PADDED)
+    if differ(changed(last), kept & ~last):
+        found.add(ROWS)
+    if not differ(changed(start), later):
+        found.add(DEAF)
+    return found
+
+
+def _differ_any(values: list[Tensor], where: Tensor) -> bool:
+    """Whether some number at these positions is none."""
+    return any(not bool(torch.isfinite(one[where]).all()) for one in values if one.shape[:2] == where.shape)
+
+
+def _skips(module: nn.Module, way: Way, vocabulary: int, padding: int) -> bool:
+    """Whether a row comes out the same with padding words behind it as without: the module knows them by itself."""
+    inputs = sample(way.named, vocabulary, padding)
+    kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    kept[:, LENGTH - 2 :] = False
+    padded = {**inputs, IDS: torch.where(kept, inputs[IDS], padding)}
+    short = {name: value[:, : LENGTH - 2] for name, value in inputs.items()}
+    try:
+        longer, shorter = _outputs(module, way, padded), _outputs(module, way, short)
+    except Exception:  # noqa: BLE001  # a forward that takes one length only
+        return False
+    return all(
+        _cut(a, b.shape) is not None and not _far(_cut(a, b.shape), b) for a, b in zip(longer, shorter, strict=True)
+    )
+
+
+def _cut(value: Tensor, shape: torch.Size) -> Tensor | None:
+    if value.ndim != len(shape):
+        return None
+    return value[tuple(slice(0, size) for size in shape)]
+
+
+def _outputs(module: nn.Module, way: Way, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    with torch.no_grad():
+        returned = module(**way.given(inputs))
+    flat = tree_flatten(dict(returned) if isinstance(returned, Mapping) else returned)[0]
+    return [one for one in flat if isinstance(one, Tensor) and one.is_floating_point()]
+
+
+def _differ(one: Tensor, other: Tensor, where: Tensor) -> bool:
+    """Whether two outputs differ at these positions, [b s]; an output without positions by its rows."""
+    if one.shape != other.shape:
+        return True
+    if one.shape[:2] == (BATCH, LENGTH):
+        return _far(one[where], other[where])
+    if one.shape[:2] == (LENGTH, BATCH):
+        return _far(one.transpose(0, 1)[where], other.transpose(0, 1)[where])
+    rows = where.any(1)
+    if one.ndim and one.shape[0] == BATCH and LENGTH not in one.shape[1:]:
+        return _far(one[rows], other[rows])
+    return False
+
+
+def _far(one: Tensor | None, other: Tensor) -> bool:
+    return one is None or not torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -1,0 +1,120 @@
+"""What a search works with and what it comes to: the two models, the activations in between, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from porting.suggesting.layouts import Move
+from porting.suggesting.tracing import Call, Trace, Unit, run
+
+SAME = 1e-10
+"""Two activations that are no further from each other, relative to their scale, are one: bugs are above 1e-7."""
+
+CLOSE = 0.02
+"""And no further than this, one that is computed a little differently."""
+
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass
+class Forced:
+    """The reference's activations that the module is given in the place of its own, where those differ.
+
+    Attributes:
+        operands: number of a unit -> its operand.
+        outputs: number of an operation -> what it gives.
+    """
+
+    operands: dict[int, Tensor] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Side:
+    """A model that is run again and again.
+
+    Attributes:
+        module: it, in float64.
+        leaves: its floating-point tensors, by name.
+        loadable: the names of those that a table can write.
+        call: runs it on the batch.
+        inputs: what it is given.
+    """
+
+    module: nn.Module
+    leaves: Mapping[str, Tensor]
+    loadable: frozenset[str]
+    call: Call
+    inputs: Sequence[Tensor]
+
+    def run(self, until: int | None = None, forced: Forced | None = None, *, keep: bool = False) -> Trace:
+        """One run."""
+        forced = forced or Forced()
+        return run(
+            self.module,
+            self.call,
+            self.leaves,
+            self.inputs,
+            until=until,
+            instead=forced.operands,
+            after=forced.outputs,
+            keep=keep,
+        )
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.leaves.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """A place where the module computes something else than the reference, with the reference's own weights.
+
+    Attributes:
+        what: ``"activation"``, ``"bias"``, ``"norm"``, ``"extra"``, ``"missing"``, ``"unloadable"`` or ``"input"``.
+        port: the module's weight at the place, or after it.
+        reference: the reference's.
+        size: the difference, relative to the activation's scale; nan where none can be said.
+        before: the module's weights in front of the place.
+        cause: what it comes from, in words; empty where nothing is known.
+    """
+
+    what: str
+    port: str
+    reference: str
+    size: float = float("nan")
+    before: tuple[str, ...] = ()
+    cause: str = ""
+
+
+@dataclass
+class Found:
+    """What the search came to.
+
+    Attributes:
+        moves: in order of execution.
+        divergences: where the module is another.
+        lacking: units of the reference that the module has no place for.
+        open: names of the module's tensors that nothing fills.
+        trials: how many candidates were run.
+        exhausted: whether the bound on trials or seconds was met.
+        trace: the module's last run, with all that was found.
+        reference: the reference's run.
+        outputs: what the module returns with all that was found, and nothing forced on it.
+        mates: the module's unit number -> the reference's unit.
+    """
+
+    moves: list[Move] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
+    lacking: list[Unit] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    trials: int = 0
+    exhausted: bool = False
+    trace: Trace = field(default_factory=Trace)
+    reference: Trace = field(default_factory=Trace)
+    outputs: list[Tensor] = field(default_factory=list)
+    mates: dict[int, Unit] = field(default_factory=dict)

@@ -1,0 +1,235 @@
+"""From the rules of every single layer to the few that a person would have written.
+
+Numbers that vary together become an index: ``layer.0 = blocks.0`` and ``layer.1 = blocks.1`` are ``layer.{i} =
+blocks.{i}``; ``layer.1 = layers.2`` after ``layer.0 = layers.0`` makes ``layer.{i} = layers.{2*i}``.  A weight and its
+bias that go the same way are one line, and so are query, key and value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from porting.suggesting.layouts import Move
+from porting.suggesting.naming import meanings, pattern
+
+_NUMBER = re.compile(r"\{[^{}]*\}|\d+")
+"""A number, or a placeholder, whose numbers are its own."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A rule as a table writes it.
+
+    Attributes:
+        sources, targets: patterns of names with their axes, ``(pattern, "(h d) e")``.
+        fold, fill, scale: as in a table.
+        why: what decided it.
+        proven: it was chosen among several by what it computes.
+        reads, writes: the tensors of the twin that it stands for.
+    """
+
+    sources: tuple[tuple[str, str], ...]
+    targets: tuple[tuple[str, str], ...]
+    fold: bool = False
+    fill: float | None = None
+    scale: str = ""
+    why: str = ""
+    proven: bool = False
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+    @property
+    def short(self) -> bool:
+        """Whether it can be a line of [tensors]."""
+        return len(self.sources) == len(self.targets) == 1 and not self.fold and self.fill is None and not self.scale
+
+
+def lines(moves: Iterable[Move]) -> list[Line]:
+    """The rules of a table for these moves, in order of execution."""
+    single = [
+        Line(
+            tuple((one.pattern, one.axes) for one in move.sources),
+            tuple((one.pattern, one.axes) for one in move.targets),
+            fold=move.fold,
+            fill=move.fill,
+            scale=move.scale,
+            why=move.why,
+            proven=move.proven,
+            reads=move.reads,
+            writes=move.writes,
+        )
+        for move in moves
+    ]
+    counted = _counted(single)
+    paired = _merged(counted, "w", _weight_and_bias)
+    return _merged(paired, "p", _projections)
+
+
+def indexed(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Tuples of names with the numbers that vary together made an index.
+
+    >>> indexed([("h.0.ln", "b.0.n"), ("h.1.ln", "b.1.n"), ("ln_f", "norm")])
+    [('h.{i}.ln', 'b.{i}.n'), ('ln_f', 'norm')]
+    """
+    plain = [Line(tuple((one, "") for one in some), ()) for some in names]
+    return [tuple(name for name, _ in line.sources) for line in _counted(plain)]
+
+
+# ------------------------------------------------------------------------------------------------- layers
+
+
+def _counted(single: Sequence[Line]) -> list[Line]:
+    groups: dict[object, list[Line]] = {}
+    for line in single:
+        terms = (*line.sources, *line.targets)
+        key = (tuple((_blank(name), axes) for name, axes in terms), line.fold, line.fill, line.scale)
+        groups.setdefault(key, []).append(line)
+    return [line for group in groups.values() for line in _explain(group)]
+
+
+def _blank(name: str) -> str:
+    return _NUMBER.sub(lambda found: found.group() if found.group().startswith("{") else "#", name)
+
+
+def _numbers(line: Line) -> list[int]:
+    names = [name for name, _ in (*line.sources, *line.targets)]
+    return [int(found) for name in names for found in _NUMBER.findall(name) if not found.startswith("{")]
+
+
+def _explain(group: list[Line]) -> list[Line]:
+    """The group as one line with an index; as several where one index cannot explain it."""
+    if len(group) == 1:
+        return group
+    columns = list(zip(*(_numbers(line) for line in group), strict=True))
+    varying = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    for base in varying:
+        spelled = {place: _affine(columns[base], columns[place]) for place in varying}
+        if all(spelled.values()) and len(set(columns[base])) == len(group):
+            return [_spelled(group, {place: text for place, text in spelled.items() if text})]
+    for place in varying:  # another number tells two rows of layers apart
+        parts: dict[int, list[Line]] = {}
+        for line, value in zip(group, columns[place], strict=True):
+            parts.setdefault(value, []).append(line)
+        if 1 < len(parts) < len(group):
+            return [line for part in parts.values() for line in _explain(part)]
+    return group
+
+
+def _affine(base: Sequence[int], other: Sequence[int]) -> str:
+    """``{i}``, ``{i+1}`` or ``{2*i+1}`` if the others follow from the base so; else nothing."""
+    first, second = next((a, b) for a in range(len(base)) for b in range(len(base)) if base[a] != base[b])
+    factor, rest = divmod(other[second] - other[first], base[second] - base[first])
+    shift = other[first] - factor * base[first]
+    if rest or factor < 1 or any(b != factor * a + shift for a, b in zip(base, other, strict=True)):
+        return ""
+    left = "i" if factor == 1 else f"{factor}*i"
+    return f"{{{left}{shift:+d}}}" if shift else f"{{{left}}}"
+
+
+def _spelled(group: Sequence[Line], places: dict[int, str]) -> Line:
+    counter = iter(range(10_000))
+
+    def spell(name: str) -> str:
+        def one(found: re.Match[str]) -> str:
+            if found.group().startswith("{"):
+                return found.group()
+            return places.get(next(counter), found.group())
+
+        return _NUMBER.sub(one, name)
+
+    first = group[0]
+    sources = tuple((spell(name), axes) for name, axes in first.sources)
+    targets = tuple((spell(name), axes) for name, axes in first.targets)
+    return replace(
+        first,
+        sources=sources,
+        targets=targets,
+        proven=any(line.proven for line in group),
+        why=next((line.why for line in group if line.proven), first.why),
+        reads=tuple(name for line in group for name in line.reads),
+        writes=tuple(name for line in group for name in line.writes),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- siblings
+
+
+def _weight_and_bias(one: str, other: str) -> bool:
+    stem, _, last = one.rpartition(".")
+    other_stem, _, other_last = other.rpartition(".")
+    return stem == other_stem and {*meanings(last), *meanings(other_last)} == {"weight", "bias"}
+
+
+def _projections(one: str, other: str) -> bool:
+    wanted = {"query", "key", "value"}
+    ours, theirs = meanings(one), meanings(other)
+    apart = ours ^ theirs
+    return len(ours & wanted) == len(theirs & wanted) == 1 and apart <= wanted and bool(apart)
+
+
+def _merged(found: Sequence[Line], index: str, belong: Callable[[str, str], bool]) -> list[Line]:
+    """Lines that differ in one part of either name, as one line with an enumerated index."""
+    result: list[Line] = []
+    rest = list(found)
+    while rest:
+        first = rest.pop(0)
+        together = [first]
+        if _mergeable(first, index):
+            for line in list(rest):
+                near = _mergeable(line, index) and belong(first.sources[0][0], line.sources[0][0])
+                if near and _joined([*together, line], index) is not None:
+                    together.append(line)
+        merged = _joined(together, index) if len(together) > 1 else None
+        if merged is None:
+            result.append(first)
+            continue
+        for line in together[1:]:
+            rest.remove(line)
+        result.append(merged)
+    return result
+
+
+def _mergeable(line: Line, index: str) -> bool:
+    terms = (*line.sources, *line.targets)
+    return line.short and not any(axes for _, axes in terms) and not any(f"{{{index}" in name for name, _ in terms)
+
+
+def _joined(some: Sequence[Line], index: str) -> Line | None:
+    sides = []
+    for names in ([line.sources[0][0] for line in some], [line.targets[0][0] for line in some]):
+        parts = _split(names)
+        if parts is None:
+            return None
+        before, middles, after = parts
+        merged = pattern(middles, index)
+        whole = merged.startswith("{") and merged.endswith("}") and merged.count("{") == 1
+        if not whole or before[-1:] == "}" or after[:1] == "{":
+            return None
+        sides.append(((f"{before}{merged}{after}", ""),))
+    return replace(
+        some[0],
+        sources=sides[0],
+        targets=sides[1],
+        proven=any(line.proven for line in some),
+        why=next((line.why for line in some if line.proven), some[0].why),
+        reads=tuple(name for line in some for name in line.reads),
+        writes=tuple(name for line in some for name in line.writes),
+    )
+
+
+def _split(names: Sequence[str]) -> tuple[str, list[str], str] | None:
+    """What is common in front, what differs, what is common behind; None when a placeholder is among what differs."""
+    tokens = [re.findall(r"\{[^{}]*\}|[^._{}]+|[._]", name) for name in names]
+    start = 0
+    while all(start < len(one) and one[start] == tokens[0][start] for one in tokens):
+        start += 1
+    stop = 0
+    while all(len(one) - stop > start and one[-1 - stop] == tokens[0][-1 - stop] for one in tokens):
+        stop += 1
+    middles = ["".join(one[start : len(one) - stop]) for one in tokens]
+    if not all(middles) or any("{" in one for one in middles) or len(set(middles)) < len(middles):
+        return None
+    first = tokens[0]
+    return "".join(first[:start]), middles, "".join(first[len(first) - stop :])

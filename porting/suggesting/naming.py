@@ -1,0 +1,89 @@
+"""Names as evidence: which words of a name mean the same, and patterns that several names share.
+
+Names decide nothing that can be proven; they say what to try first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+_MEANINGS = {
+    "query": "q query queries wq qlin toq qproj fcq linq",
+    "key": "k key keys wk klin tok kproj fck link",
+    "value": "v value values val wv vlin tov vproj fcv linv",
+    "fused": "qkv wqkv kqv inproj cattn toqkv mixed",
+    "attention": "attention attn att mha selfattn selfattention sa self multihead",
+    "cross": "cross crossattention encoderattn crossattn encdec",
+    "output": "o out output outlin wo oproj outproj proj projection dense unify unifyheads combine cproj",
+    "norm": "norm ln layernorm layer_norm rmsnorm gamma beta",
+    "word": "word words tok token tokens wte vocab inputs shared piece pieces lut text",
+    "position": "position positions pos wpe pe positional posembed time",
+    "segment": "segment segments seg type types tokentype wse sentence",
+    "up": "intermediate fc1 lin1 linear1 w1 up cfc wi fc expand inner",
+    "down": "fc2 lin2 linear2 w2 down wdown shrink",
+    "gate": "gate w3 glu",
+    "head": "head lmhead decoder classifier predictions",
+    "pooler": "pooler pool pooled pooling",
+    "encoder": "encoder enc",
+    "embeddings": "embedding embeddings embed emb",
+    "weight": "weight w gamma scale gain a2 kernel g",
+    "bias": "bias b beta shift b2 offset",
+    "final": "final lnf last post after",
+    "pre": "pre before",
+    "feed": "ffn ff feedforward mlp feed forward",
+}
+_WORDS = {word: meaning for meaning, words in _MEANINGS.items() for word in words.split()}
+
+
+@lru_cache(maxsize=4096)
+def meanings(name: str) -> frozenset[str]:
+    """The words of a name, each by what it means; numbers left out.
+
+    >>> sorted(meanings("h.0.attn.q_lin.weight"))
+    ['attention', 'h', 'query', 'weight']
+    """
+    spread = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    found = set()
+    for part in spread.lower().split("."):
+        whole = part.replace("_", "")
+        if whole in _WORDS:
+            found.add(_WORDS[whole])
+            continue
+        for word in re.split(r"[_\W]+", part):
+            bare = word.rstrip("0123456789")
+            if word in _WORDS or bare:
+                found.add(_WORDS.get(word, _WORDS.get(bare, bare)))
+    return frozenset(found - {"module", "layer", "layers", "block", "blocks", "model", ""})
+
+
+def likeness(one: str, other: str) -> float:
+    """How much two names have in common, from 0 to 1."""
+    ours, theirs = meanings(one), meanings(other)
+    return len(ours & theirs) / (len(ours | theirs) or 1)
+
+
+def pattern(names: Sequence[str], index: str) -> str:
+    """One pattern that spells these names in order: ``{p:query,key,value}``, or ``{p}`` where they are counted from 0.
+
+    >>> pattern(["a.q_lin.w", "a.k_lin.w"], "p"), pattern(["l.0", "l.1", "l.2"], "p")
+    ('a.{p:q,k}_lin.w', 'l.{p}')
+    """
+    split = [re.findall(r"[^._]+|[._]", name) for name in names]
+    start = 0
+    while all(start < len(one) and one[start] == split[0][start] for one in split):
+        start += 1
+    stop = 0
+    while all(len(one) - stop > start and one[-1 - stop] == split[0][-1 - stop] for one in split):
+        stop += 1
+    middles = ["".join(one[start : len(one) - stop]) for one in split]
+    before, after = "".join(split[0][:start]), "".join(split[0][len(split[0]) - stop :])
+    if middles == [str(number) for number in range(len(names))] and not before[-1:].isdigit():
+        return f"{before}{{{index}}}{after}"
+    if not all(middles):  # one name has a part more than another: spell out what is common
+        cut = before.rfind(".") + 1
+        before, middles = before[:cut], [before[cut:] + one for one in middles]
+    while not all(middles):
+        return ""
+    return f"{before}{{{index}:{','.join(middles)}}}{after}"

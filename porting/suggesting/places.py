@@ -1,0 +1,77 @@
+"""When two places of two models are one: activations and rules held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from porting.suggesting.arguments import BATCH
+from porting.suggesting.finding import SAME
+from porting.suggesting.layouts import Move, Piece, distance
+from porting.suggesting.tracing import Kind, Unit
+
+
+def normed(unit: Unit) -> Tensor:
+    """A norm's operand as its gain meets it: centred, if the norm does that, and of length one."""
+    value = unit.operand if unit.operand is not None else torch.empty(0)
+    if unit.centred:
+        value = value - value.mean(-1, keepdim=True)
+    return value / value.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+
+
+def skips(unit: Unit, norm: Unit) -> bool:
+    """Whether a matrix of the module is given what the reference gives to a norm: the norm is not there."""
+    if norm.kind is not Kind.NORM or unit.kind is Kind.NORM or unit.operand is None or norm.operand is None:
+        return False
+    return distance(unit.operand, norm.operand) <= SAME
+
+
+def together(one: Unit, other: Unit) -> bool:
+    """Whether two units are given the same activation."""
+    if one.operand is None or other.operand is None:
+        return one is other
+    if one.kind is Kind.NORM or other.kind is Kind.NORM:
+        return one is other
+    return distance(one.operand, other.operand) <= SAME
+
+
+def vector(move: Move, ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> Move:
+    """A move of one axis between shapes that have axes of one element besides."""
+
+    def axes(shape: tuple[int, ...]) -> str:
+        return " ".join("1" if size == 1 else "e" for size in shape)
+
+    source, target = move.sources[0], move.targets[0]
+    return Move(
+        (Piece(source.pattern, source.names, axes(theirs[source.names[0]])),),
+        (Piece(target.pattern, target.names, axes(ours[target.names[0]])),),
+        why=move.why,
+    )
+
+
+def alike(value: Tensor, like: Tensor) -> Tensor:
+    """A value in the shape of another, batch first or sequence first, whichever comes nearer to it."""
+    options = [value.reshape(like.shape)]
+    if value.ndim == 3 or (value.ndim == 2 and value.shape[0] % BATCH == 0):
+        rows = value.reshape(BATCH, -1, value.shape[-1])
+        options.append(rows.transpose(0, 1).reshape(like.shape))
+    return min(options, key=lambda one: float((one - like).pow(2).sum()))
+
+
+def explained(move: Move, why: str, *, proven: bool, scale: str = "") -> Move:
+    """The move with what decided it, and with another scale if one is given."""
+    return replace(move, why=why, proven=proven, scale=scale or move.scale)
+
+
+def habit(move: Move) -> str:
+    """A move without the numbers of its names: what is the same in every layer."""
+    text = " + ".join(one.term for one in move.sources) + " = " + " + ".join(one.term for one in move.targets)
+    return "".join("#" if character.isdigit() else character for character in text) + move.scale
+
+
+def extents(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[list[int]]:
+    """The sizes of some tensors, whatever their order."""
+    return [sorted(shapes[name]) for name in names if name in shapes]

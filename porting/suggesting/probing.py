@@ -1,0 +1,132 @@
+"""Which activations a table can compare: outputs of modules that are equal on both sides once the weights are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from porting.suggesting.generalise import indexed
+from porting.suggesting.layouts import Move
+from porting.suggesting.naming import likeness
+
+ROOT = "."
+NEAR = 1e-9
+
+
+def probes(
+    port: Mapping[str, Tensor], reference: Mapping[str, Tensor], moves: Sequence[Move], *, loose: bool = False
+) -> list[tuple[str, str]]:
+    """The lines of [probes].
+
+    Args:
+        port, reference: path of a module -> its output, of runs with the same weights on the same inputs.
+        moves: what was found; fused projections are compared through their biases' axes.
+        loose: also pair what differs a little, so that a proof says by how much.
+    """
+    equal: list[tuple[str, str, bool]] = []
+    for theirs, value in reference.items():
+        for ours, other in port.items():
+            turned = _equal(value, other, 0.05 if loose else NEAR)
+            if turned is not None:
+                equal.append((theirs or ROOT, ours or ROOT, turned))
+    shapes = Counter(_kind(theirs, ours) for theirs, ours, _ in equal)
+    equal.sort(
+        key=lambda one: (
+            -shapes[_kind(one[0], one[1])],
+            one[0].count(".") + one[1].count("."),
+            -likeness(one[0], one[1]),
+        )
+    )
+    order = {path or ROOT: number for number, path in enumerate(reference)}
+    taken: set[str] = set()
+    given: set[str] = set()
+    chosen: list[tuple[str, str, bool]] = []
+    for theirs, ours, turned in equal:
+        if theirs in taken or ours in given or _again(theirs, ours, chosen, reference, port):
+            continue
+        taken.add(theirs)
+        given.add(ours)
+        chosen.append((theirs, ours, turned))
+    ends = [one for one in equal if one[1] == ROOT]
+    if ends and ROOT not in given:
+        best = max(ends, key=lambda one: order[one[0]])
+        chosen = [one for one in chosen if one[0] != best[0]]
+        chosen.append(best)
+    chosen.sort(key=lambda one: order[one[0]])
+    lines = [(a, b) for a, b in indexed([(theirs, ours) for theirs, ours, turned in chosen if not turned])]
+    lines += [
+        (f"{a} [b s e]", f"{b} [s b e]")
+        for a, b in indexed([(theirs, ours) for theirs, ours, turned in chosen if turned])
+    ]
+    turned_at = any(turned for _, _, turned in chosen)
+    return [*_fused(moves, port, reference, turned=turned_at), *lines]
+
+
+def _kind(theirs: str, ours: str) -> tuple[str, str]:
+    return indexed([(theirs, ours)])[0][0].translate(_DIGITS), ours.translate(_DIGITS)
+
+
+_DIGITS = str.maketrans("0123456789", "##########")
+
+
+def _again(
+    theirs: str,
+    ours: str,
+    chosen: Sequence[tuple[str, str, bool]],
+    reference: Mapping[str, Tensor],
+    port: Mapping[str, Tensor],
+) -> bool:
+    """Whether the same activation is compared already."""
+    value, other = reference.get("" if theirs == ROOT else theirs), port.get("" if ours == ROOT else ours)
+    for one, another, _ in chosen:
+        known = reference.get("" if one == ROOT else one)
+        also = port.get("" if another == ROOT else another)
+        same = known is not None and value is not None and _equal(known, value, 0.0) is not None
+        if same and also is not None and other is not None and _equal(also, other, 0.0) is not None:
+            return True
+    return False
+
+
+def _equal(one: Tensor, other: Tensor, bound: float) -> bool | None:
+    """Whether the other lies sequence first; None when the two are not equal."""
+    if one.shape == other.shape and _close(one, other, bound):
+        return False
+    first = one.ndim == 3 and other.ndim == 3
+    if first and one.transpose(0, 1).shape == other.shape and _close(one.transpose(0, 1), other, bound):
+        return True
+    return None
+
+
+def _close(one: Tensor, other: Tensor, bound: float) -> bool:
+    scale = float(one.abs().max()) if one.numel() else 0.0
+    far = float((one - other).abs().max()) if one.numel() else 0.0
+    return far <= bound * (scale or 1.0)
+
+
+def _fused(
+    moves: Sequence[Move], port: Mapping[str, Tensor], reference: Mapping[str, Tensor], *, turned: bool
+) -> list[tuple[str, str]]:
+    """Projections that are fused or cut up on one side: what comes out of them has their biases' axes."""
+    found = []
+    for move in moves:
+        source, target = move.sources[0], move.targets[0]
+        if len(move.sources) != 1 or len(move.targets) != 1 or not source.axes or " e" in f" {source.axes}":
+            continue
+        theirs, ours = ([name.rpartition(".")[0] for name in one.names] for one in (source, target))
+        known = all(path in reference for path in theirs) and all(path in port for path in ours)
+        ends = source.pattern.endswith(".bias") and target.pattern.endswith(".bias")
+        if not known or not ends or any(port[path].ndim != 3 for path in ours):
+            continue
+        batch = "s b" if turned else "b s"
+        left = f"{source.pattern.removesuffix('.bias')} [b s {source.axes}]"
+        right = f"{target.pattern.removesuffix('.bias')} [{batch} {target.axes}]"
+        found.append((left, right))
+    return [(left, right) for left, right in indexed(found)]
+
+
+def whole(values: Sequence[Tensor]) -> bool:
+    """Whether all numbers are finite."""
+    return all(bool(torch.isfinite(one).all()) for one in values)

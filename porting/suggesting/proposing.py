@@ -1,0 +1,207 @@
+"""``suggest``: a table for a module that was never seen before, proven, or the reason why there can be none."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from porting.build import build
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.errors import PortingError
+from porting.loading import maker
+from porting.notation.table import Table, parse_table
+from porting.plan.check import check
+from porting.suggesting.building import Builder, build_for
+from porting.suggesting.drafting import draft, onto, scales_of, sizes_of
+from porting.suggesting.finding import Found
+from porting.suggesting.generalise import Line
+from porting.suggesting.judging import Judgement, judge
+from porting.suggesting.proving import SMALL, Proof, prove
+from porting.suggesting.search import Search
+from porting.suggesting.subject import Subjects, prepare, sides
+from porting.suggesting.suggestion import Evidence, Suggestion
+from porting.suggesting.twin import architecture_of
+from porting.suggesting.writing import Draft, quoted, write
+from porting.verification.compare import Progress
+
+TRIALS, SECONDS = 4000, 120.0
+"""The search ends at so many candidates, or after so long."""
+
+
+def suggest(
+    source: str | os.PathLike[str] | Checkpoint,
+    into: Builder,
+    *,
+    architecture: str | None = None,
+    inputs: Mapping[str, str] | None = None,
+    name: str = "suggested",
+    seed: int = 0,
+    trials: int = TRIALS,
+    seconds: float = SECONDS,
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> Suggestion:
+    """Write the mapping table for a module, and prove it.
+
+    A small random twin of the checkpoint's architecture is made with transformers, and the module is built to its
+    size.  Both run; place after place, what flows through the module says which of the twin's weights belong there,
+    and what remains open is tried out.  The table is then proven by :func:`porting.verify` in float64, and held
+    against the checkpoint's own names and shapes.
+
+    Args:
+        source: as in :func:`porting.load`.
+        into: the module, which is left as it is; or a class or function that builds it.  A builder is given what it
+            asks for: the config, if it has a parameter ``config`` or one parameter only, else the fields that its
+            parameters are named after, in anybody's words: ``n_embd``, ``d_model`` and ``width`` are the hidden size.
+        architecture: the reference's class, as transformers spells it; by default the one that ``config.json`` names.
+        inputs: [inputs], for a forward that cannot be understood: ``{"attention_mask": "m -> bool"}``.
+        name: the table's name.
+        seed: of the twin's weights and of all inputs.
+        trials, seconds: where the search ends.
+        revision: for a hub id.
+        progress: called with what is done, how many steps are done and how many there are.
+
+    Returns:
+        The suggestion: the table's text, and the verdict with its reasons.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        TargetError: the module cannot be built.
+        VerifyError: the forward fails, is not deterministic, makes parameters while it runs, or takes what nobody
+            understands; or transformers cannot run the reference.
+    """
+    begun = time.monotonic()
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
+    tell = progress or (lambda what, done, total: None)
+    kind = architecture_of(checkpoint.config, architecture)
+    with _undisturbed(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
+        tell("making a twin", 0, 0)
+        subjects = prepare(checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {})
+        found = _searched(subjects, seed, trials, seconds, tell)
+        close = bool(found.divergences)
+        made, lines, unmapped = draft(subjects, found, name, (), close=close)
+        tell("proving", 0, 0)
+        fresh = bool(unmapped)
+        proof = _proven(subjects.twin.checkpoint, into, write(made), subjects, seed=seed, fresh=fresh, small=True)
+        final = onto(made, checkpoint, subjects)
+        table = parse_table(write(final), where="suggested")
+        fits = _fits(checkpoint, into, table, fresh=fresh)
+        own = None
+        if not fits and proof.exact and sum(info.nbytes for info in checkpoint.tensors.values()) < 4 * SMALL:
+            tell("proving on the checkpoint", 0, 0)
+            own = _proven(checkpoint, into, write(final), subjects, seed=seed, fresh=fresh, small=False)
+        verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped)
+        text = write(_headed(final, verdict, kind, checkpoint))
+    return Suggestion(
+        verdict=verdict.verdict,
+        text=text,
+        reasons=verdict.reasons,
+        missing=verdict.missing,
+        unmapped=tuple(unmapped),
+        evidence=tuple(_evidence(lines, found)),
+        proof=verdict.sentence,
+        difference=verdict.difference,
+        proven_on="the checkpoint" if own is not None and own.exact else "a small twin",
+        shown=verdict.shown,
+        trials=found.trials,
+        seconds=time.monotonic() - begun,
+    )
+
+
+@contextmanager
+def _undisturbed(seed: int) -> Iterator[None]:
+    """With torch's random state and the caller's modes as before afterwards."""
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(mode=False),
+        torch.autocast("cpu", enabled=False),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        yield
+
+
+def _searched(
+    subjects: Subjects, seed: int, trials: int, seconds: float, tell: Callable[[str, int, int], None]
+) -> Found:
+    port, reference = sides(subjects, seed)
+    search = Search(
+        port,
+        reference,
+        sizes=sizes_of(subjects.twin.config).values,
+        config=subjects.twin.config,
+        scales=scales_of(subjects.twin.config),
+        most=trials,
+        seconds=seconds,
+        tell=tell,
+    )
+    kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
+    try:
+        return search.search()
+    finally:
+        with torch.no_grad():
+            for name, tensor in reference.leaves.items():
+                tensor.data.copy_(kept[name])
+
+
+def _proven(
+    checkpoint: Checkpoint, into: Builder, text: str, subjects: Subjects, *, seed: int, fresh: bool, small: bool
+) -> Proof:
+    try:
+        table = parse_table(text, where="suggested")
+    except PortingError as error:  # what was found cannot be written down: never a proof
+        return Proof(report=None, refused=str(error))
+    return prove(checkpoint, into, table, subjects, seed=seed, fresh=fresh, small=small)
+
+
+def _fits(checkpoint: Checkpoint, into: Builder, table: Table, *, fresh: bool) -> tuple[str, ...]:
+    """What does not fit when the table is held against the checkpoint and a module of its size."""
+    try:
+        if isinstance(into, nn.Module):
+            module: nn.Module = build_for(into, {}).module
+        else:
+            module = build(maker(table, checkpoint, into, None, trust=False)[0])
+        floating = {info.dtype for info in checkpoint.tensors.values() if info.dtype.is_floating_point}
+        built = {tensor.dtype for tensor in module.parameters() if not tensor.is_meta}
+        cast = next(iter(built)) if len(built) == 1 and built != floating else None
+        check(table, checkpoint, module, dtype=cast, fresh=fresh)
+    except PortingError as error:
+        return tuple(str(fault) for fault in error.faults)
+    return ()
+
+
+def _headed(made: Draft, judged: Judgement, architecture: str, checkpoint: Checkpoint) -> Draft:
+    """The table with what is known of it at its head."""
+    head = [f"{architecture} into {made.description.rpartition(' into ')[2]}: {judged.verdict}.", judged.sentence]
+    head += [f"- {one.said}" for one in judged.reasons]
+    if judged.missing:
+        head.append(f"The module has no place for {', '.join(judged.missing)}.")
+    head.append("Lines with a comment were decided by what they compute; the others by where they stand.")
+    return replace(made, head=tuple(line for text in head if text for line in _wrapped(text)))
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 116) or [""]
+
+
+def _evidence(lines: Sequence[Line], found: Found) -> Iterator[Evidence]:
+    for line in lines:
+        left = " + ".join(f"{name} [{axes}]" if axes else name for name, axes in line.sources)
+        right = " + ".join(f"{name} [{axes}]" if axes else name for name, axes in line.targets)
+        if line.proven:
+            said = "several were possible here: this is the first that gives the reference's own activation behind it"
+        else:
+            said = "it is given the reference's activation, and no other of the reference's weights is due there"
+        said += f"; {len(line.reads)} of the checkpoint's tensors in the twin"
+        yield Evidence(line=f"{quoted(left)} = {quoted(right)}", decided=line.why, said=said)

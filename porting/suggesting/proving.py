@@ -1,0 +1,162 @@
+"""The proof: the suggested table through :func:`porting.verify`, on the twin and, where it is small, the checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from porting.checkpoint import Checkpoint
+from porting.errors import PortingError
+from porting.notation.table import Table
+from porting.suggesting.arguments import DECODER_IDS, DECODER_MASK, IDS, MASK, PIXELS, POSITIONS, SEGMENTS
+from porting.suggesting.building import Builder, build_for
+from porting.suggesting.fields import Role
+from porting.suggesting.subject import Subjects, number_of
+from porting.verification import verify
+from porting.verification.inputs import Case
+from porting.verification.measure import MEANING
+from porting.verification.report import Report
+
+SMALL = 20_000_000
+"""A checkpoint with fewer numbers than this is proven itself, besides its twin."""
+
+LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What a proof came to.
+
+    Attributes:
+        report: verify's; None when it could not be run.
+        refused: why it could not.
+        builder: the user's own builder was used, and took what the table's [config] gives it.
+    """
+
+    report: Report | None
+    refused: str = ""
+    builder: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether the float64 proof holds at every activation that was compared, with every weight as it was loaded."""
+        found = self.report
+        if found is None or not found.probes:
+            return False
+        bounded = all(probe.meaning.worst <= max(probe.bound.worst, MEANING) for probe in found.probes)
+        return bounded and not (found.guilty or found.first_difference or found.shown.differing)
+
+    @property
+    def difference(self) -> float | None:
+        """The largest difference end to end."""
+        if self.report is None or not self.report.probes:
+            return None
+        worst = max(probe.meaning.worst for probe in self.report.probes)
+        return worst if math.isfinite(worst) else float("inf")
+
+
+def prove(
+    checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh: bool, small: bool
+) -> Proof:
+    """Run the proof.
+
+    Args:
+        checkpoint: the twin's, or the source itself.
+        into: the user's module or builder.
+        table: the suggested one.
+        subjects: how they were run.
+        seed: of the inputs.
+        fresh: some of the module's parameters have no source.
+        small: the checkpoint is the twin, and the longest row is the one that was tried.
+    """
+    config = checkpoint.config
+    made = cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
+    module = into if isinstance(into, nn.Module) else None
+    arguments = {"architecture": subjects.twin.architecture, "inputs": made, "fresh": fresh, "seed": seed}
+    try:
+        return Proof(report=verify(checkpoint, module or into, table, **arguments))  # type: ignore[arg-type]  # by name
+    except PortingError as error:
+        first = str(error)
+    if module is not None:
+        return Proof(report=None, refused=first)
+    full = subjects.twin.config if small else subjects.config
+    try:
+        built = build_for(into, full).module
+        return Proof(report=verify(checkpoint, built, table, **arguments), builder=False)  # type: ignore[arg-type]
+    except PortingError:
+        return Proof(report=None, refused=first, builder=False)
+
+
+def _longest(subjects: Subjects, config: Mapping[str, object], *, small: bool) -> int:
+    """The longest row; the checkpoint's tables have as many rows that are nobody's position as its twin's."""
+    spare = number_of(subjects.twin.config, Role.POSITIONS, 64) - subjects.longest
+    return subjects.longest if small else max(min(number_of(config, Role.POSITIONS, 64) - max(spare, 0), 64), 4)
+
+
+def cases(subjects: Subjects, config: Mapping[str, object], *, seed: int, longest: int) -> list[Case]:
+    """Batches for the proof: padded rows of different lengths in two segments, and one row of the longest length.
+
+    Where nothing tells the module what is padded, no row is.  No word is the padding's except where it is padding.
+    """
+    way, fields = subjects.way, dict(config)
+    if IDS not in subjects.available:
+        images = torch.randn(4, 3, *_image(fields), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        return [Case("4 images", {PIXELS: images.float()})]
+    padded = MASK in way.named or way.internal or DECODER_MASK in way.named
+    short = [min(length, longest) for length in LENGTHS]
+    found = [_case(subjects, fields, short if padded else [short[0]] * 4, seed, padded=padded)]
+    if longest > short[0]:
+        found.append(_case(subjects, fields, [longest], seed + 1, padded=False))
+    return found
+
+
+def _case(subjects: Subjects, config: dict[str, object], lengths: Sequence[int], seed: int, *, padded: bool) -> Case:
+    way = subjects.way
+    vocabulary = number_of(config, Role.VOCABULARY, 97)
+    padding = number_of(config, Role.PADDING, 0)
+    types = number_of(config, Role.SEGMENTS, 0)
+    generator = torch.Generator().manual_seed(seed)
+    words = _words(lengths, vocabulary, padding, generator)
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    segments = torch.zeros_like(words)
+    for row, length in enumerate(lengths):
+        for kind in range(1, min(types, length)):
+            segments[row, kind * length // types : length] = kind
+    if way.internal:
+        words[mask == 0] = padding
+    made = {IDS: words, SEGMENTS: segments}
+    if padded or MASK in way.named:
+        made[MASK] = mask
+    if POSITIONS in way.named:
+        made[POSITIONS] = torch.arange(max(lengths)).expand(len(lengths), -1).clone()
+    if DECODER_IDS in subjects.available:
+        others = [max(3 * length // 4, 1) for length in reversed(lengths)]
+        made[DECODER_IDS] = _words(others, vocabulary, padding, generator)
+        if DECODER_MASK in way.named:
+            made[DECODER_MASK] = (torch.arange(max(others)) < torch.tensor(others)[:, None]).long()
+    known = {name: value for name, value in made.items() if name in subjects.available}
+    if SEGMENTS not in way.named:
+        known.pop(SEGMENTS, None)
+    name = (
+        f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens"
+        if len(lengths) > 1
+        else f"1 row of {lengths[0]}"
+    )
+    return Case(name + (", padded" if padded else ""), known)
+
+
+def _words(lengths: Sequence[int], vocabulary: int, padding: int, generator: torch.Generator) -> Tensor:
+    drawn = torch.randint(0, vocabulary - 1, (len(lengths), max(lengths)), generator=generator)
+    return drawn + (drawn >= padding)
+
+
+def _image(config: dict[str, object]) -> tuple[int, int]:
+    inner = config.get("vision_config")
+    found = config.get("image_size") or (inner.get("image_size") if isinstance(inner, dict) else None) or 12
+    if isinstance(found, list | tuple):
+        return int(found[0]), int(found[1])
+    return (found, found) if isinstance(found, int) else (12, 12)

@@ -1,0 +1,399 @@
+"""The search: place after place along the module's run, what is open is filled and held against the reference.
+
+All weights that come before a place are right already, so the activation there is the reference's own, and says which
+of the reference's weights are due: those that meet the same activation.  What remains open, such as which of three is
+the key, is tried out, and only as far as the next place, where a wrong choice shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from porting.suggesting import bundles, tables, variants
+from porting.suggesting.fields import Role, fields_of
+from porting.suggesting.finding import CLOSE, SAME, Divergence, Forced, Found, Side, Tell
+from porting.suggesting.layouts import Move, Piece, carry, distance
+from porting.suggesting.naming import likeness
+from porting.suggesting.places import alike, explained, extents, habit, normed, skips, together, vector
+from porting.suggesting.tracing import Kind, Trace, Unit
+
+
+class Search:
+    """One search.
+
+    Args:
+        port, reference: the two models.
+        sizes: index -> size, heads first, as [sizes] will say.
+        config: the twin's config.
+        scales: constants that embeddings may have to be multiplied by.
+        most: the bound on trials.
+        seconds: the bound on time.
+        tell: told about progress.
+    """
+
+    def __init__(
+        self,
+        port: Side,
+        reference: Side,
+        *,
+        sizes: Mapping[str, int],
+        config: Mapping[str, object],
+        scales: Sequence[str],
+        most: int,
+        seconds: float,
+        tell: Tell,
+    ) -> None:
+        self.port, self.reference = port, reference
+        self._sizes, self._config, self._scales = dict(sizes), config, scales
+        self._most, self._until = most, time.monotonic() + seconds
+        self._tell = tell
+        self.found = Found()
+        self._filled: set[str] = set()
+        self._used: set[str] = set()
+        self._forced = Forced()
+        self._habits: list[tuple[str, ...]] = []
+
+    def search(self) -> Found:
+        """Fill what can be filled."""
+        found = self.found
+        found.reference = self.reference.run(keep=True)
+        theirs = found.reference.units
+        total = len(self.port.loadable)
+        while True:
+            trace = found.trace = self.port.run(forced=self._forced)
+            unit = next((one for one in trace.units if self._is_open(one)), None)
+            self._tell("matching", len(self._filled), total)
+            if unit is None:
+                break
+            if found.trials >= self._most or time.monotonic() > self._until:
+                found.exhausted = True
+                break
+            self._settle(unit, trace, theirs)
+        found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
+        found.open = [name for name in self.port.loadable if name not in self._filled]
+        found.lacking = [one for one in theirs if not set(one.names) & self._used]
+        return found
+
+    def _is_open(self, unit: Unit) -> bool:
+        return bool(set(unit.names) & self.port.loadable - self._filled)
+
+    def _free(self, unit: Unit) -> bool:
+        return not set(unit.weights or unit.biases) & self._used
+
+    def _settle(self, unit: Unit, trace: Trace, theirs: Sequence[Unit]) -> None:
+        free = [one for one in theirs if self._free(one)]
+        if unit.kind in {Kind.LOOKUP, Kind.TABLE, Kind.OTHER}:
+            self._settle_tables(unit, trace, free)
+            return
+        like = [one for one in free if one.kind is unit.kind]
+        matches = [one for one in like if self._apart(unit, one) <= SAME]
+        if not matches:
+            matches = self._diverged(unit, trace, like, theirs)
+            if not matches:
+                return
+        group = [one for one in trace.units if self._is_open(one) and one.kind is unit.kind and together(one, unit)]
+        group = [
+            one
+            for number, one in enumerate(group)
+            if not any(set(one.weights) & set(b.weights) for b in group[:number])
+        ]
+        if unit.kind is Kind.NORM:
+            self._norm(unit, matches[0], trace)
+            return
+        self._matrices(group, matches, trace)
+
+    # ---------------------------------------------------------------------------------------------- tables
+
+    def _settle_tables(self, unit: Unit, trace: Trace, free: Sequence[Unit]) -> None:
+        """All tables up to the first weight of another kind, at once: only their sum shows."""
+        group: list[Unit] = []
+        for one in trace.units[trace.units.index(unit) :]:
+            if one.kind not in {Kind.LOOKUP, Kind.TABLE, Kind.OTHER}:
+                break
+            if self._is_open(one) and not any(one.names == other.names for other in group):
+                group.append(one)
+        theirs: list[Unit] = []
+        for one in free:
+            if one.kind not in {Kind.LOOKUP, Kind.TABLE, Kind.OTHER}:
+                break
+            if not any(one.names == other.names for other in theirs):
+                theirs.append(one)
+        following = self._next(group, trace)
+        ways = tables.candidates(group, theirs, self.port.shapes, self.reference.shapes, self._scales)
+        self._choose(group, theirs, ways, following, trace)
+
+    # ---------------------------------------------------------------------------------------------- norms
+
+    def _norm(self, unit: Unit, mate: Unit, trace: Trace) -> None:
+        pieces = []
+        for ours, others in ((unit.weights, mate.weights), (unit.biases, mate.biases)):
+            if ours and others:
+                pieces.append(Move((Piece(others[0], others[:1]),), (Piece(ours[0], ours[:1]),), why="its place"))
+        self._uneven(unit, mate)
+        values = self._values(pieces)
+        if values is None:
+            axes = [vector(move, self.port.shapes, self.reference.shapes) for move in pieces]
+            values = self._values(axes)
+            pieces = axes
+        if values is None:
+            self._give_up(unit, mate)
+            return
+        self._accept(pieces, values, [unit], [mate])
+        far, now = self._normed_apart(unit, mate)
+        if far <= SAME or (mate.biases and not unit.biases):
+            return
+        corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel()) for move in pieces[:1]]
+        values = self._values(corrected)
+        cause = variants.norm(now, mate) if now is not None else ""
+        if values is not None and variants.is_unbiased(now, mate):
+            self._put(values)
+            far, now = self._normed_apart(unit, mate)
+            self.found.moves = [one for one in self.found.moves if one.writes != corrected[0].writes] + corrected
+            cause = ": it divides by the unbiased deviation, which the gain takes in, and adds eps elsewhere"
+        if far > SAME:
+            self._note("norm", unit, mate, far, cause)
+            if now is not None:
+                self._forced.outputs[unit.last] = alike(mate.output, now.output)
+
+    def _normed_apart(self, unit: Unit, mate: Unit) -> tuple[float, Unit | None]:
+        again = self.port.run(until=unit.last, forced=self._forced)
+        now = next((one for one in again.units if one.number == unit.number), None)
+        return (float("inf"), None) if now is None else (distance(now.output, mate.output), now)
+
+    def _bessel(self) -> str:
+        """What a gain is multiplied by to take in Bessel's correction, over the config."""
+        width = next(fields_of(Role.HIDDEN, self._config), "hidden_size")
+        return f"({width} / ({width} - 1)) ** 0.5"
+
+    # ---------------------------------------------------------------------------------------------- matrices
+
+    def _matrices(self, group: list[Unit], matches: Sequence[Unit], trace: Trace) -> None:
+        heads = {name: size for name, size in self._sizes.items() if name in {"h", "g"}}
+        ways = bundles.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
+        if not self._choose(group, matches, ways, self._next(group, trace), trace):
+            single = group[:1]
+            ranked = sorted(matches, key=lambda one: -likeness(one.names[0], single[0].names[0]))
+            for mate in ranked:
+                ways = bundles.candidates(single, [mate], self.port.shapes, self.reference.shapes, heads)
+                if self._choose(single, [mate], ways, self._next(single, trace), trace):
+                    return
+            self._give_up(group[0], ranked[0])
+
+    def _next(self, group: Sequence[Unit], trace: Trace) -> Unit | None:
+        """The first place behind a group that has something to fill, or whose operand can be known."""
+        last = max(trace.units.index(one) for one in group)
+        inside = {id(one) for one in group}
+        return next(
+            (one for one in trace.units[last + 1 :] if id(one) not in inside and one.kind in {Kind.LINEAR, Kind.NORM}
+             and one.operand is not None),
+            None,
+        )  # fmt: skip
+
+    def _choose(
+        self,
+        group: Sequence[Unit],
+        mates: Sequence[Unit],
+        ways: Iterator[tuple[Move, ...]],
+        following: Unit | None,
+        trace: Trace,
+    ) -> bool:
+        """Try ways until one shows the reference's own activation at the next place, and take it or the nearest."""
+        best: tuple[float, list[Move], dict[str, Tensor]] | None = None
+        before = {name: self.port.leaves[name].detach().clone() for one in group for name in one.names}
+        tried = 0
+        later = list(self.found.reference.units)
+        for moves in self._by_habit(ways):
+            values = self._values(moves)
+            if values is None:
+                continue
+            tried += 1
+            self.found.trials += 1
+            self._put(values)
+            far = self._verdict(group, mates, moves, following, later)
+            if best is None or far < best[0] * 0.5:
+                best = (far, list(moves), values)
+            if far <= SAME or tried >= bundles.MOST or time.monotonic() > self._until:
+                break
+        self._put(before)
+        if best is None:
+            return False
+        far, chosen, values = best
+        why = "what it computes" if tried > 1 else "its place"
+        chosen = [explained(move, why, proven=tried > 1) for move in chosen]
+        custom = tuple(habit(move) for move in chosen)
+        if custom not in self._habits:
+            self._habits.append(custom)
+        self._accept(chosen, values, group, mates)
+        for ours in group:
+            for mate in mates:
+                if set(mate.names) & {
+                    name for move in chosen if set(move.writes) & set(ours.names) for name in move.reads
+                }:
+                    self._uneven(ours, mate)
+                    break
+        return True
+
+    def _verdict(
+        self,
+        group: Sequence[Unit],
+        mates: Sequence[Unit],
+        moves: Sequence[Move],
+        following: Unit | None,
+        later: Sequence[Unit],
+    ) -> float:
+        """How far the run with these values is from the reference's, at the place where that shows first."""
+        last = max(one.number for one in group)
+        until = following.number if following is not None else None
+        again = self.port.run(until=until, forced=self._forced)
+        by_number = {one.number: one for one in again.units}
+        if len(group) == 1 and len(mates) == 1 and group[0].kind is Kind.LINEAR:
+            return distance(by_number[group[0].number].output, mates[0].output)
+        if following is not None and following.number in by_number:
+            now = by_number[following.number]
+            like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
+            skipped = [0.0 for one in later if one not in mates and skips(now, one)]
+            return min([*(self._apart(now, one) for one in like), *skipped], default=float("inf"))
+        outputs = again.outputs or [by_number[number].output for number in by_number if number >= last]
+        theirs = [*self.found.reference.outputs, *(one.output for one in mates), *self.found.reference.modules.values()]
+        return max(
+            (min((distance(one, other) for other in theirs), default=float("inf")) for one in outputs[:1]),
+            default=float("inf"),
+        )
+
+    def _by_habit(self, ways: Iterator[tuple[Move, ...]]) -> Iterator[tuple[Move, ...]]:
+        """What was chosen in an earlier layer first."""
+        listed = []
+        for moves in ways:
+            listed.append(moves)
+            if len(listed) >= bundles.MOST:
+                break
+        known = {habit: number for number, habit in enumerate(self._habits)}
+        worst = len(known)
+        return iter(sorted(listed, key=lambda moves: known.get(tuple(habit(move) for move in moves), worst)))
+
+    # ---------------------------------------------------------------------------------------------- what differs
+
+    def _diverged(self, unit: Unit, trace: Trace, like: Sequence[Unit], theirs: Sequence[Unit]) -> list[Unit]:
+        """The units of the reference that are due where the activation is none of the reference's own.
+
+        The module computes something else on the way here: it is noted, and the search goes on with the reference's
+        activation in the place of the module's.
+        """
+        mate = min(like, key=lambda one: self._apart(unit, one), default=None)
+        if mate is None or self._is_extra(unit, mate, like, trace):
+            self._note("extra", unit, None)
+            self._filled |= set(unit.names)
+            return []
+        far = self._apart(unit, mate)
+        skipped = next((one for one in theirs if self._free(one) and skips(unit, one)), None)
+        if skipped is not None:
+            self._note("missing", unit, skipped, far)
+            self._used |= set(skipped.names)
+            mate = next((one for one in like if theirs.index(one) > theirs.index(skipped)), mate)
+        else:
+            if far > CLOSE:
+                mate = self._in_order(unit, like)
+            self._note("activation", unit, mate, far, self._function(unit, mate, theirs))
+        self._force(unit, mate)
+        return [one for one in like if together(one, mate)]
+
+    def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: Trace) -> bool:
+        """Whether nothing of the reference is due: a norm like none of its, where the module has more of them."""
+        if unit.kind is not Kind.NORM or self._apart(unit, mate) <= CLOSE:
+            return False
+        ours = [one for one in trace.units if self._is_open(one) and one.kind is Kind.NORM]
+        return len(like) < len(ours)
+
+    def _in_order(self, unit: Unit, like: Sequence[Unit]) -> Unit:
+        """The first of these whose tensors have the sizes of the unit's."""
+        shapes, others = self.port.shapes, self.reference.shapes
+        fits = [one for one in like if extents(one.names[:1], others) == extents(unit.names[:1], shapes)]
+        return (fits or list(like))[0]
+
+    def _function(self, unit: Unit, mate: Unit, theirs: Sequence[Unit]) -> str:
+        """The function that the module has between two matrices in the place of the reference's, if it is known."""
+        place = theirs.index(mate)
+        before = theirs[place - 1] if place else None
+        known = before is not None and before.kind is unit.kind is Kind.LINEAR
+        if not known or before is None or unit.operand is None or mate.operand is None:
+            return ""
+        return variants.activation(before, unit.operand, mate.operand)
+
+    def _force(self, unit: Unit, mate: Unit) -> None:
+        """From now on the unit is given the reference's operand."""
+        if unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
+            return
+        if unit.kind is Kind.NORM and unit.centred != mate.centred:
+            return  # one is seen before the mean is taken off, the other behind
+        self._forced.operands[unit.number] = alike(mate.operand, unit.operand)
+        for other in self.found.trace.units:
+            if other is not unit and together(other, unit) and other.kind is unit.kind:
+                self._forced.operands[other.number] = self._forced.operands[unit.number]
+
+    def _uneven(self, unit: Unit, mate: Unit) -> None:
+        """Note a bias that one side has and the other has not."""
+        if mate.biases and not unit.biases:
+            self._note("bias", unit, mate)
+            self._used |= set(mate.biases)
+            for name in mate.biases:
+                if name not in {one for other in self.found.reference.units for one in other.weights}:
+                    self.reference.leaves[name].data.zero_()
+            again = self.reference.run()
+            for old, new in zip(self.found.reference.units, again.units, strict=True):
+                old.operand, old.output = new.operand, new.output
+            self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
+        elif unit.biases and not mate.biases and set(unit.biases) - self._filled:
+            self._note("surplus", unit, mate)
+            self._filled |= set(unit.biases)
+            self._put({name: torch.zeros_like(self.port.leaves[name]) for name in unit.biases})
+
+    def _give_up(self, unit: Unit, mate: Unit) -> None:
+        self._note("shape", unit, mate)
+        self._filled |= set(unit.names)
+        self._used |= set(mate.names)
+
+    def _note(self, what: str, unit: Unit, mate: Unit | None, size: float = float("nan"), cause: str = "") -> None:
+        before = tuple(name for move in self.found.moves[-4:] for name in move.writes)
+        theirs = "" if mate is None else (mate.biases if what == "bias" else mate.names)[0]
+        ours = (unit.biases if what == "surplus" else unit.names)[0]
+        self.found.divergences.append(
+            Divergence(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause)
+        )
+
+    # ---------------------------------------------------------------------------------------------- values
+
+    def _values(self, moves: Sequence[Move]) -> dict[str, Tensor] | None:
+        found: dict[str, Tensor] = {}
+        for move in moves:
+            some = carry(move, self.reference.leaves, self.port.leaves, self._sizes, self._config)
+            if some is None:
+                return None
+            found.update(some)
+        return found
+
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                self.port.leaves[name].data.copy_(value)
+
+    def _accept(
+        self, moves: Sequence[Move], values: Mapping[str, Tensor], group: Sequence[Unit], mates: Sequence[Unit]
+    ) -> None:
+        self._put(values)
+        self.found.moves += moves
+        self._filled |= set(values)
+        self._used |= {name for move in moves for name in move.reads}
+        for one in group:
+            self.found.mates[one.number] = mates[0]
+
+    def _apart(self, unit: Unit, mate: Unit) -> float:
+        """How far two units' operands are from each other, whatever their layouts."""
+        if unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
+            return float("inf")
+        if unit.kind is Kind.NORM:
+            return distance(normed(unit), normed(mate))
+        return distance(unit.operand, mate.operand)

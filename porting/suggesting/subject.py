@@ -1,0 +1,257 @@
+"""The two models that are held against each other: the checkpoint's twin, and the user's module built to its size."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault, PortingError
+from porting.suggesting.arguments import (
+    DECODER_IDS,
+    DECODER_MASK,
+    IDS,
+    MASK,
+    PIXELS,
+    POSITIONS,
+    SEGMENTS,
+    Way,
+    find_way,
+    sample,
+)
+from porting.suggesting.building import Builder, Built, build_for
+from porting.suggesting.fields import Role, fields_of
+from porting.suggesting.finding import Side
+from porting.suggesting.tracing import run
+from porting.suggesting.twin import Twin, draw, make_twin
+from porting.target import named_tensors
+from porting.verification.faults import VerifyError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subjects:
+    """What is compared.
+
+    Attributes:
+        twin: the reference, small and random.
+        built: the user's module, to its size.
+        config: the checkpoint's config with the defaults of its class.
+        way: how the module's forward is given the reference's inputs.
+        causal: the reference's positions see none behind them.
+        available: the reference's inputs.
+        longest: the longest row that both take.
+    """
+
+    twin: Twin
+    built: Built
+    config: Mapping[str, object]
+    way: Way
+    causal: bool
+    available: tuple[str, ...]
+    longest: int
+
+
+def complete(config: Mapping[str, object], architecture: str) -> dict[str, object]:
+    """The config with what transformers takes for the fields that it lacks, under their usual names as well."""
+    import transformers  # noqa: PLC0415  # as in twin.py
+
+    kind: Any = getattr(transformers, architecture, None)
+    if kind is None or not hasattr(kind, "config_class"):
+        return dict(config)
+    made = kind.config_class.from_dict(dict(config))
+    found: dict[str, object] = made.to_dict()
+    return found
+
+
+def prepare(
+    checkpoint: Checkpoint, into: Builder, architecture: str, folder: Path, *, seed: int, inputs: Mapping[str, str]
+) -> Subjects:
+    """Both models, ready to be run.
+
+    Raises:
+        VerifyError, TargetError: one of them cannot be built or run.
+    """
+    config = complete(checkpoint.config, architecture)
+    twin, built = _sized(config, into, architecture, folder, seed)
+    module = built.module.double()
+    _warm(module)
+    draw(module, seed + 1)
+    available = _available(twin.reference, twin.config)
+    vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    causal = _causal(twin.reference, available, vocabulary, padding)
+    if inputs:
+        way = Way(rules=tuple((theirs, ours) for theirs, ours in inputs.items()))
+    else:
+        way = find_way(module, available, vocabulary, padding, causal=causal)
+    return Subjects(
+        twin=twin,
+        built=built,
+        config=config,
+        way=way,
+        causal=causal,
+        available=available,
+        longest=_longest(twin, module, way, available, vocabulary, padding),
+    )
+
+
+def _sized(
+    config: Mapping[str, object], into: Builder, architecture: str, folder: Path, seed: int
+) -> tuple[Twin, Built]:
+    """The twin and the module: small if the module can be, else of the checkpoint's own sizes."""
+    if isinstance(into, nn.Module):
+        return make_twin(config, architecture, folder / "real", small=False, seed=seed), build_for(into, config)
+    twin = make_twin(config, architecture, folder / "small", small=True, seed=seed)
+    try:
+        built = build_for(into, twin.config)
+    except PortingError:
+        small = None
+    else:
+        small = built if built.asked else None
+    if small is not None and _could(small.module, twin):
+        return twin, small
+    built = build_for(into, config)
+    return make_twin(config, architecture, folder / "real", small=False, seed=seed), built
+
+
+def _could(module: nn.Module, twin: Twin) -> bool:
+    """Whether a module has the twin's width: then it has taken the config to heart."""
+    width = _number(twin.config, Role.HIDDEN, 0)
+    sizes = {size for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor) for size in tensor.shape}
+    lazy = any(nn.parameter.is_lazy(tensor) for _, tensor in named_tensors(module))
+    return lazy or not width or width in sizes
+
+
+def _number(config: Mapping[str, object], role: Role, default: int) -> int:
+    value = next((config[name] for name in fields_of(role, config)), default)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def number_of(config: Mapping[str, object], role: Role, default: int = 0) -> int:
+    """The config's number in that role."""
+    return _number(config, role, default)
+
+
+def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str, ...]:
+    """The inputs that the reference takes, as far as batches are made of them."""
+    taken = inspect.signature(reference.forward).parameters
+    names = [name for name in (IDS, MASK, SEGMENTS, POSITIONS, DECODER_IDS, DECODER_MASK, PIXELS) if name in taken]
+    if not config.get("type_vocab_size"):
+        names = [name for name in names if name != SEGMENTS]
+    if PIXELS in names and IDS not in names:
+        return (PIXELS,)
+    if not config.get("is_encoder_decoder"):
+        names = [name for name in names if not name.startswith("decoder")]
+    return tuple(names)
+
+
+def _warm(module: nn.Module) -> None:
+    """Materialise lazy modules with one dry run; anything else is left as it is."""
+    if not any(nn.parameter.is_lazy(tensor) for tensor in module.parameters()):
+        return
+    names = list(inspect.signature(module.forward).parameters)
+    message = f"{type(module).__name__} has lazy parameters"
+    try:
+        with torch.no_grad():
+            module(torch.randint(3, 50, (3, 7)), *(torch.ones(3, 7, dtype=torch.bool) for _ in names[1:2]))
+    except Exception as error:
+        hint = "run it once and pass it built"
+        raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=f"{message}: {error}", hint=hint)) from error
+
+
+def tensors_in(returned: object) -> list[Tensor]:
+    """The floating-point tensors of what a forward returned, in order."""
+    flat = tree_flatten(dict(returned) if isinstance(returned, Mapping) else returned)[0]
+    return [one for one in flat if isinstance(one, Tensor) and one.is_floating_point()]
+
+
+def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, padding: int) -> bool:
+    """Whether a position's output is the same whatever stands behind it."""
+    if IDS not in available:
+        return False
+    inputs = sample([one for one in available if one != POSITIONS], vocabulary, padding)
+    other = {**inputs, IDS: inputs[IDS].clone()}
+    other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
+    with torch.no_grad():
+        one, two = (tensors_in(reference(**given))[0] for given in (inputs, other))
+    return one.ndim == 3 and bool(torch.allclose(one[:, :-1], two[:, :-1], rtol=1e-9, atol=1e-9))
+
+
+def _longest(twin: Twin, module: nn.Module, way: Way, available: tuple[str, ...], vocabulary: int, padding: int) -> int:
+    """The longest row that both take."""
+    if IDS not in available:
+        return 0
+    most: int = min(_number(twin.config, Role.POSITIONS, 64), 128)
+    lengths: list[int] = [*range(most, max(most - 5, 8), -1), 24, 16, 7]
+    for length in lengths:
+        words = torch.randint(3, vocabulary - 2, (1, length))
+        words[words == padding] = vocabulary - 2
+        given = {IDS: words, MASK: torch.ones_like(words), SEGMENTS: torch.zeros_like(words), DECODER_IDS: words[:, :5]}
+        given |= {POSITIONS: torch.arange(length)[None], DECODER_MASK: torch.ones_like(words[:, :5])}
+        try:
+            with torch.no_grad():
+                twin.reference(
+                    **{name: value for name, value in given.items() if name in available and name != POSITIONS}
+                )
+                module(**way.given({name: value for name, value in given.items() if name in available}))
+        except Exception:  # noqa: BLE001, S112  # it is too long for one of them
+            continue
+        return length
+    return 7
+
+
+def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
+    """The module and the reference as they are run in the search, on one batch.
+
+    Raises:
+        VerifyError: the module makes parameters while it runs, or draws random numbers.
+    """
+    twin, way, module = subjects.twin, subjects.way, subjects.built.module
+    vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    heard = [name for name in subjects.available if name in way.named]
+    batch = sample(heard, vocabulary, padding, seed=seed)
+    theirs = {**batch}
+    if way.internal or way.unmasked or MASK not in batch:
+        theirs.pop(MASK, None)
+    given = way.given(batch)
+    leaves = {name: one for name, one in named_tensors(module) if one.is_floating_point()}
+    loadable = frozenset(leaves)
+    for path, part in module.named_modules():
+        stem = f"{path}." if path else ""
+        for name, value in (*part._buffers.items(), *vars(part).items()):
+            if isinstance(value, Tensor) and value.is_floating_point() and stem + name not in leaves:
+                leaves[stem + name] = value
+    port = Side(module, leaves, loadable, lambda one: one(**given), list(given.values()))
+    _steady(module, port)
+    files = {
+        twin.files[name]: one
+        for name, one in named_tensors(twin.reference)
+        if one.is_floating_point() and name in twin.files
+    }
+    reference = Side(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
+    return port, reference
+
+
+def _steady(module: nn.Module, port: Side) -> None:
+    first = run(module, port.call, port.leaves, port.inputs)
+    again = run(module, port.call, port.leaves, port.inputs)
+    name = type(module).__name__
+    if first.made:
+        message = f"{name}.forward makes parameters while it runs ({first.made[0]}): nothing can be loaded into those"
+        raise VerifyError(
+            Fault(code=Code.MADE_IN_FORWARD, where=first.made_at, message=message, hint="make them in __init__")
+        )
+    same = len(first.outputs) == len(again.outputs) and all(
+        one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
+        for one, two in zip(first.outputs, again.outputs, strict=True)
+    )
+    if not same:
+        message = f"{name}.forward gives something else each time, in eval mode and on the same inputs"
+        hint = "a dropout that is left on: F.dropout(x, p, self.training)" if first.random else "it must be a function"
+        raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=first.random_at, message=message, hint=hint))

@@ -1,0 +1,140 @@
+"""What came of a suggestion: the table, the verdict, and the reasons for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from porting.notation.table import Table, parse_table
+
+
+class Verdict(StrEnum):
+    """How much of the checkpoint can live in the module."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+    TRUNK = "trunk only"
+    IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why a verdict is not *exact*.
+
+    Attributes:
+        kind: what it is about: ``"bias"``, ``"norm"``, ``"activation"``, ``"mask"``, ``"missing"``, ``"head"`` ...
+        said: in one sentence.
+        size: the difference that it makes, relative to the activation's scale; None where none was measured.
+    """
+
+    kind: str
+    said: str
+    size: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What speaks for a line of the table.
+
+    Attributes:
+        line: the line.
+        decided: ``"its place"`` when nothing else was possible there, ``"what it computes"`` when several were tried.
+        said: in words.
+    """
+
+    line: str
+    decided: str
+    said: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmapped:
+    """A tensor of the module that nothing fills.
+
+    Attributes:
+        name: it.
+        shape: of it.
+        near: names of the checkpoint that it may be, the nearest first.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    near: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """The result of :func:`porting.suggest`.
+
+    Attributes:
+        verdict: how much of the checkpoint can live in the module.
+        text: the table, as TOML.
+        reasons: why the verdict is not *exact*.
+        missing: parts of the reference that the module does not have.
+        unmapped: tensors of the module that nothing fills.
+        evidence: what speaks for each line.
+        proof: the sentence of the float64 proof; empty when there was none.
+        difference: the largest difference in the proof, relative to the activation's scale; None without a proof.
+        proven_on: ``"the checkpoint"`` or ``"a small twin"``.
+        shown: how many of the module's tensors the proof saw at work, of how many.
+        questions: decisions that are the user's.
+        trials: how many candidates were run.
+        seconds: how long it all took.
+    """
+
+    verdict: Verdict
+    text: str
+    reasons: tuple[Reason, ...] = ()
+    missing: tuple[str, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    proof: str = ""
+    difference: float | None = None
+    proven_on: str = ""
+    shown: tuple[int, int] = (0, 0)
+    questions: tuple[str, ...] = ()
+    trials: int = 0
+    seconds: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether all of what was mapped is proven, and nothing of the module's is left."""
+        return self.verdict is Verdict.EXACT
+
+    @property
+    def proven(self) -> bool:
+        """Whether what the table maps was proven in float64: so for *exact*, and for *trunk only*."""
+        return self.verdict in {Verdict.EXACT, Verdict.TRUNK}
+
+    @property
+    def table(self) -> Table:
+        """The table, parsed."""
+        return parse_table(self.text, where="suggested")
+
+    def write(self, path: str | Path) -> Path:
+        """Write the table to a file."""
+        path = Path(path)
+        path.write_text(self.text, encoding="utf-8")
+        return path
+
+    def explain(self, wanted: str = "") -> str:
+        """The evidence for the lines that contain ``wanted``, in words."""
+        some: Sequence[Evidence] = [one for one in self.evidence if wanted in one.line]
+        return "\n".join(f"{one.line}\n    {one.said}" for one in some)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, for JSON."""
+        return {"proven": self.proven, **asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict.upper()}  {self.proof}".rstrip()]
+        lines += [f"  {one.said}" for one in self.reasons]
+        lines += [f"  missing: {one}" for one in self.missing]
+        lines += [
+            f"  unmapped: {one.name} {list(one.shape)}{f', perhaps {one.near[0]}' if one.near else ''}"
+            for one in self.unmapped
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""Which lookup tables become which: words, positions and segments, summed before anything else happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations, product
+
+from porting.suggesting.layouts import Move, Piece, Shape
+from porting.suggesting.naming import likeness
+from porting.suggesting.tracing import Kind, Unit
+
+
+def own_rows(move: Move) -> bool:
+    """Whether a move changes how many rows a table has."""
+    return "_" in "".join(one.axes for one in (*move.sources, *move.targets))
+
+
+def candidates(
+    port: Sequence[Unit],
+    reference: Sequence[Unit],
+    port_shapes: Mapping[str, Shape],
+    reference_shapes: Mapping[str, Shape],
+    scales: Sequence[str],
+) -> Iterator[tuple[Move, ...]]:
+    """Ways in which the port's tables may be made of the reference's.
+
+    Args:
+        port, reference: the tables that are looked up or added; a lookup's operand is its index.
+        port_shapes, reference_shapes: of their tensors.
+        scales: constants that the words may have to be multiplied by, as a table writes them.
+    """
+    found: list[tuple[float, tuple[Move, ...], list[Unit]]] = []
+    ours = list(port)
+    count = min(len(ours), len(reference))
+    for theirs in permutations(reference, count):
+        for chosen in {tuple(ours[:count]), tuple(ours)}:
+            if len(chosen) != count:
+                continue
+            options = [list(_single(a, b, port_shapes, reference_shapes)) for a, b in zip(chosen, theirs, strict=True)]
+            if all(options):
+                left = [one for one in reference if one not in theirs]
+                rank = -sum(_affinity(a, b) for a, b in zip(chosen, theirs, strict=True))
+                found += [(rank + 0.1 * number, moves, left) for number, moves in enumerate(product(*options))]
+    found += [(10.0, (joint,), []) for joint in _joint(ours, reference, port_shapes, reference_shapes)]
+    found.sort(key=lambda one: one[0])
+    plain = [(moves, left) for _, moves, left in found]
+    yield from (moves for moves, _ in plain)
+    for moves, left in plain:
+        yield from _folded(moves, left, ours, port_shapes, reference_shapes)
+    for scale in scales:
+        for moves, left in plain:
+            scaled = tuple(_scaled(move, scale) if _words(move, ours) else move for move in moves)
+            yield scaled
+            yield from _folded(scaled, left, ours, port_shapes, reference_shapes)
+
+
+def _affinity(ours: Unit, theirs: Unit) -> float:
+    """How much speaks for two tables being one: the same index, the same way of use, like names."""
+    same_index = False
+    if ours.operand is not None and theirs.operand is not None:
+        same_index = ours.operand.numel() == theirs.operand.numel() and bool(
+            (ours.operand.flatten().sort().values == theirs.operand.flatten().sort().values).all()
+        )
+    return 3.0 * same_index + 1.0 * (ours.kind == theirs.kind) + likeness(ours.names[0], theirs.names[0])
+
+
+def _single(
+    ours: Unit, theirs: Unit, port_shapes: Mapping[str, Shape], reference_shapes: Mapping[str, Shape]
+) -> Iterator[Move]:
+    """One table into one: as it is, with axes of one element, turned, or with rows more or less."""
+    name, source = ours.names[0], theirs.names[0]
+    shape, their_shape = port_shapes[name], reference_shapes[source]
+    if shape == their_shape:
+        yield Move((Piece(source, (source,)),), (Piece(name, (name,)),))
+    rows = [size for size in their_shape if size != 1]
+    if len(rows) != 2:
+        if sorted(one for one in shape if one != 1) == sorted(rows) and shape != their_shape:
+            left = " ".join("1" if size == 1 else "e" for size in their_shape)
+            right = " ".join("1" if size == 1 else "e" for size in shape)
+            yield Move((Piece(source, (source,), left),), (Piece(name, (name,), right),))
+        return
+    left = _axes(their_shape, "t", "e")
+    squeezed = tuple(size for size in shape if size != 1)
+    if len(squeezed) != 2:
+        return
+    if squeezed == tuple(rows) and shape != their_shape:
+        yield Move((Piece(source, (source,), left),), (Piece(name, (name,), _axes(shape, "t", "e")),))
+    if squeezed == (rows[1], rows[0]) and rows[0] != rows[1]:
+        yield Move((Piece(source, (source,), left),), (Piece(name, (name,), _axes(shape, "e", "t")),))
+    more = squeezed[0] - rows[0]
+    if squeezed[1] != rows[1] or not 0 <= abs(more) <= 4:
+        return
+    number = abs(more)
+    if number:
+        for parts in (f"(_{number}|t)", f"(t|_{number})"):
+            pair = (
+                (left, _axes(shape, parts, "e"))
+                if more > 0
+                else (_axes(their_shape, parts, "e"), _axes(shape, "t", "e"))
+            )
+            yield Move((Piece(source, (source,), pair[0]),), (Piece(name, (name,), pair[1]),), fill=0.0)
+        return
+    for shift in (2, 1):  # the reference's rows begin later, and the module's table has as many
+        yield Move(
+            (Piece(source, (source,), _axes(their_shape, f"(_{shift}|t)", "e")),),
+            (Piece(name, (name,), _axes(shape, f"(t|_{shift})", "e")),),
+            fill=0.0,
+        )
+
+
+def _axes(shape: Shape, rows: str, columns: str) -> str:
+    left = [rows, columns]
+    return " ".join("1" if size == 1 and len(shape) > 2 else left.pop(0) for size in shape)
+
+
+def _joint(
+    port: Sequence[Unit],
+    reference: Sequence[Unit],
+    port_shapes: Mapping[str, Shape],
+    reference_shapes: Mapping[str, Shape],
+) -> Iterator[Move]:
+    """Two tables one after the other in one; all others have to be in their place already."""
+    for ours in port:
+        name = ours.names[0]
+        for first, second in permutations(reference, 2):
+            names = (first.names[0], second.names[0])
+            shapes = [reference_shapes[one] for one in names]
+            fits = len(port_shapes[name]) == 2 and all(len(one) == 2 for one in shapes)
+            if fits and port_shapes[name] == (shapes[0][0] + shapes[1][0], shapes[0][1]):
+                sources = (Piece(names[0], names[:1], "v e"), Piece(names[1], names[1:], "t e"))
+                yield Move(sources, (Piece(name, (name,), "(v|t) e"),))
+
+
+def _folded(
+    moves: tuple[Move, ...],
+    left: Sequence[Unit],
+    port: Sequence[Unit],
+    port_shapes: Mapping[str, Shape],
+    reference_shapes: Mapping[str, Shape],
+) -> Iterator[tuple[Move, ...]]:
+    """The first row of a table that the module lacks, added to every position."""
+    for extra in left:
+        source = extra.names[0]
+        if len(reference_shapes[source]) != 2:
+            continue
+        for number, move in sorted(enumerate(moves), key=lambda one: _words(one[1], port)):
+            into, target = move.sources[0], move.targets[0]
+            if len(move.sources) > 1 or move.scale:
+                continue
+            axes = (into.axes, target.axes) if into.axes else ("t e", "t e")
+            sources = (Piece(into.pattern, into.names, axes[0]), Piece(source, (source,), "0 e"))
+            folded = Move(
+                sources, (Piece(target.pattern, target.names, axes[1]),), fold=True, fill=move.fill, scale=move.scale
+            )
+            yield (*moves[:number], folded, *moves[number + 1 :])
+
+
+def _words(move: Move, port: Sequence[Unit]) -> bool:
+    """Whether the move fills a table that is looked up by words, and not by places."""
+    return any(unit.kind is Kind.LOOKUP for unit in port if unit.names[0] in move.writes)
+
+
+def _scaled(move: Move, scale: str) -> Move:
+    return Move(move.sources, move.targets, fold=move.fold, fill=move.fill, scale=scale)

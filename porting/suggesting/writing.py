@@ -1,0 +1,154 @@
+"""A table as a person would have written it, with a word where something was decided by proof."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from porting.suggesting.generalise import Line
+
+WIDTH = 118
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """The parts of a table.
+
+    Attributes:
+        name, description: what it is called and one line about it.
+        head: comments for its beginning.
+        architecture: of the reference.
+        prefix: what names of the trunk may begin with.
+        config: checkpoint field -> what the builder calls it.
+        defaults: fields that ``config.json`` does not have, with what that means.
+        require: fields whose other values the module cannot represent.
+        sizes: index -> expression.
+        lines: the rules.
+        drops: pattern -> reason, or ``equals ...``.
+        copies: dropped tensor -> what it equals.
+        ties: tied name -> the name that is written.
+        fresh: name -> reason.
+        inputs, probes: lines of these sections.
+    """
+
+    name: str
+    description: str
+    head: Sequence[str] = ()
+    prefix: str = ""
+    config: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    require: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    lines: Sequence[Line] = ()
+    drops: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)
+    fresh: Mapping[str, str] = field(default_factory=dict)
+    inputs: Sequence[tuple[str, str]] = ()
+    probes: Sequence[tuple[str, str]] = ()
+
+
+def quoted(text: str) -> str:
+    """A text as TOML writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def write(draft: Draft) -> str:
+    """The table's text."""
+    parts: list[list[str]] = [[f"# {line}".rstrip() for line in draft.head]]
+    mapping = [f"name = {quoted(draft.name)}", f"description = {quoted(draft.description)}"]
+    mapping += [f"prefix = {quoted(draft.prefix)}"] if draft.prefix else []
+    parts.append(["[mapping]", *mapping])
+    parts.append(_section("config", ((theirs, quoted(ours)) for theirs, ours in draft.config.items())))
+    parts.append(_section("defaults", ((name, _plain(value)) for name, value in draft.defaults.items())))
+    parts.append(
+        _section("require", ((name, f"[{', '.join(map(_plain, values))}]") for name, values in draft.require.items()))
+    )
+    parts.append(_section("sizes", ((name, quoted(text)) for name, text in draft.sizes.items())))
+    parts.append(_tensors([line for line in draft.lines if line.short]))
+    parts += [_rule(line) for line in draft.lines if not line.short]
+    left = [(quoted(name), quoted(reason)) for name, reason in draft.drops.items()]
+    left += [(quoted(name), quoted(f"equals {other}")) for name, other in draft.copies.items()]
+    parts.append(_section("drop", left))
+    parts.append(_section("ties", ((quoted(name), quoted(other)) for name, other in draft.ties.items())))
+    parts.append(_section("fresh", ((quoted(name), quoted(reason)) for name, reason in draft.fresh.items())))
+    for section, pairs in (("inputs", draft.inputs), ("probes", draft.probes)):
+        parts.append(_section(section, ((quoted(theirs), quoted(ours)) for theirs, ours in pairs)))
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _section(name: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
+    lines = [f"{key} = {value}" for key, value in pairs]
+    return [f"[{name}]", *lines] if lines else []
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, int | float) else quoted(str(value))
+
+
+def _tensors(lines: Sequence[Line]) -> list[str]:
+    if not lines:
+        return []
+    found = ["[tensors]"]
+    for line in lines:
+        left, right = _term(line.sources[0]), _term(line.targets[0])
+        mark = f"  # {line.why}" if line.proven else ""
+        found.append(f"{quoted(left)} = {quoted(right)}{mark}")
+    return found
+
+
+def _rule(line: Line) -> list[str]:
+    def side(terms: Sequence[tuple[str, str]]) -> str:
+        texts = [quoted(_term(one)) for one in terms]
+        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+    found = [f"[[rule]]{f'  # {line.why}' if line.proven else ''}", f"source = {side(line.sources)}"]
+    found.append(f"target = {side(line.targets)}")
+    found += [f"scale = {quoted(line.scale)}"] if line.scale else []
+    found += ["fold = true"] if line.fold else []
+    return found + ([f"fill = {line.fill}"] if line.fill is not None else [])
+
+
+def _term(term: tuple[str, str]) -> str:
+    name, axes = term
+    return f"{name} [{axes}]" if axes else name
+
+
+def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
+    """A few patterns that these names match and none of the others does.
+
+    >>> patterns(["h.0.mask", "h.1.mask", "pool.weight", "pool.bias"], ["h.0.w", "h.1.w"])
+    ['h.{i}.mask', 'pool.{*rest}']
+    """
+    kept = set(others)
+    found: list[str] = []
+    left = list(names)
+    while left:
+        name = left[0]
+        stem = _stem(name, kept)
+        if stem and sum(one.startswith(stem) for one in left) > 1:
+            found.append(f"{stem}{{*rest}}")
+            left = [one for one in left if not one.startswith(stem)]
+            continue
+        numbered = re.sub(r"\d+", "{i}", name, count=1)
+        shape = re.compile(re.escape(numbered).replace(re.escape("{i}"), r"\d+"))
+        alike = [one for one in left if shape.fullmatch(one)]
+        if len(alike) > 1 and not any(shape.fullmatch(one) for one in kept):
+            found.append(numbered)
+            left = [one for one in left if one not in alike]
+        else:
+            found.append(name)
+            left = left[1:]
+    return found
+
+
+def _stem(name: str, kept: set[str]) -> str:
+    """The shortest beginning, up to a dot, that no other name has."""
+    for place, character in enumerate(name):
+        if character == "." and not any(one.startswith(name[: place + 1]) for one in kept):
+            return name[: place + 1]
+    return ""

@@ -1,0 +1,54 @@
+"""``suggest``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.modules import write_own
+
+INTO = ("--into", "own_model.py:build")
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test imports its own ``own_model``."""
+    import sys
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_model", raising=False)
+
+
+def test_the_table_is_written_and_the_next_command_takes_it(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    result = run("suggest", checkpoint, *INTO, "-o", "mine.toml", "--explain", "qkv")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("trunk only: Proven in float64 on the checkpoint itself and a small random twin")
+    assert "  the module has no place for bert.pooler" in result.stdout.splitlines()
+    assert "several were possible here" in result.stdout or "no other of the reference's weights" in result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert last == "next: porting verify c --table mine.toml --into own_model.py:build"
+    verified = run(*last.removeprefix("next: porting ").split())
+    assert verified.exit_code == 0, verified.stdout
+    assert verified.stdout.startswith("FAITHFUL")
+
+
+def test_without_a_file_the_table_is_printed(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    result = run("suggest", checkpoint, *INTO)
+    assert result.exit_code == 0
+    assert '"bert.embeddings.word_embeddings.weight" = "words.weight"' in result.stdout
+    document = json.loads(run("suggest", checkpoint, *INTO, "--json").stdout)
+    assert document["verdict"] == "trunk only"
+    assert document["proven"] is True
+    assert document["missing"] == ["bert.pooler", "cls"]
+
+
+def test_a_wrong_input_line_is_refused(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    result = run("suggest", checkpoint, *INTO, "--input", "attention_mask")
+    assert result.exit_code == 2
+    assert "--input 'attention_mask' is not of the form REFERENCE=YOURS" in result.stderr
