@@ -33,6 +33,21 @@ read("base.html"), read("style.css")
 """
 
 
+SUITE = """
+import sys
+
+
+def test_light():
+    assert "torch" not in sys.modules
+
+
+def test_port(porting_verify):
+    import porting
+
+    assert porting_verify(porting.embedded_checkpoint()).faithful
+"""
+
+
 def main() -> None:
     """Build, install, and use what was installed."""
     with tempfile.TemporaryDirectory(prefix="porting-wheel-") as name:
@@ -50,6 +65,10 @@ def main() -> None:
         run(python, "-c", IMPORTS, cwd=elsewhere)
         run(python.with_name("porting"), "tables", cwd=elsewhere)
         run(python.with_name("porting"), "verify", cwd=elsewhere)
+
+        run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", "pytest")
+        (elsewhere / "test_port.py").write_text(SUITE, encoding="utf-8")
+        run(python, "-m", "pytest", "--quiet", "--strict-markers", cwd=elsewhere)  # the plugin comes with the wheel
     print("The wheel works outside of the checkout.")
 
 

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from rich.text import Text
 
 from porting.pages.page import render_page, render_part
+from porting.verification.because import cause_lines
 from porting.verification.figures import growth, spread_plot
 from porting.verification.heatmap import Cell, heat_map
 from porting.verification.learned_lines import tell_learned
@@ -33,6 +34,7 @@ def report_page(report: Report) -> str:
         "spreads": list(_spreads(report)),
         "partial": sorted((share, name) for name, share in report.shown.activation.items() if share < 1),
         "facts": _facts(report),
+        "explained": {point: one for one in report.causes for point in one.probes if one.name},
     }
     return render_page("report.html", values, styles=["report.css"], scripts=["report.js"])
 
@@ -65,6 +67,7 @@ def _words(report: Report) -> dict[str, object]:
         "sentence": first.plain.removeprefix(word).strip(),
         "numbers": [_pieces(line) for line in numbers],
         "culprits": [_pieces(line) for line in culprit_lines(report)],
+        "causes": [_pieces(line) for line in cause_lines(report.causes, listed)],
         "learned": [_pieces(line) for line in tell_learned(report.learned, listed)],
         "observed": [_pieces(line) for line in shown_lines(report)],
         "others": [_pieces(line) for line in other_lines(report)],

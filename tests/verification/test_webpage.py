@@ -60,6 +60,10 @@ def test_the_verdict_and_the_culprit_come_first(guilty: Report, page: Path) -> N
         assert browser.locator("article:visible").count() == 1
         assert "bert.layers.1.activation" in browser.inner_text("article:visible")
         assert "at fault" in browser.inner_text("article:visible")
+        (cause,) = guilty.causes
+        assert f"cause: {cause.name} ({cause.detail})" in browser.inner_text("article:visible")
+        assert f"cause: {cause.name} ({cause.detail}), residual" in browser.inner_text(".cause")
+        assert f"fix: {cause.fix}" in browser.inner_text(".cause")
         assert "seed" in browser.inner_text(".facts")
         assert guilty.environment["torch"] in browser.inner_text(".facts")
         assert browser.inner_text("pre") == f"porting.verify({guilty.source!r}, {CALLED}"
