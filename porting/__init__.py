@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from porting.seeing import Attention, attention, attention_of
     from porting.suggesting import Suggestion, suggest
     from porting.text import fill_mask, next_sentence
-    from porting.verification import Report, verify
+    from porting.verification import Report, record, verify
 
 __all__ = [
     "Attention",
@@ -54,6 +54,7 @@ __all__ = [
     "parse_table",
     "provenance",
     "read_table",
+    "record",
     "suggest",
     "verify",
     "verify_files",
@@ -73,7 +74,7 @@ _HOMES = {
     "porting.seeing": ("Attention", "attention", "attention_of"),
     "porting.suggesting": ("Suggestion", "suggest"),
     "porting.text": ("fill_mask", "next_sentence"),
-    "porting.verification": ("Report", "verify"),
+    "porting.verification": ("Report", "record", "verify"),
 }
 
 

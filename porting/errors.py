@@ -93,6 +93,7 @@ class Code(StrEnum):
     WRITTEN_TWICE = "written-twice"
 
     # Verification
+    BAD_RECORDING = "bad-recording"
     FORWARD_FAILED = "forward-failed"
     MADE_IN_FORWARD = "made-in-forward"
     NO_INPUTS = "no-inputs"

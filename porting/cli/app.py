@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand
 
-from porting.cli import attend, carry, compare, look, propose, prove, stream, words
+from porting.cli import attend, carry, compare, keep, look, propose, prove, stream, words
 from porting.errors import nearest
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ app.command("check", cls=Command)(prove.check)
 app.command("suggest", cls=Command)(propose.suggest)
 app.command("load", cls=Command)(carry.load)
 app.command("verify", cls=Command)(prove.verify)
+app.command("record", cls=Command)(keep.record)
 app.command("export", cls=Command)(carry.export)
 app.command("convert", cls=Command)(stream.convert)
 app.command("verify-files", cls=Command)(stream.verify_files)

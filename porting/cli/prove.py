@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from porting.cli import options
+from porting.cli import keep, options
 from porting.cli.screen import DIFFERENT, Screen
 
 if TYPE_CHECKING:
@@ -175,6 +175,8 @@ def verify(
     table: options.TableName = None,
     into: options.IntoName = None,
     architecture: options.ArchitectureName = None,
+    reference: keep.ReferenceName = None,
+    inputs: keep.Inputs = None,
     dtypes: WorkingTypes = None,
     seed: Seed = 0,
     gradients: Gradients = False,
@@ -185,7 +187,7 @@ def verify(
     html: Html = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prove, module by module, that a port computes what transformers computes.
+    """Prove, module by module, that a port computes what transformers, or another reference, computes.
 
     Both run on the same inputs: in float64, where a faithful port agrees to the last digits, and in each working
     dtype, where its rounding is held against the reference's own. Each module is also given the reference's inputs,
@@ -197,6 +199,8 @@ def verify(
       porting verify
       porting verify ./my-checkpoint --dtype float32 --dtype bfloat16
       porting verify ./my-checkpoint --gradients --steps 3
+      porting verify ./my-checkpoint --into my_model.py:build --reference golden.safetensors
+      porting verify --reference old_model.py:build --into new_model.py:build --inputs batch.safetensors
       porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
       porting verify ./my-checkpoint --html report.html
       porting verify google-bert/bert-base-uncased --json > report.json
@@ -211,12 +215,19 @@ def verify(
             raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(html.parent))
         make = options.builder(into, trust=trust)
         working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
-        checkpoint = _opened(source)
+        against = keep.opponent(reference, trust=trust)
+        recorded = isinstance(against, Path)
+        lone = source is None and (into is not None if recorded else against is not None)  # it has its own weights
+        golden = lone and recorded
+        checkpoint = None if lone else _opened(source)
         with screen.working("verifying") as tell:
             report = prove(
                 checkpoint,
-                make,
+                make() if golden and make is not None else make,
                 table,
+                reference=against,
+                loaded=golden and make is not None,
+                inputs=keep.batch_of(inputs),
                 architecture=architecture,
                 dtypes=tuple(dict.fromkeys(working)),
                 seed=seed,
@@ -227,6 +238,7 @@ def verify(
                 progress=tell,
             )
         same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        same += options.given(reference=reference, inputs=inputs)
         asked = options.given(
             dtype=[one.value for one in dtypes or []], seed=seed or None, gradients=gradients, steps=steps or None
         )
@@ -236,10 +248,12 @@ def verify(
         screen.show(render(report, every_probe=every))
         if html is not None:
             screen.line(f"the report as a page: {report.save_html(html)}")
-        if report.as_claimed:
+        if report.as_claimed and reference is None:
             screen.next("export", *(options.again(source) or [str(options.where(source))]), "./exported", *same)
             return
         screen.next("verify", *options.again(source), *same, *([] if every else ["--all"]))
+        if report.as_claimed:
+            return
         raise typer.Exit(DIFFERENT)
 
 

@@ -3,6 +3,7 @@
 from porting.verification.faults import VerifyError
 from porting.verification.inputs import Case
 from porting.verification.proof import verify
+from porting.verification.recording import record
 from porting.verification.report import Cost, Probe, Report, Shown, View
 
-__all__ = ["Case", "Cost", "Probe", "Report", "Shown", "VerifyError", "View", "verify"]
+__all__ = ["Case", "Cost", "Probe", "Report", "Shown", "VerifyError", "View", "record", "verify"]

@@ -49,7 +49,7 @@ class Comparison:
 
     Args:
         table: its [probes].
-        sizes: of indices, from [sizes].
+        sizes: of indices, from [sizes]; kept.
 
     Attributes:
         exact: the float64 activations of the reference, for each case.
@@ -60,7 +60,7 @@ class Comparison:
 
     def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
         self._table = table
-        self._sizes = sizes
+        self.sizes = sizes
         self.exact: list[Trace] = []
         self.warnings: list[str] = []
         self.pairings: list[Pairing] = []
@@ -71,8 +71,14 @@ class Comparison:
         self._lowered: dict[Point, Span] = {}
         self._tiers: list[Tier] = []
 
-    def anchor(self, reference: Side) -> None:
-        """Run the reference in float64; everything is measured from what it computes."""
+    def anchor(self, reference: Side, lowered: Mapping[Point, tuple[str, ...]] | None = None) -> None:
+        """Run the reference in float64; everything is measured from what it computes.
+
+        Args:
+            reference: the reference.
+            lowered: what is known of a run that was recorded: point -> operations in less than float64 before it.
+        """
+        self._lowered = {point: Span(lowered=operations) for point, operations in (lowered or {}).items()}
         for case in range(len(reference.arguments)):
             watch = Watch()
 
@@ -96,7 +102,7 @@ class Comparison:
         """Run the port in float64, end to end and isolated."""
         for case, exact in enumerate(self.exact):
             found = port.record(case)
-            pairing = pair(self._table, _shapes(exact), _shapes(found), self._sizes)
+            pairing = pair(self._table, _shapes(exact), _shapes(found), self.sizes)
             anchors = {point: Anchor.of(one.carry(exact)) for point, one in pairing.pairs.items()}
             self.pairings.append(pairing)
             self.anchors.append(anchors)
@@ -190,7 +196,7 @@ class Comparison:
                 held[source] = held[source].clone()
             return exact[source].to(value.dtype, copy=True) if alone else None
 
-        reference.run(case, visit, wanted=pairing.compared)
+        reference.run(case, visit, wanted=pairing.compared, isolated=alone)
 
     def probes(self) -> Iterator[Probe]:
         """Every probe with all that was measured at it, in the reference's order of execution."""

@@ -119,12 +119,17 @@ def ends(held: Trace) -> list[Point]:
     return found
 
 
-def with_padding(module: nn.Module) -> nn.Module:
-    """The module, with the padding word's row of its embeddings treated as any other: not every port leaves it out."""
-    for part in module.modules():
-        if isinstance(part, nn.Embedding):
-            part.padding_idx = None
-    return module
+def with_padding(make: Make) -> Make:
+    """The same, with the padding word's row of embeddings treated as any other: not every port leaves it out."""
+
+    def made(dtype: torch.dtype) -> Side:
+        side = make(dtype)
+        for part in side.module.modules():
+            if isinstance(part, nn.Embedding):
+                part.padding_idx = None
+        return side
+
+    return made
 
 
 def value_of(

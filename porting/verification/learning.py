@@ -19,6 +19,7 @@ from porting.verification.gradients import (
     compared,
     judged,
     slope,
+    with_padding,
 )
 from porting.verification.learned import Learned
 from porting.verification.training import OPTIMISERS, trained
@@ -47,6 +48,7 @@ def learn(
         seed: of the function that is differentiated.
     """
     dtypes = dtypes or (torch.float32,)
+    reference, port = with_padding(reference), with_padding(port)
     objective = Objective(comparison, seed)
     exact = slope(reference(DOUBLE), objective, reference=True)
     double = port(DOUBLE)

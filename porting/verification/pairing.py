@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from porting.errors import Code, Fault, nearest
+from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.align import Alignment, Shape, Step, align
 from porting.plan.move import gather
@@ -128,18 +129,23 @@ def _nothing(table: Table, alignment: Alignment | None, port: list[Point]) -> Fa
     return Fault(code=Code.NO_PROBES, where=table.where, message=message, hint=hint)
 
 
-def refuse_unknown(table: Table, reference: nn.Module, port: nn.Module) -> None:
+def refuse_unknown(table: Table, reference: Callable[[Sequence[Term]], list[Point]], port: nn.Module) -> None:
     """Refuse probes of modules that the port does not have: misspelled, they would compare nothing.
 
     A module that the reference lacks is no fault, since a family's checkpoints differ in their parts: the report says
     that it was not compared.
+
+    Args:
+        table: its [probes].
+        reference: gives the points of the reference that terms name.
+        port: the port.
 
     Raises:
         VerifyError: there are such probes: all of them, with the nearest name.
     """
     faults = []
     for rule in table.probes:
-        if points(rule.targets, port, table.target_prefix) or not points(rule.sources, reference, table.prefix):
+        if points(rule.targets, port, table.target_prefix) or not reference(rule.sources):
             continue
         pattern = rule.targets[0].name
         name = pattern.spell(dict.fromkeys(pattern.indices, 0))

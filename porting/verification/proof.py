@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-import platform
-import resource
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.errors import Code, Fault
 from porting.loading import Into, weights
 from porting.notation.table import Table
-from porting.plan.config import arguments, sizes
-from porting.tables import chosen_for, find_table
+from porting.plan.config import sizes
+from porting.tables import chosen_for
+from porting.verification.batches import make_batches
 from porting.verification.call import spelled_call
 from porting.verification.compare import Comparison, Progress
+from porting.verification.contenders import Contenders, Given, Source, contenders
 from porting.verification.counterparts import counterparts
-from porting.verification.culprit import name_causes
-from porting.verification.gradients import with_padding
-from porting.verification.inputs import Case, for_port, heard, make_cases, special_tokens, withheld
+from porting.verification.culprit import Both, name_causes
+from porting.verification.environment import peak, undisturbed, versions
+from porting.verification.faults import VerifyError
+from porting.verification.golden import refuse_with_recording, without_rounding
+from porting.verification.inputs import Case, for_port
 from porting.verification.learning import learn
 from porting.verification.observe import Observer, shown, unseen
 from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
+from porting.verification.references import Living, Recorded, Reference, floating
 from porting.verification.report import Cost, Report
 from porting.verification.running import Clock, Side
 from porting.verification.subject import Subject, cast, exactly, prepare, renew, stored_dtype, warned, writers
 from porting.verification.trace import points
 
-POSITIONS = "max_position_embeddings"
-
 
 def verify(
-    source: str | os.PathLike[str] | Checkpoint,
+    source: Source = None,
     into: Into = None,
     table: Table | str | Path | None = None,
     *,
+    reference: Given = None,
     architecture: str | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     seed: int = 0,
@@ -67,7 +63,11 @@ def verify(
     and isolated: given the reference's activations, so that a guilty module is named and an innocent one is not.
 
     Args:
-        source, into, table, fresh, trust, revision: as in :func:`porting.load`.
+        source, into, table, fresh, trust, revision: as in :func:`porting.load`.  Without a source the port gets the
+            weights of the reference, or, with ``loaded``, keeps its own; without a table a model and a reference are
+            compared where their modules have the same names.
+        reference: what is compared with, in the place of transformers: a module that holds its weights, a function
+            that builds one, or the file of a trace that :func:`porting.record` or another program made.
         architecture: as in :func:`porting.load`; for a table without [architectures], the reference's class.
         dtypes: the working dtypes.
         seed: of the inputs that are made, and of new parameters.
@@ -87,11 +87,10 @@ def verify(
         VerifyError: the reference or the module cannot be run, or the probes do not fit.
     """
     given = dict(locals())  # before anything else has a name here
-    with _undisturbed(seed):
+    with undisturbed(seed):
         report = _verify(
-            source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision),
-            into,
-            table,
+            contenders(source, into, table, reference, revision=revision, loaded=loaded),
+            by_default=table is None and reference is None,
             architecture=architecture,
             dtypes=tuple(dict.fromkeys(dtypes)),
             seed=seed,
@@ -109,10 +108,9 @@ def verify(
 
 
 def _verify(
-    checkpoint: Checkpoint,
-    into: Into,
-    table: Table | str | Path | None,
+    given: Contenders,
     *,
+    by_default: bool,
     architecture: str | None,
     dtypes: Sequence[torch.dtype],
     seed: int,
@@ -127,86 +125,84 @@ def _verify(
     tell: Progress,
 ) -> Report:
     begun = time.perf_counter()
+    checkpoint, chosen = given.checkpoint, given.table
+    recorded = given.reference.recording if isinstance(given.reference, Recorded) else None
+    lost = [dtype for dtype in dtypes if recorded and dtype not in recorded.dtypes]
+    dtypes = [dtype for dtype in dtypes if dtype not in lost]
+    if recorded:
+        refuse_with_recording(recorded, inputs, gradients=gradients)
     stages = 3 + len(dtypes) + gradients
     tell("loading", 0, stages)
-    chosen = find_table(table, checkpoint.config)
-    with chosen_for(table, into, chosen):
-        subject = prepare(checkpoint, into, chosen, architecture, loaded=loaded, fresh=fresh, trust=trust)
-    theirs = load_reference(checkpoint, subject.reference, torch.float64)
-    renew(subject, theirs)
-    refuse_unknown(chosen, theirs, subject.module)
-    running = time.perf_counter()
-    # The table says what a family calls the usual fields: those of the target's config are the usual ones.
-    ours = arguments(chosen, checkpoint.config)
-    fields = {**ours, **subject.plan.config}
-    # As many positions belong to nobody: the reference counts around padding.
-    skips, counted = next(
-        ((shift, chosen.config[field]) for field, shift in chosen.shifts.items() if POSITIONS in field.split("/")),
-        (0, ""),
-    )
-    if skips:
-        fields[POSITIONS] = ours[counted]
-    cases = list(inputs or ())
-    silent: tuple[str, ...] = ()
-    if not cases:
-        made = make_cases(
-            fields,
-            seed=seed,
-            longest=longest,
-            special=special_tokens(checkpoint.path, fields),
-            choices=choices(subject.reference),
-            padding_words=not skips,
+    with chosen_for(None if by_default else chosen, given.into, chosen):
+        subject = prepare(
+            checkpoint,
+            given.into,
+            chosen,
+            architecture,
+            loaded=loaded,
+            fresh=fresh,
+            trust=trust,
+            reference=given.reference.title if given.reference else "",
         )
-        cases = [heard(chosen.inputs, one) for one in made]
-        silent = withheld(made, cases)
+    theirs = _opponent(given, subject)
+    running = time.perf_counter()
+    inputs = recorded.cases if recorded else inputs
+    batch = make_batches(
+        chosen,
+        checkpoint,
+        subject.plan.config,
+        inputs,
+        seed=seed,
+        longest=longest,
+        choices=choices(subject.reference),
+    )
+    cases = list(batch.cases)
+    if given.reference is not None and isinstance(theirs, Living):
+        cases = [theirs.taken(case) for case in cases]
     clock = Clock()
     comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0])
 
     tell("reference in float64", 1, stages)
-    comparison.anchor(_reference(theirs, chosen, cases, clock))
-    pairs = counterparts(chosen, subject.plan.config, sizes(chosen, checkpoint.config)[0], theirs, subject.module)
-    theirs = theirs.to(stored_dtype(checkpoint))  # as exact as the checkpoint, and half as large
+
+    def reference(dtype: torch.dtype) -> Side:
+        terms = [term for rule in chosen.probes for term in rule.sources]
+        return theirs.side(dtype, terms, chosen.prefix, cases, clock)
+
+    def port(dtype: torch.dtype) -> Side:
+        own = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
+        return _port(own, dtype, chosen, cases, clock)
+
+    comparison.anchor(reference(torch.float64), recorded.lowered if recorded else None)
+    comparison.warnings += [without_rounding(dtype) for dtype in lost]
+    pairs = None
+    if isinstance(theirs, Living):
+        pairs = counterparts(chosen, subject.plan.config, comparison.sizes, theirs.module, subject.module)
+        if given.reference is None:
+            theirs.keep(stored_dtype(checkpoint))  # as exact as the checkpoint, and half as large
 
     tell("port in float64", 2, stages)
-    module = exactly(subject, checkpoint)
-    observer = Observer(module, seed)
-    comparison.meaning(_port(module, torch.float64, chosen, cases, clock), observer)
-    shares = observer.shares()
-    if observer.failed:
-        silent += (f"the port cannot be differentiated, so what reaches its probes is not known: {observer.failed}",)
-    del module, observer
+    shares, failed = _meant(comparison, port(torch.float64), seed)
 
     for number, dtype in enumerate(dtypes):
         tell(f"both in {str(dtype).removeprefix('torch.')}", 3 + number, stages)
-        comparison.rounding(
-            _reference(cast(theirs, dtype), chosen, cases, clock),
-            _port(cast(subject.module, dtype), dtype, chosen, cases, clock),
-            dtype,
-        )
+        comparison.rounding(reference(dtype), port(dtype), dtype)
     learned = None
-    if gradients:
+    if gradients and pairs is not None:
         tell("gradients and training" if steps else "gradients", 3 + len(dtypes), stages)
-
-        def reference(dtype: torch.dtype) -> Side:
-            return _reference(with_padding(cast(theirs, dtype)), chosen, cases, clock)
-
-        def port(dtype: torch.dtype) -> Side:
-            own = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
-            return _port(with_padding(own), dtype, chosen, cases, clock)
 
         learned = learn(reference, port, comparison, pairs, dtypes=dtypes, steps=steps, seed=seed)
     probes = tuple(
         replace(probe, rules=writers(subject.plan, probe.span)) if probe.guilty else probe
         for probe in comparison.probes()
     )
-    both = partial(_both, subject, theirs, checkpoint, chosen, cases, clock)
-    found = name_causes(comparison, probes, both, dtypes) if causes else ()
-    seen = shown(subject.module, shares, weights(subject.plan, checkpoint))
+    both: Both = lambda dtype: (reference(dtype), port(dtype))  # noqa: E731  # a pair of the two above
+    found = name_causes(comparison, probes, both, dtypes) if causes and isinstance(theirs, Living) else ()
+    seen = shown(subject.module, shares, weights(subject.plan, checkpoint) if given.weighed else {})
     tell("done", stages, stages)
     ended = time.perf_counter()
     return Report(
         source=checkpoint.location,
-        reference=f"transformers.{subject.reference}",
+        reference=theirs.title,
         port=f"{type(subject.module).__module__}.{type(subject.module).__qualname__}",
         table=chosen.where,
         probes=probes,
@@ -214,9 +210,9 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        unseen=(*silent, *unseen(cases, fields)),
+        unseen=(*batch.silent, *failed, *unseen(cases, batch.fields)),
         seed=seed,
-        environment=_environment(),
+        environment=versions(),
         warnings=(*warned(subject.plan), *comparison.warnings),
         learned=learned,
         causes=found,
@@ -225,71 +221,40 @@ def _verify(
             forwards=clock.seconds,
             total=ended - running,
             passes=clock.passes,
-            memory=_peak(),
+            memory=peak(),
         ),
         approximate=chosen.approximate,
     )
 
 
-@contextmanager
-def _undisturbed(seed: int) -> Iterator[None]:
-    """Whatever the caller has switched on or off, and with torch's random state as before afterwards."""
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.inference_mode(mode=False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-    ):
-        torch.manual_seed(seed)
-        yield
+def _meant(comparison: Comparison, port: Side, seed: int) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Compare the float64 runs; the share of each weight that a probe saw, and what could not be seen, in words."""
+    observer = Observer(port.module, seed)
+    comparison.meaning(port, observer)
+    failed = f"the port cannot be differentiated, so what reaches its probes is not known: {observer.failed}"
+    return observer.shares(), (failed,) if observer.failed else ()
 
 
-def _both(
-    subject: Subject,
-    theirs: nn.Module,
-    checkpoint: Checkpoint,
-    table: Table,
-    cases: Sequence[Case],
-    clock: Clock,
-    dtype: torch.dtype,
-) -> tuple[Side, Side]:
-    ours = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
-    return _reference(cast(theirs, dtype), table, cases, clock), _port(ours, dtype, table, cases, clock)
-
-
-def _reference(module: nn.Module, table: Table, cases: Sequence[Case], clock: Clock) -> Side:
-    taken = inspect.signature(module.forward).parameters
-    return Side(
-        title="the reference",
-        module=module,
-        arguments=[{name: value for name, value in case.inputs.items() if name in taken} for case in cases],
-        wanted=points((term for rule in table.probes for term in rule.sources), module, table.prefix),
-        clock=clock,
-    )
+def _opponent(given: Contenders, subject: Subject) -> Reference:
+    """The reference, with the port's new parameters as it has them."""
+    theirs = given.reference
+    if theirs is None:
+        module = load_reference(given.checkpoint, subject.reference, torch.float64)
+        theirs = Living(module, f"transformers.{subject.reference}")
+    if isinstance(theirs, Living):
+        renew(subject, theirs.module)
+    elif subject.plan.fresh:
+        message = f"the recording does not say what new parameters hold: {', '.join(subject.plan.fresh)}"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=theirs.recording.where, message=message))
+    refuse_unknown(given.table, lambda terms: theirs.points(terms, given.table.prefix), subject.module)
+    return theirs
 
 
 def _port(module: nn.Module, dtype: torch.dtype, table: Table, cases: Sequence[Case], clock: Clock) -> Side:
     return Side(
         title="the port",
         module=module,
-        arguments=[for_port(table.inputs, case.inputs, dtype) for case in cases],
+        arguments=[floating(for_port(table.inputs, case.inputs, dtype), dtype) for case in cases],
         wanted=points((term for rule in table.probes for term in rule.targets), module, table.target_prefix),
         clock=clock,
     )
-
-
-def _environment() -> dict[str, str]:
-    packages = ("porting", "torch", "transformers", "safetensors")
-    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from its source, on the path and not installed
-        return "not installed"
-
-
-def _peak() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

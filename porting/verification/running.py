@@ -50,6 +50,7 @@ class Side:
         wanted: Sequence[Point] | None = None,
         ran: Callable[[str], None] | None = None,
         gradients: bool = False,
+        isolated: bool = False,
     ) -> None:
         """One forward pass.
 
@@ -58,6 +59,7 @@ class Side:
             visit, ran: as in :func:`porting.verification.trace.trace`.
             wanted: the points to see, if not all.
             gradients: let values have their gradient graph.
+            isolated: the visitor puts the exact values in place; a recording shows the run where that was done.
 
         Raises:
             VerifyError: the model fails.

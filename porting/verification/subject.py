@@ -46,6 +46,7 @@ def prepare(
     loaded: bool,
     fresh: bool,
     trust: bool,
+    reference: str = "",
 ) -> Subject:
     """The module to run: ``into`` as it is when ``loaded``, else what :func:`porting.load` makes of a copy of it.
 
@@ -69,6 +70,8 @@ def prepare(
         if record is None:  # load() keeps it for as long as the module lives
             raise VerifyError(Fault(code=Code.BAD_TARGET, message="the module lost its provenance while it was loaded"))
         plan, kind = record.plan, record.architecture
+    if reference:  # somebody said what it is compared with
+        return Subject(module=port.eval(), plan=plan, reference=reference)
     if kind is not None:
         return Subject(module=port.eval(), plan=plan, reference=kind.name)
     declared = checkpoint.config.get("architectures")
@@ -113,7 +116,8 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():
             value = tensor.detach().to("cpu", dtype)
-            memo[id(tensor)] = nn.Parameter(value) if isinstance(tensor, nn.Parameter) else value.clone()
+            same = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.clone()
+            memo[id(tensor)] = same
     return _copied(module, memo).eval()
 
 

@@ -18,6 +18,7 @@ def test_the_commands_are_these() -> None:
         "suggest",
         "load",
         "verify",
+        "record",
         "export",
         "convert",
         "verify-files",

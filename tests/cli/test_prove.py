@@ -225,3 +225,15 @@ def test_a_table_in_the_place_of_the_checkpoint_is_recognised(run: Run, checkpoi
     assert "a mapping table is passed as table= (--table)" in result.stderr
     result = run("check", "own_model.py")
     assert "what builds a module is passed as into= (--into file.py:NAME)" in result.stderr
+
+
+def test_record_and_verify_without_the_reference(run: Run, checkpoint: Path) -> None:
+    said = run("record", checkpoint, "--out", "golden.safetensors").stdout
+    assert said.splitlines()[0].startswith("recorded golden.safetensors, ")
+    assert said.splitlines()[-1] == "next: porting verify c --reference golden.safetensors"
+    result = run("verify", checkpoint, "--reference", "golden.safetensors")
+    assert result.exit_code == 0
+    assert "computes what transformers.BertForPreTraining, recorded in golden.safetensors, computes" in result.stdout
+    assert run("record", checkpoint, "--out", "golden.safetensors").exit_code == 2
+    result = run("verify", checkpoint, "--reference", "absent.safetensors")
+    assert result.exit_code == 2

@@ -1,0 +1,198 @@
+"""A recorded trace: what a reference was given and what it computed, in a safetensors file.
+
+The names of the tensors say what they are, ``KIND/CASE/NAME``:
+
+- ``inputs/0/input_ids``: an argument of the forward pass of case 0;
+- ``float64/0/encoder.layer.1``: the activation at a point, in float64; the points in order of execution;
+- ``float32/0/encoder.layer.1``: the same of a run in float32, bfloat16 or float16; optional;
+- ``float32 isolated/0/encoder.layer.1``: of a run in which every point was given the exact values before it; optional.
+
+The header's metadata has ``format`` and ``version``; everything else in it is optional: ``reference``, ``cases`` (a
+JSON list of what each case is there to show), ``weights`` (the digest of the checkpoint), ``lowered`` (a JSON object:
+point to the operations before it that computed with less than float64), and versions of packages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.checkpoint.write import write_safetensors
+from porting.errors import Code, Fault
+from porting.verification.faults import VerifyError
+from porting.verification.inputs import Case
+from porting.verification.trace import Point, Trace
+
+FORMAT, VERSION = "porting trace", "1"
+INPUTS, EXACT, ISOLATED = "inputs", "float64", " isolated"
+WORKING = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_NAME = re.compile(rf"({INPUTS}|{EXACT}|(?:{'|'.join(WORKING)})(?:{ISOLATED})?)/(0|[1-9]\d{{0,5}})/(.+)")
+MADE_BY = "porting record makes one, docs/verification.md says what it holds"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded trace that has been opened; activations are read from the file when they are asked for.
+
+    Attributes:
+        where: the file.
+        cases: what the reference was given.
+        metadata: what is said of it.
+        lowered: point -> operations before it that computed with less than float64.
+    """
+
+    where: str
+    cases: tuple[Case, ...]
+    metadata: Mapping[str, str]
+    lowered: Mapping[Point, tuple[str, ...]]
+    _file: Checkpoint = field(repr=False)
+    _names: Mapping[tuple[str, int], Mapping[Point, str]] = field(repr=False)
+
+    @property
+    def reference(self) -> str:
+        """What was recorded."""
+        return self.metadata.get("reference", "a recorded reference")
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The working dtypes that were recorded for every case."""
+        cases = range(len(self.cases))
+        return tuple(dtype for name, dtype in WORKING.items() if all((name, case) in self._names for case in cases))
+
+    def points(self) -> list[Point]:
+        """Every point that was recorded."""
+        found = (point for case in range(len(self.cases)) for point in self._names[EXACT, case])
+        return list(dict.fromkeys(found))
+
+    def trace(self, dtype: torch.dtype, case: int, *, isolated: bool = False) -> Iterator[tuple[Point, Tensor]]:
+        """The activations of one run, in order of execution."""
+        kind = str(dtype).removeprefix("torch.") + (ISOLATED if isolated else "")
+        for point, name in self._names.get((kind, case), {}).items():
+            yield point, self._file.read(name)
+
+
+def write_recording(
+    path: str | Path,
+    cases: Sequence[Case],
+    traces: Mapping[str, Sequence[Trace]],
+    metadata: Mapping[str, str],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write a recording; the same content gives the same bytes.
+
+    Args:
+        path: the file to be made.
+        cases: what the reference was given.
+        traces: ``"float64"``, ``"float32"``, ``"float32 isolated"``, ... -> the activations of each case.
+        metadata: what is said of it.
+        overwrite: whether a file that stands there may be replaced.
+
+    Raises:
+        CheckpointError: the destination is refused, or the system failed; nothing is left behind.
+    """
+    tensors = {
+        f"{INPUTS}/{number}/{name}": one for number, case in enumerate(cases) for name, one in case.inputs.items()
+    }
+    for kind, found in traces.items():
+        tensors |= {
+            f"{kind}/{number}/{point}": one for number, trace in enumerate(found) for point, one in trace.items()
+        }
+    said = {"format": FORMAT, "version": VERSION, "cases": json.dumps([case.name for case in cases]), **metadata}
+    write_safetensors(path, tensors, metadata=said, overwrite=overwrite)
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Open a recording, and see that it is one.
+
+    Raises:
+        CheckpointError: the file is no safetensors file, or a damaged one.
+        VerifyError: it is one, and no recording; with every fault.
+    """
+    file = open_checkpoint(path)
+    metadata = file.files[0].metadata
+    kind, version = metadata.get("format", ""), metadata.get("version", "")
+    if (kind, version) != (FORMAT, VERSION):
+        message = f"its metadata has format {kind!r} and version {version!r}, expected {FORMAT!r} and {VERSION!r}"
+        raise VerifyError(Fault(code=Code.BAD_RECORDING, where=file.location, message=message, hint=MADE_BY))
+    names, faults = _sorted(file)
+    count = 1 + max((case for _, case in names), default=-1)
+    for case in range(count):
+        missing = [one for one in (INPUTS, EXACT) if (one, case) not in names]
+        faults += [f"case {case} of {count} has no {one}" for one in missing]
+    if not count:
+        faults.append("it holds no case")
+    titles = _read(metadata, "cases", list, faults)
+    lowered = _read(metadata, "lowered", dict, faults)
+    if faults:
+        raise VerifyError(
+            Fault(code=Code.BAD_RECORDING, where=file.location, message=one, hint=MADE_BY) for one in faults
+        )
+    cases = []
+    for case in range(count):
+        title = titles[case] if isinstance(titles, list) and case < len(titles) else f"case {case}"
+        inputs = {name: file.read(key, own=True) for name, key in names[INPUTS, case].items()}
+        cases.append(Case(str(title), inputs))
+    said = {str(point): tuple(map(str, one)) for point, one in lowered.items()} if isinstance(lowered, dict) else {}
+    return Recording(file.location, tuple(cases), metadata, said, file, names)
+
+
+def _sorted(file: Checkpoint) -> tuple[dict[tuple[str, int], dict[Point, str]], list[str]]:
+    """The tensors by kind and case, in the header's order; and what is wrong with them."""
+    names: dict[tuple[str, int], dict[Point, str]] = {}
+    faults = []
+    for name, info in file.tensors.items():
+        found = _NAME.fullmatch(name)
+        if found is None:
+            faults.append(f"a tensor is called {name!r}, expected KIND/CASE/NAME, such as 'float64/0/encoder.layer.1'")
+            continue
+        kind, case, point = found[1], int(found[2]), found[3]
+        names.setdefault((kind, case), {})[point] = name
+        held = str(info.dtype).removeprefix("torch.")
+        if kind != INPUTS and held != kind.removesuffix(ISOLATED):
+            faults.append(f"{name!r} is of {held}, expected {kind.removesuffix(ISOLATED)}")
+        exact = file.tensors.get(f"{EXACT}/{case}/{point}")
+        if kind != INPUTS and exact is None:
+            faults.append(f"{name!r} has no counterpart in float64")
+        elif kind != INPUTS and exact is not None and exact.shape != info.shape:
+            faults.append(f"{name!r} is {list(info.shape)}, and in float64 {list(exact.shape)}")
+    return names, faults
+
+
+def _read(metadata: Mapping[str, str], key: str, kind: type, faults: list[str]) -> object:
+    try:
+        found = json.loads(metadata.get(key, "null"))
+    except (ValueError, RecursionError):
+        found = ...
+    if found is not None and not isinstance(found, kind):
+        faults.append(f"metadata {key!r} is no JSON {'object' if kind is dict else 'list'}")
+    return found if isinstance(found, kind) else kind()
+
+
+def refuse_with_recording(recording: Recording, inputs: Sequence[Case] | None, *, gradients: bool) -> None:
+    """Refuse what a recording cannot give.
+
+    Raises:
+        VerifyError: other inputs than the recorded ones, or gradients.
+    """
+    if inputs:
+        message = "it was recorded for inputs of its own, and inputs were given"
+        hint = "leave one of them out, or record these inputs"
+        raise VerifyError(Fault(code=Code.BAD_RECORDING, where=recording.where, message=message, hint=hint))
+    if gradients:
+        message = "gradients and training need the reference itself, and a recording has activations only"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=recording.where, message=message))
+
+
+def without_rounding(dtype: torch.dtype) -> str:
+    """What cannot be said of a dtype that was not recorded, in words."""
+    name = str(dtype).removeprefix("torch.")
+    return f"the reference was not recorded in {name}: how well the port rounds there is not known"

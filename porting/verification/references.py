@@ -1,0 +1,161 @@
+"""What a port is compared with: a model that can be run here, or the recorded trace of one that need not be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from porting.notation.rule import Term
+from porting.plan.matching import Matcher
+from porting.target import named_tensors
+from porting.verification.golden import Recording
+from porting.verification.inputs import Case
+from porting.verification.running import Clock, Side
+from porting.verification.subject import cast
+from porting.verification.trace import Point, Trace, Visit, points, split
+
+
+@dataclass
+class Living:
+    """A model that is run here.
+
+    Attributes:
+        module: the model.
+        title: what it is called in the report.
+    """
+
+    module: nn.Module
+    title: str
+
+    @classmethod
+    def of(cls, module: nn.Module, title: str = "") -> Living:
+        """A copy of the user's own, in float64."""
+        copied = cast(module, torch.float64)
+        for tensor in {id(one): one for one in copied.parameters()}.values():
+            tensor.data = tensor.data.clone()
+        return cls(copied, title or f"{type(module).__module__}.{type(module).__qualname__}")
+
+    def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
+        """Its points that the terms name."""
+        return points(terms, self.module, prefix)
+
+    def taken(self, case: Case) -> Case:
+        """The case with the arguments that the model's forward has."""
+        parameters = inspect.signature(self.module.forward).parameters
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            return case
+        kept = {name: one for name, one in case.inputs.items() if name in parameters or name.isdigit()}
+        return Case(case.name, kept)
+
+    def keep(self, dtype: torch.dtype) -> None:
+        """Hold the weights in a dtype that holds their values from now on."""
+        self.module = self.module.to(dtype)
+
+    def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
+        """The model in a dtype, ready to be run."""
+        return Side(
+            title="the reference",
+            module=cast(self.module, dtype),
+            arguments=[floating(self.taken(case).inputs, dtype) for case in cases],
+            wanted=self.points(terms, prefix),
+            clock=clock,
+        )
+
+
+@dataclass
+class Recorded:
+    """A model that was run elsewhere.
+
+    Attributes:
+        recording: its trace.
+    """
+
+    recording: Recording
+
+    @property
+    def title(self) -> str:
+        """What it is called in the report."""
+        return f"{self.recording.reference}, recorded in {self.recording.where},"
+
+    def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
+        """The points that were recorded and that the terms name."""
+        matcher = Matcher((((0, number), term.key) for number, term in enumerate(terms)), prefix)
+        return list(dict.fromkeys(name for name in map(_bare, self.recording.points()) if matcher.read(name)))
+
+    def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
+        """The trace in a dtype, in the place of a model."""
+        return RecordedSide(
+            title="the recording",
+            module=nn.Module(),
+            arguments=[case.inputs for case in cases],
+            wanted=self.points(terms, prefix),
+            clock=clock,
+            recording=self.recording,
+            dtype=dtype,
+        )
+
+
+Reference = Living | Recorded
+
+
+@dataclass(kw_only=True)
+class RecordedSide(Side):
+    """Shows what was recorded as if it were computed.
+
+    Attributes:
+        recording: the trace.
+        dtype: of the run that is shown.
+    """
+
+    recording: Recording
+    dtype: torch.dtype
+
+    def run(
+        self,
+        case: int,
+        visit: Visit,
+        *,
+        wanted: Sequence[Point] | None = None,
+        ran: Callable[[str], None] | None = None,
+        gradients: bool = False,
+        isolated: bool = False,
+    ) -> None:
+        """As :meth:`Side.run`; what the visitor returns is not gone on with: the isolated run has its own record."""
+        names = set(self.wanted if wanted is None else map(_bare, wanted))
+        for point, value in self.recording.trace(self.dtype, case, isolated=isolated):
+            if _bare(point) in names:
+                visit(point, value)
+
+    def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
+        """As :meth:`Side.record`."""
+        found: Trace = {}
+
+        def visit(point: Point, value: Tensor) -> None:
+            found[point] = value
+            if after:
+                after(point, value)
+
+        self.run(case, visit)
+        return found
+
+
+def floating(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs, those of floating-point numbers in ``dtype``."""
+    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in inputs.items()}
+
+
+def stored(module: nn.Module) -> torch.dtype:
+    """A dtype that holds every floating-point value of a module."""
+    found = [one.dtype for _, one in named_tensors(module) if one.is_floating_point()]
+    result = found[0] if found else torch.float64
+    for dtype in found:
+        result = torch.promote_types(result, dtype)
+    return result
+
+
+def _bare(point: Point) -> Point:
+    return split(point)[0]

@@ -1,0 +1,178 @@
+"""Any module as the reference: two models of one's own, or two versions of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import porting
+from porting.models.bert_heads import BertForPreTraining
+from porting.notation.table import parse_table
+from porting.plan import PlanError
+from porting.verification import Case, VerifyError, verify
+from tests.small_checkpoint import CONFIG
+from tests.verification.planted import Swapped, tanh_gelu
+from tests.verification.user_bert import FUSED_TABLE, HEADED_TABLE, HeadedBert, MyBert
+
+
+@dataclass(frozen=True)
+class Sizes:
+    vocab_size: int = 12
+    max_position_embeddings: int = 10
+
+
+class Old(nn.Module):
+    """A tagger with a tied output and a configuration of its own."""
+
+    def __init__(self, config: Sizes | None = None) -> None:
+        super().__init__()
+        self.config = config or Sizes()
+        self.words = nn.Embedding(self.config.vocab_size, 8)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(2)])
+        self.out = nn.Linear(8, self.config.vocab_size, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden = self.words(input_ids) * attention_mask[..., None]
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        result: Tensor = self.out(hidden)
+        return result
+
+
+class New(Old):
+    """Rewritten: the same mathematics."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden = torch.where(attention_mask.bool()[..., None], self.words(input_ids), 0.0)
+        for block in self.blocks:
+            hidden = block(hidden).add(hidden)
+        result: Tensor = hidden @ self.out.weight.T
+        return result
+
+
+class Wrong(New):
+    def __init__(self, config: Sizes | None = None) -> None:
+        super().__init__(config)
+        self.set_submodule("blocks.1.1", nn.GELU(approximate="tanh"))
+
+
+def test_two_versions_of_one_need_neither_table_nor_checkpoint() -> None:
+    torch.manual_seed(0)
+    old = Old()
+    report = verify(reference=old, into=New, steps=2)
+    assert report.faithful, str(report)
+    assert report.reference == f"{Old.__module__}.Old"
+    assert report.source == report.reference
+    assert {"words", "blocks.0", "blocks.0.1", "blocks.1.2", "."} <= {probe.port for probe in report.probes}
+    assert report.learned is not None
+    assert len(report.learned.gradients) == 9
+    assert report.shown.activation["words.weight"] == 1.0
+    assert [probe.port for probe in verify(reference=old, into=Wrong).guilty] == ["blocks.1.1"]
+
+
+def test_a_function_that_builds_the_reference() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(3)
+        return Old()
+
+    assert verify(reference=build, into=New).faithful
+    loaded = New()
+    loaded.load_state_dict(build().state_dict())
+    assert verify(reference=build, into=loaded, loaded=True).faithful
+    with torch.no_grad():
+        loaded.get_parameter("blocks.0.0.bias")[2] += 1e-3
+    broken = verify(reference=build, into=loaded, loaded=True)
+    assert broken.shown.differing == ("blocks.0.0.bias",)
+
+
+def test_inputs_of_ones_own_are_cast_to_the_dtype_of_the_run() -> None:
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    batch = [Case("points", {"input": torch.randn(7, 3)})]
+    make = lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))  # noqa: E731  # a line
+    assert verify(reference=reference, into=make, inputs=batch, dtypes=(torch.float32, torch.bfloat16)).faithful
+    with pytest.raises(VerifyError, match="vocab_size = None, inputs cannot be made"):
+        verify(reference=reference, into=make)
+
+
+def test_two_scratch_models_through_a_table(checkpoint: Path) -> None:
+    """A BERT of one's own against the handwritten one: fused attention against separate projections."""
+    handwritten = porting.load(checkpoint)
+    assert isinstance(handwritten, BertForPreTraining)
+    text = FUSED_TABLE
+    names = {
+        "bert.encoder.layer.{i}.attention.self.{p:query,key,value}": "layers.{i}.attention.{p:query,key,value}",
+        "bert.encoder.layer.{i}.attention.output.dense": "layers.{i}.attention.output",
+        "bert.encoder.layer.{i}.attention.output.LayerNorm": "layers.{i}.attention_norm",
+        "bert.encoder.layer.{i}.intermediate.dense": "layers.{i}.intermediate",
+        "bert.encoder.layer.{i}.output.dense": "layers.{i}.output",
+        "bert.encoder.layer.{i}.output.LayerNorm": "layers.{i}.output_norm",
+        "bert.encoder.layer.{i}.attention.output [": "layers.{i}.attention_norm [",
+        "bert.encoder.layer.{i}.attention.self ->": "layers.{i}.attention.core ->",
+        "bert.encoder.layer.{i} [": "layers.{i} [",
+        "bert.embeddings.word_embeddings": "embeddings.word",
+        "bert.embeddings.position_embeddings": "embeddings.position",
+        "bert.embeddings.token_type_embeddings": "embeddings.token_type",
+        "bert.embeddings.LayerNorm": "embeddings.norm",
+        "bert.embeddings [": "embeddings [",
+        "bert.pooler": "pooler",
+    }
+    for old, new in names.items():
+        text = text.replace(f'"{old}', f'"{new}')
+    table = parse_table(text.replace('prefix = "bert."', ""))
+    report = verify(reference=handwritten.bert, into=MyBert(vocabulary=CONFIG["vocab_size"]), table=table,
+                    inputs=[batch()], steps=1)  # fmt: skip
+    assert report.faithful, str(report)
+    assert len(report.probes) > 15
+    tanh_gelu(handwritten)
+    other = verify(reference=handwritten.bert, into=MyBert(), table=table, inputs=[batch()])
+    assert other.guilty[0].port == "blocks.1"
+
+
+def batch() -> Case:
+    torch.manual_seed(0)
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [6]])).long()
+    ids = torch.randint(0, CONFIG["vocab_size"], (3, 9))
+    return Case("three rows", {"input_ids": ids, "attention_mask": mask, "token_type_ids": mask.flip(1) * mask})
+
+
+def test_the_reference_of_a_checkpoint_need_not_be_transformers(checkpoint: Path) -> None:
+    """A source gives the port its weights, and something else says what they mean."""
+    handwritten = porting.load(checkpoint)
+    table = parse_table(
+        HEADED_TABLE.partition("[probes]")[0]
+        + '[probes]\n"bert.embeddings" = "ln"\n"bert.layers.{i}" = "blocks.{i}"\n"bert.pooler" = "."\n'
+    )
+    assert verify(checkpoint, HeadedBert, table, reference=handwritten).faithful
+    handwritten.get_submodule("bert.layers.2.attention").__class__ = Swapped
+    report = verify(checkpoint, HeadedBert, table, reference=handwritten)
+    assert [probe.port for probe in report.guilty] == ["blocks.2"]
+
+
+def test_the_users_reference_is_left_as_it_was() -> None:
+    old = Old().double().train()
+    before = {name: one.clone() for name, one in old.state_dict().items()}
+    assert verify(reference=old, into=lambda: New().double(), steps=2).faithful
+    assert old.training
+    assert all(torch.equal(one, before[name]) for name, one in old.state_dict().items())
+    assert all(one.grad is None for one in old.parameters())
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(VerifyError, match="neither a checkpoint nor a reference was given"):
+        verify()
+    with pytest.raises(VerifyError, match="there are a reference and nothing that is compared with it"):
+        verify(reference=Old())
+
+    class Larger(New):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = nn.Linear(2, 2)
+
+    with pytest.raises(PlanError, match=r"more\.weight"):
+        verify(reference=Old(), into=Larger)
