@@ -19,7 +19,7 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint types wheel families bench crash format clean
+.PHONY: help verify test lint types wheel families bench crash fuzz format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,10 @@ bench: ## measure: loading, forward passes, verification, planning
 crash: ## kill conversions at 200 random moments, and see that the same command completes them
 	@$(setup) --dev
 	$(python) -m scripts.crash $(ARGS)
+
+fuzz: ## fuzz what reads strangers' bytes, a fixed number of executions
+	@$(setup) --dev
+	$(python) -m scripts.fuzz $(ARGS)
 
 format: ## rewrite the sources in the project's format
 	@$(setup) --dev

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 from weakref import ref
@@ -19,7 +20,28 @@ from porting.frames import users_line
 from porting.target import TargetError, named_tensors
 
 
-def build(make: Callable[[], nn.Module]) -> nn.Module:
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How large a module may become while it is built: a config can ask for anything.
+
+    Attributes:
+        parameters: as many parameters may be registered.
+        nbytes: a tensor whose value has to be computed may have as many bytes.
+    """
+
+    parameters: int
+    nbytes: int
+
+
+def bounds(tensors: int, nbytes: int) -> Bounds:
+    """What a checkpoint of so many tensors and bytes can be loaded into, one that takes it apart included."""
+    return Bounds(parameters=10_000 + 64 * tensors, nbytes=(1 << 30) + 16 * nbytes)
+
+
+UNBOUNDED = Bounds(parameters=2**63, nbytes=2**63)
+
+
+def build(make: Callable[[], nn.Module], within: Bounds = UNBOUNDED) -> nn.Module:
     """Call ``make`` with the initialisation of parameters skipped.
 
     The module is built on the meta device.  When its constructor asks for a tensor's value, or keeps a tensor that is
@@ -27,22 +49,26 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
 
     Args:
         make: builds the module; may be called twice.
+        within: how large it may become.
 
     Returns:
         The module: parameters and persistent buffers on the meta device, everything else with its values.
 
     Raises:
-        TargetError: ``make`` fails, or gives no module.
+        TargetError: ``make`` fails, gives no module, or goes beyond the bounds.
     """
+    mode = _WithoutInitialisation()
     try:
-        module, complete = _attempt(make, "meta")
+        module, complete = _attempt(make, "meta", within, mode)
     except PortingError:
         raise
     except Exception:  # noqa: BLE001  # a tensor on the meta device has no value to look at: see what the CPU says
         complete = False
     if not complete:
+        if mode.largest > within.nbytes:
+            raise _beyond(f"a tensor of {mode.largest} bytes, at most {within.nbytes}")
         try:
-            module, _ = _attempt(make, "cpu")
+            module, _ = _attempt(make, "cpu", within, _WithoutInitialisation())
         except PortingError:
             raise
         except Exception as error:
@@ -52,16 +78,42 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def _attempt(make: Callable[[], object], device: str) -> tuple[nn.Module, bool]:
+def _beyond(what: str) -> TargetError:
+    message = f"building the module asks for {what} for a checkpoint of this size"
+    hint = "a size in config.json is not that of the tensors: take it from where the checkpoint came from"
+    return TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+
+
+def _attempt(
+    make: Callable[[], object], device: str, within: Bounds, mode: _WithoutInitialisation
+) -> tuple[nn.Module, bool]:
     """The module, and whether all tensors that it keeps will be filled from a checkpoint."""
     emptying = nullcontext() if device == "meta" else _without_parameters()
-    with torch.device(device), emptying, _WithoutInitialisation() as mode:
+    with torch.device(device), emptying, _counted(within), mode:
         module = make()
     if not isinstance(module, nn.Module):
         message = f"building the module gave a {type(module).__name__}, expected a torch.nn.Module"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message))
     kept = {id(tensor) for reference in mode.made if (tensor := reference()) is not None}
     return module, kept <= {id(tensor) for _, tensor in named_tensors(module)}
+
+
+@contextmanager
+def _counted(within: Bounds) -> Iterator[None]:
+    """Stop a module that goes on registering parameters."""
+    thread, left = get_ident(), within.parameters
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal left
+        left -= get_ident() == thread
+        if left < 0:
+            raise _beyond(f"more than {within.parameters} parameters, as many as could be meant")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager
@@ -96,6 +148,7 @@ class _WithoutInitialisation(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.made: list[ref[Tensor]] = []
+        self.largest = 0
 
     def __torch_function__(
         self,
@@ -113,6 +166,7 @@ class _WithoutInitialisation(TorchFunctionMode):
         for one in result if isinstance(result, tuple | list) else (result,):
             if isinstance(one, Tensor):
                 self.made.append(ref(one))
+                self.largest = max(self.largest, one.nbytes)
         return result
 
 
@@ -207,5 +261,6 @@ def _signature(make: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def _line(error: Exception) -> str:
-    """A message of several lines in one."""
-    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()).replace(":; ", ": ")
+    """A message of several lines in one, without torch's own account of its frames."""
+    said = str(error).partition("Exception raised from")[0].rstrip(" ;\n")
+    return "; ".join(line.strip() for line in said.splitlines() if line.strip()).replace(":; ", ": ")

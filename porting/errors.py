@@ -44,6 +44,7 @@ class Code(StrEnum):
     INDEX_TOTAL = "index-total"
     LINK_LEAVES_CHECKPOINT = "link-leaves-checkpoint"
     RECORD_INVALID = "record-invalid"
+    REMOTE_CODE = "remote-code"
     SAFETENSORS_HEADER = "safetensors-header"
     SAFETENSORS_LAYOUT = "safetensors-layout"
     SAFETENSORS_TENSOR = "safetensors-tensor"

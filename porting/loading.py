@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.architecture import choose, recognise
-from porting.build import build, call, make_config
+from porting.build import Bounds, bounds, build, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault
 from porting.lineage import Provenance, provenance, remember
@@ -98,7 +98,7 @@ def load(
     given = isinstance(into, nn.Module)
     with chosen_for(table, into, chosen):
         make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
-        module = make() if given else build(make)
+        module = make() if given else build(make, _bounds(checkpoint))
         plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
     prove_left_out(plan, checkpoint)
     values = weights(plan, checkpoint, own=own)
@@ -116,6 +116,10 @@ def load(
         warnings.warn(message, PortingWarning, stacklevel=3)
     remember(module, Provenance(checkpoint=checkpoint, plan=plan, architecture=kind))
     return into if isinstance(into, nn.Module) else module
+
+
+def _bounds(checkpoint: Checkpoint) -> Bounds:
+    return bounds(len(checkpoint.tensors), sum(info.nbytes for info in checkpoint.tensors.values()))
 
 
 def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[str, Tensor]:

@@ -115,6 +115,12 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
             table.update(new)  # type: ignore[arg-type]  # parameters come in the place of parameters
 
 
+def _untrusted(path: str) -> TargetError:
+    message = f"the table names {path!r}, which is not part of this library"
+    hint = "pass the module yourself with into=, or trust=True (--trust) if you know the table"
+    return TargetError(Fault(code=Code.UNTRUSTED_TARGET, message=message, hint=hint))
+
+
 def import_path(path: str, *, trust: bool = False) -> Callable[..., Any]:
     """What ``package.file:name`` names.
 
@@ -130,9 +136,7 @@ def import_path(path: str, *, trust: bool = False) -> Callable[..., Any]:
         message = f"{path!r} is not an import path, expected package.file:name"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message))
     if not trust and not where.startswith(OURS):
-        message = f"the table names {path!r}, which is not part of this library"
-        hint = "pass the module yourself with into=, or trust=True (--trust) if you know the table"
-        raise TargetError(Fault(code=Code.UNTRUSTED_TARGET, message=message, hint=hint))
+        raise _untrusted(path)
     try:
         found: Any = importlib.import_module(where)
     except Exception as error:  # importing a file runs it, and it may raise anything
@@ -144,6 +148,8 @@ def import_path(path: str, *, trust: bool = False) -> Callable[..., Any]:
             message = f"{where!r} has no {part!r}"
             raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
         found = getattr(found, part)
+    if not trust and getattr(found, "__module__", None) != where:
+        raise _untrusted(path)  # what one of our files imports is not ours: torch, for one, can run anything
     if not callable(found):
         raise TargetError(Fault(code=Code.BAD_TARGET, message=f"{path!r} is no class or function"))
     return found  # type: ignore[no-any-return]  # an import knows no types

@@ -67,7 +67,11 @@ def read_bin(source: ByteSource, *, name: str, locate: bool = True) -> Contents:
             for path, entry in entries.items()
             if path.startswith(prefix)
         }
-    contents = read_tensors(machine.load(), records, source, name=name)
+    value = machine.load()
+    if machine.position != len(structure):
+        behind = len(structure) - machine.position
+        raise machine.error(f"{behind} bytes behind its end, which torch.save does not write", Code.BIN_UNSAFE)
+    contents = read_tensors(value, records, source, name=name)
     return (
         contents
         if locate

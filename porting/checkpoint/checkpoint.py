@@ -65,7 +65,7 @@ class Checkpoint:
         else:
             self.tensors = {name: info for part in contents for name, info in part.tensors.items()}
             self._extents = {name: extent for part in contents for name, extent in part.extents.items()}
-        self.warnings = self._check(contents, index)
+        self.warnings = (*self._check(contents, index), *self._remote_code())
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
@@ -132,6 +132,16 @@ class Checkpoint:
         faults.raise_if_any()
         warning = total_size_warning(index, self.tensors, where=where)
         return (warning,) if warning is not None else ()
+
+    def _remote_code(self) -> tuple[Fault, ...]:
+        """A warning where the config names code of its own: whoever expects it to run should know that it does not."""
+        if "auto_map" not in self.config:
+            return ()
+        named = self.config["auto_map"]
+        classes = ", ".join(quote(one) for one in named.values()) if isinstance(named, Mapping) else quote(named)
+        message = f"config.json asks for code of its own (auto_map: {quote(classes)[1:-1]}), which is never run here"
+        hint = "nothing is to be done, unless the module that you load into is meant to be that code"
+        return (Fault(code=Code.REMOTE_CODE, where=self.location, message=message, hint=hint),)
 
     def _check_duplicates(self, contents: tuple[Contents, ...], faults: FaultList) -> None:
         """Tensors that stand in two shards: which one is meant, nobody can say."""

@@ -18,6 +18,9 @@ from porting.errors import Code, Fault
 MAX_INDEX = 256 << 20
 """Bytes: an index of a million tensors needs less."""
 
+LONGEST = 255
+"""Bytes of the name of a file."""
+
 WRITE_AGAIN = "fetch the index again, or save the checkpoint again"
 
 
@@ -92,17 +95,15 @@ def parse_index(raw: bytes, *, name: str, where: str) -> Index:
 
 def _shard_fault(shard: str) -> str:
     """Why a string is no plain file name; empty when it is one."""
-    if not shard or not shard.isprintable():
-        return "is empty or holds control characters"
-    if "://" in shard:
-        return "is a URL"
-    if "/" in shard or "\\" in shard:
-        return "holds a path separator"
-    if shard in {".", ".."}:
-        return "names a directory"
-    if shard[1:2] == ":":
-        return "begins with a drive letter"
-    return ""
+    reasons = {
+        "is empty or holds control characters": not shard or not shard.isprintable(),
+        "is a URL": "://" in shard,
+        "holds a path separator": "/" in shard or "\\" in shard,
+        "names a directory": shard in {".", ".."},
+        "is longer than the name of a file can be": len(shard.encode("utf-8", "surrogatepass")) > LONGEST,
+        "begins with a drive letter": shard[1:2] == ":",
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def _total_size(content: Mapping[str, Json]) -> int | None:

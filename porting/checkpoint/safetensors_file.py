@@ -32,6 +32,7 @@ MAX_HEADER = 100_000_000
 """The longest header that the reference parser reads, in bytes."""
 
 FETCH_AGAIN = "the file is damaged or was not written by a safetensors library: fetch it again"
+CONVERT = "convert it to one of " + ", ".join(SAFETENSORS_DTYPES)
 FIELDS = ("dtype", "shape", "data_offsets")
 
 
@@ -169,8 +170,7 @@ def _entry(key: str, entry: Json, file: str, faults: FaultList) -> tuple[TensorI
     name = entry["dtype"]
     dtype = SAFETENSORS_DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
-        hint = "convert it to one of " + ", ".join(SAFETENSORS_DTYPES)
-        faults.add(Code.SAFETENSORS_TENSOR, _dtype_fault(name), tensor=key, hint=hint)
+        faults.add(Code.SAFETENSORS_TENSOR, _dtype_fault(name), tensor=key, hint=CONVERT)
     shape = _sizes(key, "shape", entry["shape"], faults)
     offsets = _sizes(key, "data_offsets", entry["data_offsets"], faults)
     if dtype is None or shape is None or offsets is None:

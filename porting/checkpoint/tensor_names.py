@@ -11,17 +11,24 @@ from porting.errors import Code
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of controls, formatting, lone surrogates, and line and paragraph separators."""
 
+LONGEST = 4096
+"""Characters of a name: nobody reads a longer one, and looking at 50 MB of one takes a while."""
+
 RENAME = "rename it and write the file again"
 
 
 def check_names(names: Iterable[str], faults: FaultList) -> None:
-    """Notes empty names, control characters, and names that differ only by Unicode normalisation."""
+    """Notes empty names, overlong names, control characters, and names that differ only by Unicode normalisation."""
     seen: dict[str, str] = {}
     for name in names:
-        if name.isascii() and name.isprintable() and name:
+        if 0 < len(name) <= LONGEST and name.isascii() and name.isprintable():
             continue
         if not name:
             faults.add(Code.TENSOR_NAME, "a tensor has the empty string for a name", hint=RENAME)
+        if len(name) > LONGEST:
+            message = f"its name has {len(name)} characters, at most {LONGEST} are taken"
+            faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+            continue
         unseen = next((c for c in name if unicodedata.category(c) in UNSEEN), None)
         if unseen is not None:
             message = f"its name holds the control character U+{ord(unseen):04X}"

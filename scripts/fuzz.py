@@ -1,0 +1,261 @@
+"""Fuzz what reads strangers' bytes, guided by coverage.
+
+    python -m scripts.fuzz                      every target, as often as EXECUTIONS says
+    python -m scripts.fuzz header --runs 5000   one of them
+
+Each target runs in a process of its own, from seeds that are made here.  An exception that is not the library's own is
+a crash, and so is an input that takes longer than SECONDS or more than MEGABYTES; it is printed and kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS, MEGABYTES, LONGEST = 1, 2048, 4096
+
+EXECUTIONS = {
+    "header": 200_000,
+    "index": 200_000,
+    "archive": 50_000,
+    "pickle": 200_000,
+    "config": 100_000,
+    "table": 50_000,
+    "name": 200_000,
+    "axes": 200_000,
+    "expression": 100_000,
+}
+"""How often ``make fuzz`` runs each target."""
+
+Target = Callable[[bytes], object]
+
+
+def header(raw: bytes) -> object:
+    """The header of a safetensors file, alone and inside a file."""
+    from porting.checkpoint.bin_file import _Bytes
+    from porting.checkpoint.safetensors_file import parse_header, read_header
+
+    quietly(lambda: parse_header(raw, where="f", name="f"))
+    length = len(raw).to_bytes(8, "little")
+    return quietly(lambda: read_header(_Bytes(length + raw + bytes(16), "f"), name="f"))
+
+
+def index(raw: bytes) -> object:
+    """The index of a sharded checkpoint."""
+    from porting.checkpoint.index import parse_index
+
+    return quietly(lambda: parse_index(raw, name="i", where="i"))
+
+
+def archive(raw: bytes) -> object:
+    """A whole ``.bin``."""
+    from porting.checkpoint.bin_file import _Bytes, read_bin
+
+    return quietly(lambda: read_bin(_Bytes(raw, "f"), name="f"))
+
+
+def pickle(raw: bytes) -> object:
+    """The structure inside a ``.bin``: a pickle."""
+    from porting.checkpoint.bin_file import _Bytes
+    from porting.checkpoint.layout import Record
+    from porting.checkpoint.state_dict import read_tensors
+    from porting.checkpoint.state_pickle import StateMachine
+
+    source = _Bytes(raw, "f")
+    records = {key: Record(start=0, stop=stop, crc=None, name=key) for key, stop in (("0", 48), ("1", 24))}
+    return quietly(lambda: read_tensors(StateMachine(source, 0, len(raw)).load(), records, source, name="f"))
+
+
+def config(raw: bytes) -> object:
+    """A ``config.json``."""
+    from porting.checkpoint.config import num_labels, parse_config
+
+    return quietly(lambda: num_labels(parse_config(raw, where="c")))
+
+
+def table(raw: bytes) -> object:
+    """A table."""
+    from porting.notation import parse_table
+
+    return quietly(lambda: parse_table(text(raw)))
+
+
+def name(raw: bytes) -> object:
+    """A pattern, a blank, and a name that it is to read; what it reads it must spell again."""
+    from porting.notation.name import Name
+
+    pattern, _, spelled = text(raw).partition(" ")
+
+    def read() -> object:
+        parsed = Name.parse(pattern)
+        if Name.parse(str(parsed)) != parsed:
+            raise AssertionError("a pattern is not what it says of itself")
+        found = parsed.read(spelled)
+        if found is not None and parsed.read(parsed.spell(found)) is None:
+            raise AssertionError("a name is not read again")
+        return found
+
+    return quietly(read)
+
+
+def axes(raw: bytes) -> object:
+    """The axes of a term."""
+    from porting.notation.axes import leaves, parse_axes
+
+    return quietly(lambda: list(leaves(parse_axes(text(raw), 0))))
+
+
+def expression(raw: bytes) -> object:
+    """An expression over a config."""
+    from porting.notation.expression import Expression
+
+    return quietly(lambda: Expression.parse(text(raw)).evaluate({"a": 768, "b": 12, "c": 0, "d": -0.5}))
+
+
+TARGETS: dict[str, Target] = {
+    one.__name__: one for one in (header, index, archive, pickle, config, table, name, axes, expression)
+}
+
+
+def quietly(read: Callable[[], object]) -> object:
+    """What ``read`` gives; None when it refuses in the way that it should."""
+    from porting.errors import PortingError
+    from porting.notation.faults import NotationError
+
+    try:
+        return read()
+    except (PortingError, NotationError) as error:
+        if not str(error):
+            raise AssertionError("a refusal without a word") from error
+        return None
+
+
+def text(raw: bytes) -> str:
+    """Bytes as a text."""
+    return raw.decode("utf-8", "replace")
+
+
+def seeds(target: str) -> Iterable[bytes]:
+    """Good inputs, from which bad ones are made."""
+    match target:
+        case "header":
+            entry = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+            yield json.dumps({"a": entry, "__metadata__": {"format": "pt"}}).encode()
+            two = {"a": {**entry, "dtype": "U8", "shape": [16]}, "b": {**entry, "data_offsets": [16, 16], "shape": [0]}}
+            yield json.dumps(two).encode() + b"   "
+        case "index":
+            yield b'{"metadata": {"total_size": 12}, "weight_map": {"a": "s-1.safetensors", "b": "s-2.safetensors"}}'
+        case "archive" | "pickle":
+            yield from _states(target)
+        case "config":
+            yield b'{"model_type": "x", "id2label": {"0": "a"}, "num_labels": 3, "f": -Infinity, "n": null}'
+        case "table":
+            yield from (path.read_bytes()[:LONGEST] for path in sorted((ROOT / "mappings").glob("*.toml")))
+            yield b'[[rule]]\nsource = ["a [t e]", "b [0 e]"]\ntarget = "c [t e]"\nfold = true\nscale = "a ** -0.5"\n'
+        case "name":
+            yield b"layer.{i}.{p:query,key,value}.{w:weight/gamma,bias/beta} layer.11.key.gamma"
+            yield b"a.{2*i+1}.{*rest} a.3.b.c"
+            yield b"{p:a,ab}b{q:x,bx} abbx"
+        case "axes":
+            yield from (b"(g (m|1|1) d) e", b"(_2|t) e", b"(h p d) e 1", b"r=0 e")
+        case _:
+            yield from (b"a // b ** -2 + (3 - c) * d", b"-a / 0.5")
+
+
+def _states(target: str) -> Iterable[bytes]:
+    import torch
+
+    shared = torch.arange(12.0)
+    for value in ({"a": shared.view(3, 4), "b": shared, "c": shared.bfloat16()}, {"n": {"a": shared}}, [shared]):
+        for protocol in (2, 4):
+            buffer = io.BytesIO()
+            torch.save(value, buffer, pickle_protocol=protocol)
+            if target == "archive":
+                yield buffer.getvalue()
+                continue
+            with zipfile.ZipFile(buffer) as held:
+                yield held.read(next(one for one in held.namelist() if one.endswith("data.pkl")))
+    if target == "archive":
+        buffer = io.BytesIO()
+        torch.save({"a": shared}, buffer, _use_new_zipfile_serialization=False)
+        yield buffer.getvalue()
+
+
+# -------------------------------------------------------------------------------------------------------- the processes
+
+
+def fuzz(target: str, runs: int, folder: Path, seed: int) -> None:
+    """Fuzz one target in this process; never returns."""
+    import atheris  # type: ignore[import-untyped]  # it has no types
+
+    with atheris.instrument_imports(include=["porting"]):
+        import porting.checkpoint.bin_file
+        import porting.checkpoint.config
+        import porting.notation  # noqa: F401  # what is imported here is followed
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for number, one in enumerate(seeds(target)):
+        (corpus / str(number)).write_bytes(one)
+    longest = max(LONGEST, *(path.stat().st_size for path in corpus.iterdir()))
+    options = [
+        f"-runs={runs}",
+        f"-timeout={SECONDS}",
+        f"-rss_limit_mb={MEGABYTES}",
+        f"-max_len={longest}",
+        f"-seed={seed}",
+        f"-artifact_prefix={folder}/crash-",
+        str(corpus),
+    ]
+    atheris.Setup([sys.argv[0], *options], TARGETS[target])
+    atheris.Fuzz()
+
+
+def run(target: str, runs: int, seed: int) -> bool:
+    """Fuzz one target in a process of its own and say what came of it; whether nothing crashed."""
+    folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{target}-"))
+    command = [sys.executable, "-m", "scripts.fuzz", target, "--runs", str(runs), "--seed", str(seed)]
+    done = subprocess.run(
+        [*command, "--inside", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False, errors="replace"
+    )
+    found = re.findall(r"#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)", done.stderr)
+    seconds = re.findall(r"Done \d+ runs in (\d+) second", done.stderr)
+    crashes = sorted(folder.glob("crash-*"))
+    if done.returncode == 0 and found and not crashes:
+        executions, covered, features, kept = found[-1]
+        said = f"{int(executions):>9,} executions  {covered:>5} edges  {features:>6} features  {kept:>5} inputs kept"
+        print(f"{target:<12} {said}  {seconds[-1]:>4} s  no crash", flush=True)
+        return True
+    print(f"{target}: CRASHED\n{done.stderr[-4000:]}")
+    for path in crashes:
+        print(f"{path}: {base64.b64encode(path.read_bytes()).decode()}")
+    return False
+
+
+def main() -> int:
+    """Fuzz what was asked for."""
+    parser = argparse.ArgumentParser(description="Fuzz what reads strangers' bytes.")
+    parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], help="all, if none is named")
+    parser.add_argument("--runs", type=int, help="executions of each, in place of the fixed numbers")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside is not None:
+        fuzz(given.targets[0], given.runs, given.inside, given.seed)
+    os.nice(10)
+    results = [run(one, given.runs or EXECUTIONS[one], given.seed) for one in given.targets or TARGETS]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,13 @@
+"""All the rows: of them docs/security.md makes its table."""
+
+from __future__ import annotations
+
+from tests.security.files import INDEXES, SAFETENSORS
+from tests.security.network import HUB
+from tests.security.pickles import PICKLES
+from tests.security.proofs import PROOFS
+from tests.security.rows import HubRow, Proof, Row
+from tests.security.words import CONFIGS, TABLES
+
+ROWS: list[Row] = [*SAFETENSORS, *INDEXES, *PICKLES, *CONFIGS, *TABLES]
+ALL: list[Row | HubRow | Proof] = [*ROWS, *HUB, *PROOFS]

@@ -1,0 +1,194 @@
+"""Inputs that no single file shows: each names the test that shows what they get."""
+
+from __future__ import annotations
+
+from tests.security.rows import Proof
+
+FILES, BIN, HUB, WRITE = (f"tests/checkpoint/test_{name}.py" for name in ("files", "bin_file", "hub", "write"))
+HEADER, SOURCE, INDEX = (f"tests/checkpoint/test_{name}.py" for name in ("safetensors_file", "source", "index"))
+SAFE, DIFF = "tests/security/test_safe.py", "tests/comparing/test_digests.py"
+
+
+def proof(of: str, what: str, told: str, test: str, *, code: int = 2) -> Proof:
+    return Proof(of=of, what=what, told=told, code=code, test=test)
+
+
+PROOFS = [
+    proof(
+        "safetensors",
+        "a boolean stored as 7",
+        "a boolean is stored as the byte 7",
+        f"{HEADER}::test_bool_that_is_neither_0_nor_1_is_refused_when_it_is_read",
+    ),
+    proof(
+        "safetensors",
+        "a flipped bit in the data",
+        "another digest: the format has no checksum of its own",
+        f"{DIFF}::test_names_dtypes_shapes_and_each_bit_count",
+        code=0,
+    ),
+    proof(
+        "safetensors",
+        "many tensors",
+        "time grows linearly, steps counted",
+        f"{HEADER}::test_a_header_of_many_tensors_is_read_in_linear_steps",
+        code=0,
+    ),
+    proof(
+        "safetensors",
+        "a FIFO or a directory in the place of any file",
+        "refused at once, in a process of its own",
+        f"{FILES}::test_fifo_or_directory_in_place_of_a_file_is_refused_at_once",
+    ),
+    proof(
+        "safetensors",
+        "a link into the hub's own cache",
+        "followed",
+        f"{FILES}::test_links_within_the_directory_and_into_the_hub_cache_are_followed",
+        code=0,
+    ),
+    proof(
+        "index",
+        "stray shards of an older save",
+        "never looked for",
+        f"{SOURCE}::test_stray_shards_are_not_read",
+        code=0,
+    ),
+    proof("index", "two sets of weights", "are both here", f"{SOURCE}::test_two_sets_of_weights"),
+    proof(
+        "index",
+        "a shard that is a link to outside",
+        "outside the checkpoint",
+        f"{INDEX}::test_shard_that_is_a_link_to_outside",
+    ),
+    proof(
+        ".bin",
+        "a flipped bit in the data",
+        "the checksum of the record does not match its bytes",
+        f"{BIN}::test_flipped_bit_of_a_tensor_is_seen_when_it_is_read",
+    ),
+    proof(
+        ".bin",
+        "a safetensors file of that name",
+        "rename it to end in .safetensors",
+        f"{BIN}::test_safetensors_file_named_bin_is_named",
+    ),
+    proof(
+        ".bin",
+        "a tiny view of a big storage",
+        "the view alone is copied",
+        f"{BIN}::test_tiny_view_of_a_big_storage_is_copied_alone",
+        code=0,
+    ),
+    proof(
+        ".bin",
+        "a torch whose weights_only could be bypassed",
+        "not installed with: torch>=2.6 is asked for",
+        f"{SAFE}::test_an_older_torch_is_not_taken",
+    ),
+    proof(
+        "config.json",
+        "a terabyte of it",
+        "at most 16777216 can be meant",
+        "tests/checkpoint/test_config.py::test_huge_configuration_is_not_read",
+    ),
+    proof(
+        "tables",
+        "a pattern built to explode a backtracking matcher",
+        "read in linear steps, counted",
+        f"{SAFE}::test_no_pattern_makes_reading_explode",
+        code=0,
+    ),
+    proof(
+        "tables",
+        "an import path with --trust",
+        "imported: it was asked for",
+        f"{SAFE}::test_an_import_path_of_the_users_is_honoured_with_trust_only",
+        code=0,
+    ),
+    proof(
+        "hub", "a redirect to another host", "no token goes along", f"{HUB}::test_no_token_goes_to_another_host", code=0
+    ),
+    proof(
+        "hub",
+        "a connection dropped once",
+        "taken up again",
+        f"{HUB}::test_connection_that_drops_half_way_is_taken_up_again",
+        code=0,
+    ),
+    proof(
+        "hub",
+        "a revision that moves between two files",
+        "one commit is read",
+        f"{HUB}::test_revision_that_moves_between_two_files",
+        code=0,
+    ),
+    proof(
+        "hub",
+        "an offline cache with half a snapshot",
+        "the cache holds a part of it",
+        f"{HUB}::test_half_a_snapshot_offline",
+    ),
+    proof(
+        "hub", "not cached, offline", "nothing of it is in the cache", f"{HUB}::test_model_that_is_not_cached_offline"
+    ),
+    proof(
+        "hub",
+        "a server that ignores ranges",
+        "left after the header",
+        f"{HUB}::test_server_that_ignores_ranges_is_left_after_the_header",
+        code=0,
+    ),
+    proof(
+        "system",
+        "disk full, or a failing call, at every step of writing",
+        "writing failed, and nothing was left behind",
+        f"{WRITE}::test_failure_at_any_step_leaves_what_was_there",
+    ),
+    proof(
+        "system",
+        "a disk without room",
+        "bytes are needed and 10 are free",
+        f"{WRITE}::test_disk_without_room_fails_before_anything_is_written",
+    ),
+    proof("system", "a read error", "reading failed: Input/output error", f"{FILES}::test_read_error"),
+    proof("system", "no permission", "cannot be opened: Permission denied", f"{FILES}::test_unreadable_file"),
+    proof(
+        "system",
+        "a destination that exists, is a file, a link, the source, or in the source",
+        "is or lies inside the source",
+        f"{WRITE}::test_destinations_that_are_refused",
+    ),
+    proof(
+        "system",
+        "a destination that is no checkpoint",
+        "holds files and no checkpoint",
+        f"{WRITE}::test_only_a_checkpoint_is_ever_replaced",
+    ),
+    proof(
+        "system",
+        "kill -9 while writing",
+        "nothing half made; the next one sweeps up",
+        f"{WRITE}::test_killed_writer_leaves_nothing_half_made_and_the_next_sweeps_up",
+    ),
+    proof(
+        "system",
+        "another writer at work",
+        "its temporary directory is respected",
+        f"{WRITE}::test_sibling_of_a_writer_in_this_process_is_respected",
+        code=0,
+    ),
+    proof(
+        "system",
+        "a clock going backwards",
+        "the same bytes",
+        f"{WRITE}::test_clock_going_backwards_changes_nothing",
+        code=0,
+    ),
+    proof(
+        "system",
+        "a source that changed or was truncated after it was opened",
+        "the file changed after it was opened",
+        f"{SAFE}::test_a_source_that_changes_is_noticed_before_it_is_mapped",
+    ),
+]
