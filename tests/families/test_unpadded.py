@@ -38,7 +38,6 @@ name = "bert_packed"
 "bert.encoder.layer.{i}.attention.self -> scores" = false
 "bert.encoder.layer.{i}.attention.self -> probabilities" = false
 "bert.encoder.layer.{i}.attention.self -> 0" = false
-"bert.encoder.layer.{i}.attention.output.dense" = "bert.layers.{i}.attention.output"
 "bert.pooler" = false
 "cls.predictions" = false
 "cls.seq_relationship" = false
@@ -53,7 +52,9 @@ name = "bert_per_row"
 "bert.encoder.layer.{i}.attention.self -> scores" = false
 "bert.encoder.layer.{i}.attention.self -> probabilities" = false
 "bert.encoder.layer.{i}.attention.self -> 0" = false
+"bert.encoder.layer.{i}.attention.output.dense" = false
 "bert.encoder.layer.{i}.attention.output" = false
+"bert.encoder.layer.{i}.{p:intermediate,output}.dense" = false
 "bert.encoder.layer.{i}.intermediate" = false
 "bert.encoder.layer.{i}" = false
 "cls.predictions" = false
@@ -115,8 +116,7 @@ def test_every_layer_is_faithful_on_packed_tokens(checkpoint: Path, port: BertFo
     assert max(probe.meaning.worst for probe in report.probes) <= 1e-12
     assert [probe.port for probe in report.probes if probe.port.startswith("bert.layers.1")] == [
         *(f"bert.layers.1.attention.{part}" for part in ("query", "key", "value", "output")),
-        "bert.layers.1.attention_norm",
-        "bert.layers.1.activation",
+        *(f"bert.layers.1.{part}" for part in ("attention_norm", "intermediate", "activation", "output")),
         "bert.layers.1",
     ]
     assert all(probe.count % sum(LENGTHS) == 0 for probe in report.probes)

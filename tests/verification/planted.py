@@ -185,7 +185,7 @@ BUGS = (
     Bug("no tanh in the pooler", becomes("bert.pooler", Linear), ("bert.pooler",)),
     Bug("decoder untied", becomes("mlm", Untied), ("mlm",)),
     Bug("square weight transposed", becomes(f"{HERE}.attention.query", Transposed), (f"{HERE}.attention.query",)),
-    Bug("output weight transposed", becomes(f"{HERE}.attention.output", Transposed), (f"{HERE}.attention_norm",)),
+    Bug("output weight transposed", becomes(f"{HERE}.attention.output", Transposed), (f"{HERE}.attention.output",)),
     Bug("no 1/sqrt(d)", becomes(f"{HERE}.attention.core", Unscaled), attention(LAYER)),
 )
 

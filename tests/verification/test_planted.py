@@ -11,7 +11,7 @@ from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
 from porting.verification import Report, verify
 from tests.small_checkpoint import tensors, write_checkpoint
-from tests.verification.planted import BUGS, FAR_FROM_ZERO, LAYERS, ROUNDS_WORSE, Bug, attention
+from tests.verification.planted import BUGS, FAR_FROM_ZERO, LAYERS, ROUNDS_WORSE, Bug, Transposed, attention, becomes
 
 SEEDS = range(3)
 
@@ -40,11 +40,10 @@ def test_a_bug_is_caught_and_placed(drawn: Path, bug: Bug) -> None:
 
 
 def test_the_module_behind_a_probe_is_named(checkpoint: Path) -> None:
-    """What is compared is the norm's output, which the projection before it spoils: the report lists both."""
-    report = verified(checkpoint, next(bug for bug in BUGS if bug.name == "output weight transposed"))
-    here = "bert.layers.1"
-    assert report.guilty[0].span == (f"{here}.attention.output", f"{here}.dropout", f"{here}.attention_norm")
-    assert "since the probe before it ran: bert.layers.1.attention.output, bert.layers.1.dropout" in str(report)
+    """What is compared is the head's output, which a projection in it spoils: the report lists all of its parts."""
+    report = verified(checkpoint, Bug("head's weight transposed", becomes("mlm.dense", Transposed), ("mlm",)))
+    assert report.guilty[0].span == ("mlm.dense", "mlm.activation", "mlm.norm", "mlm")
+    assert "since the probe before it ran: mlm.dense, mlm.activation" in str(report)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -51,10 +51,10 @@ def test_every_field_says_what_was_done(checkpoint: Path, faithful: Report) -> N
 
 
 def test_every_part_of_the_model_is_probed(faithful: Report) -> None:
-    """Embeddings; q, k, v, scores, probabilities, context, attention output, intermediate, output of a layer; heads."""
+    """Embeddings; q, k, v, scores, probabilities, context, the other linear layers, what becomes of each; heads."""
     core = ("scores", "probabilities", "0")
     inner = [f"attention.{one}" for one in ("query", "key", "value", *(f"core -> {one}" for one in core))]
-    inner += ["attention_norm", "activation"]
+    inner += ["attention.output", "attention_norm", "intermediate", "activation", "output"]
     layers = [name for i in range(3) for name in (*(f"bert.layers.{i}.{one}" for one in inner), f"bert.layers.{i}")]
     assert [probe.port for probe in faithful.probes] == ["bert.embeddings", *layers, "bert.pooler", "mlm", "nsp"]
     for probe in faithful.probes:

@@ -96,13 +96,13 @@ def test_it_can_be_read_with_the_keyboard_alone(guilty: Report, page: Path) -> N
         assert browser.evaluate(focused).startswith("layer 1, activation: ")
         for key in ("ArrowDown", "ArrowLeft", "Enter"):
             browser.keyboard.press(key)
-        assert browser.evaluate(focused).startswith("layer 2, attention_norm: ")
-        assert "bert.layers.2.attention_norm" in browser.inner_text("article:visible")
+        assert browser.evaluate(focused).startswith("layer 2, intermediate: ")
+        assert "bert.layers.2.intermediate" in browser.inner_text("article:visible")
         browser.keyboard.press("ArrowUp")
         browser.keyboard.press("ArrowUp")
         browser.keyboard.press("ArrowUp")  # the embeddings have no such cell: it stays
         browser.keyboard.press("Space")
-        assert "bert.layers.0.attention_norm" in browser.inner_text("article:visible")
+        assert "bert.layers.0.intermediate" in browser.inner_text("article:visible")
 
 
 def test_the_switches_change_the_numbers(guilty: Report, page: Path) -> None:
