@@ -144,5 +144,5 @@ def _map(axes: Axes, values: Tensor) -> AxesImage:
 
 def _png(figure: Figure) -> bytes:
     written = BytesIO()
-    figure.savefig(written, format="png", dpi=DOTS, metadata={"Software": None})
+    figure.savefig(written, format="png", dpi=DOTS, bbox_inches="tight", metadata={"Software": None})
     return written.getvalue()

@@ -16,6 +16,7 @@ from matplotlib.image import imread
 import porting
 from porting.seeing import Attention
 from porting.seeing.picture import HEATS, LONGEST, SHADES, ink_on, label, luminance
+from tests.guards.tree import ROOT
 from tests.seeing.test_webpage import HOSTILE, drawn
 
 
@@ -79,7 +80,9 @@ def test_a_marked_token_is_framed(attention: Attention) -> None:
 @pytest.mark.parametrize("head", [None, 1])
 def test_hostile_tokens_are_only_letters(head: int | None) -> None:
     attention = drawn((*HOSTILE, "\u4e2d\u6587", "\U0001f600", "$x^2$", "_{", "\\alpha"), 2)
-    assert pixels(attention.to_png(layer=0, head=head, token=0)).shape[2] == 3  # a warning would be an error
+    picture = pixels(attention.to_png(layer=0, head=head, token=0))  # a warning would be an error
+    border = np.concatenate([picture[[0, -1]].reshape(-1, 3), picture[:, [0, -1]].reshape(-1, 3)])
+    assert border.min() == 1  # nothing is cut off
 
 
 def test_labels_spell_out_what_cannot_be_seen() -> None:
@@ -114,3 +117,14 @@ def test_one_word_is_enough() -> None:
     assert torch.equal(attention.of(0, 0), torch.ones(1, 1))
     assert pixels(attention.to_png(layer=0, head=0)).ndim == 3
     assert "return" in attention.to_html()
+
+
+def test_the_picture_in_the_documents_is_the_command_s() -> None:
+    file = ROOT / "docs" / "attention.png"
+    assert file.stat().st_size < 100_000
+    seen = porting.attention("Return the name of the file.")
+    assert squares(pixels(file.read_bytes()), seen, 1, 2)
+    grid = ROOT / "docs" / "attention-grid.png"
+    assert grid.stat().st_size < 100_000
+    text = "Return a new list with the items of the old one, in the order in which they were added."
+    assert squares(pixels(grid.read_bytes()), porting.attention(text), 2, 3)
