@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -78,6 +79,10 @@ class Plan:
         parts += [f"{len(self.fresh)} new"] if self.fresh else []
         parts += [f"{len(self.computed)} computed"] if self.computed else []
         return ", ".join(parts)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # IPython's own printer
+        """What IPython shows on a terminal."""
+        printer.text(f"{self.table.where}: {self.summary}")
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a row for each rule, and what is not simply loaded."""

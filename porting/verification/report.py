@@ -263,6 +263,10 @@ class Report:
 
         return report_part(self)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # IPython's own printer
+        """What IPython shows on a terminal."""
+        printer.text(str(self).rstrip())
+
     def __str__(self) -> str:
         from porting.verification.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
 

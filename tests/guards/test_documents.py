@@ -71,7 +71,7 @@ def test_no_file_names_a_place_that_only_one_machine_has() -> None:
     here = [rf"(?<![\w.]){re.escape(str(folder))}/" for folder in (ROOT, Path.home()) if folder.name]
     index = [r"--(?:extra-)?index-url[ =]", r"--find-links[ =]", r"pypi[.]org", r"pythonhosted[.]org"]
     pattern = re.compile("|".join([*here, *index]))
-    texts = list(files("porting", "models", "mappings", "tests", "scripts", "docs", ".ci"))
+    texts = list(files("porting", "models", "mappings", "tests", "scripts", "docs", "notebooks", ".ci"))
     texts += [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     wrong = [
         f"{path.relative_to(ROOT)}: {found.group()}"

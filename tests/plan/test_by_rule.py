@@ -40,6 +40,6 @@ def test_a_notebook_shows_a_row_for_each_rule_and_what_is_left_out(plan: Plan) -
         ]
         text = browser.inner_text(".porting-part")
         assert plan.summary in text
-        assert "left out: decoder.weight, equals model.tokens.weight" in text
-        assert "left out: steps, a counter of the trainer's" in text
+        assert "left out, equals model.tokens.weight: decoder.weight" in text
+        assert "left out, a counter of the trainer's: steps" in text
         assert "tied: decoder.weight is tokens.weight" in text
