@@ -192,8 +192,9 @@ def attention(
     model = open_text_model(source, table=table, into=into, architecture=architecture, revision=revision, trust=trust)
     tokens, inputs = _inputs(model, text, pair)
     if model.config.get("is_encoder_decoder") is True:  # its decoder has to be given something
-        first = model.config.get("decoder_start_token_id", 0)
-        inputs |= {"decoder_input_ids": torch.tensor([[first]]), "decoder_attention_mask": torch.tensor([[1]])}
+        first = model.config.get("decoder_start_token_id")
+        start = first if isinstance(first, int) else 0  # any token will do: the encoder does not hear of it
+        inputs |= {"decoder_input_ids": torch.tensor([[start]]), "decoder_attention_mask": torch.tensor([[1]])}
     name = f"{type(model.module).__name__} from {model.where}"
     return attention_of(model.module, for_port(model.table.inputs, inputs, torch.float32), tokens, name=name)
 

@@ -19,6 +19,7 @@ from porting.text import TextError
 from porting.verification.inputs import for_port
 from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import make
+from tests.small_checkpoint import WORDS
 
 ONE_EACH = list({pair.table: pair for pair in PAIRS}.values())
 SENTENCE = "Return the name of the file."
@@ -50,6 +51,18 @@ def test_every_head_is_the_reference_s(pair: Pair, tmp_path: Path) -> None:
     assert len(found.layers) == len(expected)
     for layer, probabilities in zip(found.layers, expected, strict=True):
         torch.testing.assert_close(layer.heads, probabilities[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "pair", [pair for pair in ONE_EACH if pair.table in {"bart", "marian"}], ids=lambda pair: pair.table
+)
+def test_of_an_encoder_decoder_the_encoder_is_seen(pair: Pair, tmp_path: Path) -> None:
+    directory = make(pair, tmp_path / "checkpoint").directory
+    (directory / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS[:36]), encoding="utf-8")
+    found = porting.attention("we play soccer at the river", directory)
+    assert found.tokens == ("[CLS]", "we", "play", "soccer", "at", "the", "river", "[SEP]")
+    assert [tuple(layer.heads.shape) for layer in found.layers] == [(4, 8, 8)] * 2
+    assert all("encoder" in layer.name for layer in found.layers)
 
 
 def test_text_pairs_and_word_pieces(seen: Attention) -> None:
