@@ -55,6 +55,7 @@ class Comparison:
         exact: the float64 activations of the reference, for each case.
         pairings: for each case, which point of the port is compared with what.
         anchors: for each case, the float64 activations in the port's layout.
+        ran: the port's modules that ran in float64, of those with weights of their own or without parts.
         warnings: what happened in the runs and should be known.
     """
 
@@ -63,6 +64,7 @@ class Comparison:
         self.sizes = sizes
         self.exact: list[Trace] = []
         self.warnings: list[str] = []
+        self.ran: set[str] = set()
         self.pairings: list[Pairing] = []
         self.anchors: list[dict[Point, Anchor]] = []
         self._meaning: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
@@ -120,6 +122,7 @@ class Comparison:
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
             span = watch.cut()
+            self.ran.update(span.modules)
             before = self._spans.get(point, Span())
             self._spans[point] = Span(
                 span.modules or before.modules,
@@ -140,6 +143,7 @@ class Comparison:
 
         with watch:
             port.run(case, visit, wanted=list(pairing.pairs), ran=watch.ran, gradients=True)
+        self.ran.update(watch.cut().modules)
 
     def rounding(self, reference: Side, port: Side, dtype: torch.dtype) -> None:
         """Run both in a working dtype, end to end and isolated: both sides go on with the exact values, rounded."""

@@ -1,7 +1,8 @@
 """Inputs that show as much of a model as they can, and their way through the table's [inputs].
 
-Two cases: a short batch with rows of different lengths, padded, in two segments; and one row of the longest length
-that the model takes, so that its last position is used.  Everything is drawn from a seed.
+A short batch with rows of different lengths, padded, in as many segments as the model knows; one row of the longest
+length that the model takes, so that its last position is used; and, where that is affordable, rows for the words that
+did not occur yet.  No word comes twice before all have come once.  Everything is drawn from a seed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ from porting.notation.axes import Mismatch, size_of, solve_all
 from porting.notation.rule import MASK_KINDS, Rule
 from porting.plan.align import align
 from porting.plan.move import forward
+from porting.verification.deck import Deck
 from porting.verification.faults import VerifyError
 
 LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
 """Tokens in each row of the short batch."""
+
+REST = 1024
+"""As many words may be left after the other batches to be given one of their own, in rows of at most ``WIDTH``."""
+
+WIDTH = 64
 
 SHORTEST = 3
 """A row has room for a first token, one of its own and a last one."""
@@ -91,31 +98,31 @@ def make_cases(
     if longest > max(lengths):
         count = choices or 1  # one question with its choices
         batches.append((f"{count} row{'s' if count > 1 else ''} of {longest} tokens", [longest] * count))
+    words = Deck(vocabulary, known, generator)
+    others = Deck(vocabulary, (), generator)  # for a decoder
     cases = []
-    for name, rows in batches:
-        inputs = _batch(rows, vocabulary, types, padding, known, generator)
+
+    def add(name: str, rows: Sequence[int]) -> None:
+        inputs = _batch(rows, words, types, padding)
         if not padding_words:
             inputs["input_ids"] = _without(padding, inputs["input_ids"], vocabulary, generator)
         if config.get("is_encoder_decoder") is True:
-            inputs |= _target(rows, longest, vocabulary, padding, config, generator)
+            inputs |= _target(rows, longest, others, padding, config)
         if choices:
             inputs = {key: value.view(-1, choices, value.shape[-1]) for key, value in inputs.items()}
         cases.append(Case(name, inputs))
+
+    for name, rows in batches:
+        add(name, rows)
+    if 0 < words.left <= REST:
+        width, together = min(longest, WIDTH), choices or 1
+        count = -(-words.left // (width * together)) * together
+        add(f"{count} rows of {width} tokens with the words that are left", [width] * count)
     return cases
 
 
-def _batch(
-    lengths: Sequence[int],
-    vocabulary: int,
-    types: int,
-    padding: int,
-    special: Sequence[int],
-    generator: torch.Generator,
-) -> dict[str, Tensor]:
+def _batch(lengths: Sequence[int], words: Deck, types: int, padding: int) -> dict[str, Tensor]:
     width = max(lengths)
-    ids = torch.randint(0, vocabulary, (len(lengths), width), generator=generator)
-    places = torch.randperm(width, generator=generator)[: len(special)]
-    ids[0, places] = torch.tensor(special[: len(places)], dtype=ids.dtype)  # the first row is the longest: no padding
     mask = torch.zeros(len(lengths), width, dtype=torch.long)
     segments = torch.zeros(len(lengths), width, dtype=torch.long)
     for row, length in enumerate(lengths):
@@ -123,17 +130,13 @@ def _batch(
         for kind in range(1, min(types, length)):  # as many segments as the model knows, of about equal length
             segments[row, kind * length // types :] = kind
         segments[row, length:] = 0
-    ids[mask == 0] = padding
+    ids = torch.full(mask.shape, padding)
+    ids[mask == 1] = words.deal(sum(lengths))
     return {"input_ids": ids, "attention_mask": mask, **({"token_type_ids": segments} if types else {})}
 
 
 def _target(
-    lengths: Sequence[int],
-    longest: int,
-    vocabulary: int,
-    padding: int,
-    config: Mapping[str, object],
-    generator: torch.Generator,
+    lengths: Sequence[int], longest: int, words: Deck, padding: int, config: Mapping[str, object]
 ) -> dict[str, Tensor]:
     """What the decoder of an encoder-decoder is given: rows that begin with its start token, padded as well.
 
@@ -141,7 +144,7 @@ def _target(
     other; and the longest of them goes with the shortest source.
     """
     others = [length if length == longest else max(3 * length // 4, 1) for length in reversed(lengths)]
-    given = _batch(others, vocabulary, 0, padding, (), generator)
+    given = _batch(others, words, 0, padding)
     given["input_ids"][:, 0] = _integer(config, "decoder_start_token_id", padding)
     return {f"{DECODER}{name}": value for name, value in given.items()}
 

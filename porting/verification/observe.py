@@ -12,6 +12,9 @@ from porting.verification.inputs import Case
 from porting.verification.measure import MEANING
 from porting.verification.report import Shown
 
+MASKS = {"attention_mask": "attention", "decoder_attention_mask": "decoder's attention"}
+TYPES, WORDS = "token_type_ids", "input_ids"
+
 
 class Observer:
     """Gathers, over several passes, which elements of the weights have a gradient to some probe.
@@ -93,7 +96,14 @@ def shown(module: nn.Module, shares: Mapping[str, float], expected: Mapping[str,
             copies.append(name)
         elif name not in shares:
             nothing.append(name)
-    return Shown(activation=dict(shares), copy=tuple(copies), nothing=tuple(nothing), differing=tuple(differing))
+    parts = [name for name, share in shares.items() if share < 1 and name not in expected]
+    return Shown(
+        activation=dict(shares),
+        copy=tuple(copies),
+        nothing=tuple(nothing),
+        differing=tuple(differing),
+        parts=tuple(parts),
+    )
 
 
 def _equal(tensor: Tensor, expected: Tensor) -> bool:
@@ -107,17 +117,23 @@ def _equal(tensor: Tensor, expected: Tensor) -> bool:
 
 
 def unseen(cases: Sequence[Case], config: Mapping[str, object]) -> list[str]:
-    """Branches that these inputs did not take, in words."""
-    masks = [case.inputs.get("attention_mask") for case in cases]
-    segments = [case.inputs.get("token_type_ids") for case in cases]
-    lengths = [int(case.inputs["input_ids"].shape[-1]) for case in cases if "input_ids" in case.inputs]
+    """What these inputs could not show, in words: an argument that is the same everywhere, positions beyond."""
+    given: dict[str, set[float]] = {}
+    for case in cases:
+        for name, value in case.inputs.items():
+            extremes = (value.min(), value.max()) if value.numel() else ()
+            given.setdefault(name, set()).update(float(one) for one in extremes)
+    same = {name: values.pop() for name, values in given.items() if len(values) == 1}
     found = []
-    if not any(mask is not None and bool((mask == 0).any()) for mask in masks):
-        found.append("no row is padded: the attention mask was not shown")
-    if config.get("type_vocab_size") not in (None, 0, 1) and not any(
-        one is not None and bool((one > 0).any()) for one in segments
-    ):
+    for name, what in MASKS.items():
+        if name in same or (name not in given and what == "attention" and WORDS in given):
+            found.append(f"no row is padded: the {what} mask was not shown")
+    kinds = config.get("type_vocab_size") not in (None, 0, 1)
+    if kinds and (TYPES in same or TYPES not in given):
         found.append("one segment only: the token types were not shown")
+    others = [name for name in same if name not in (TYPES, *MASKS)]
+    found += [f"{name} is {same[name]:g} everywhere: what {name} does was not shown" for name in others]
+    lengths = [int(case.inputs[WORDS].shape[-1]) for case in cases if WORDS in case.inputs]
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and lengths and max(lengths) < positions:
         found.append(

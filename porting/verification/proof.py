@@ -26,6 +26,7 @@ from porting.verification.faults import VerifyError
 from porting.verification.golden import refuse_with_recording, without_rounding
 from porting.verification.inputs import Case, for_port
 from porting.verification.learning import learn
+from porting.verification.limits import never_ran
 from porting.verification.observe import Observer, shown, unseen
 from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
@@ -214,6 +215,7 @@ def _verify(
         seed=seed,
         environment=versions(),
         warnings=(*warned(subject.plan), *comparison.warnings),
+        idle=never_ran(subject.module, comparison.ran, seen),
         learned=learned,
         causes=found,
         cost=Cost(

@@ -95,12 +95,14 @@ class Shown:
         copy: the rest of those that are bit-equal to the checkpoint's through the table.
         nothing: those that nothing showed.
         differing: those whose values are not the checkpoint's.
+        parts: those that were shown by activation in part, and whose rest nothing showed.
     """
 
     activation: Mapping[str, float]
     copy: tuple[str, ...]
     nothing: tuple[str, ...]
     differing: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -149,6 +151,7 @@ class Report:
         warnings: what is allowed and should be known.
         cost: seconds and bytes.
         approximate: what the table says of a port that is not exact by intent.
+        idle: modules of the port with weights that never ran.
         learned: gradients and training; None when they were not asked for.
         call: the call or the command that does the same again.
         causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
@@ -169,6 +172,7 @@ class Report:
     warnings: tuple[str, ...]
     cost: Cost
     approximate: Approximation | None = None
+    idle: tuple[str, ...] = ()
     learned: Learned | None = None
     call: str = ""
     causes: tuple[Finding, ...] = ()
@@ -212,7 +216,7 @@ class Report:
 
     @property
     def faithful(self) -> bool:
-        """Whether the port means the same and rounds as well as the reference, as far as it was shown."""
+        """Whether the port means the same and rounds as well as the reference, as far as was shown."""
         return self.verdict == FAITHFUL
 
     @property
@@ -223,7 +227,7 @@ class Report:
     @property
     def complete(self) -> bool:
         """Whether every parameter was seen at work, every probe was compared, and nothing was left out."""
-        return not (self.shown.copy or self.shown.nothing or self.unseen or self.skipped)
+        return not (self.shown.copy or self.shown.nothing or self.shown.parts or self.unseen or self.skipped)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, for JSON; a number that is not finite is a text, as JSON has none."""

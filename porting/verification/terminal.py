@@ -13,6 +13,7 @@ from rich.text import Text
 
 from porting.verification.because import cause_lines
 from porting.verification.learned_lines import tell_learned
+from porting.verification.limits import clause
 from porting.verification.measure import MEANING, ROUNDING, luck
 from porting.verification.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
 from porting.verification.rows import Row, rows_of
@@ -60,8 +61,8 @@ def verdict_lines(report: Report) -> Iterator[Text]:
     sentence = f"{report.port} {says} {report.reference} computes from {report.source}"
     if report.verdict == APPROXIMATE and report.approximate:
         sentence += f", within the {report.approximate.within:.0e} of the scale that the table allows"
-    if report.verdict != DIFFERENT and not report.complete:
-        sentence += ", as far as it was shown (see below)"
+    if report.verdict != DIFFERENT:
+        sentence += clause(report)
     yield Text.assemble((report.verdict.upper(), style), "  ", sentence)
     yield Text(f"float64: off by {_largest(report.probes):.1e} of the activations' scale at most (bound {MEANING:.0e})")
     for dtype, noise in report.noise.items():
@@ -193,13 +194,16 @@ def culprit_lines(report: Report) -> Iterator[Text]:
 def shown_lines(report: Report) -> Iterator[Text]:
     """What the inputs could see of the weights."""
     shown = report.shown
-    yield Text(f"shown by activation: {len(shown.activation)} of {shown.count} parameters and buffers")
+    yield Text(f"proven by activation: {len(shown.activation)} of {shown.count} parameters and buffers")
     partial = sorted((share, name) for name, share in shown.activation.items() if share < 1)
     if partial:
         named = [f"{100 * share:.2g} % of {name}" for share, name in partial]
-        yield Text(f"  in part: {listed(named)}; the rest of them is equal by copy")
+        rest = "equal by copy" if not shown.parts else f"equal by copy, or not shown ({listed(shown.parts)})"
+        yield Text(f"  in part: {listed(named)}; the rest of them is {rest}")
     if shown.copy:
         yield Text(f"equal by copy only: {listed(shown.copy)}", "yellow")
+    if report.idle:
+        yield Text(f"never ran: {listed(report.idle)}", "yellow")
     if shown.nothing:
         yield Text(f"not shown: {listed(shown.nothing)}", "yellow")
     for words in report.unseen:

@@ -138,7 +138,7 @@ def test_a_person_reads_the_verdict_first() -> None:
         "where    float64  isolated  float32  isolated\n"
         "layer 0    2e-15     1e-15     1.2x      1.5x  same\n"
         "\n"
-        "shown by activation: 1 of 1 parameters and buffers\n"
+        "proven by activation: 1 of 1 parameters and buffers\n"
         "inputs: 2 rows; seed 3\n"
         "7 forward passes in 2.0 s, 3.0 s with all comparisons; loading 1.0 s; 2.5 GB at most\n"
         "torch 9\n"
@@ -148,8 +148,11 @@ def test_a_person_reads_the_verdict_first() -> None:
 def test_what_was_not_shown_is_said_and_changes_the_verdicts_words() -> None:
     shown = Shown(activation={"a": 0.25}, copy=("layers.0.b", "layers.1.b", "layers.2.b"), nothing=("d",))
     text = str(small(shown=shown, unseen=("one segment only: the token types were not shown",), skipped=("x -> 1",)))
-    assert "computes what transformers.M computes from weights, as far as it was shown (see below)" in text
-    assert "shown by activation: 1 of 5 parameters and buffers\n" in text
+    assert (
+        "as far as was shown: the token types; 3 parameters beyond their values; d; the probe x -> 1 were not"
+        in " ".join(text.split())
+    )
+    assert "proven by activation: 1 of 5 parameters and buffers\n" in text
     assert "  in part: 25 % of a; the rest of them is equal by copy\n" in text
     assert "equal by copy only: layers.{0-2}.b\n" in text
     assert "not shown: d\n" in text
@@ -242,4 +245,5 @@ def test_parts_that_nothing_uses_are_not_called_shown(checkpoint: Path) -> None:
     assert not report.complete
     assert set(report.shown.copy) == set(unused)
     assert set(report.skipped) == {"bert.pooler", "cls.seq_relationship"}
-    assert "as far as it was shown" in " ".join(str(report).split())
+    assert report.idle == ("bert.pooler", "nsp")
+    assert "as far as was shown: what never ran (bert.pooler, nsp)" in " ".join(str(report).split())

@@ -1,0 +1,59 @@
+"""How far a verdict reaches: what was not shown, in as few words as the verdict's sentence can take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+from porting.target import named_tensors
+from porting.verification.report import Report, Shown
+
+_SUBJECT = re.compile(r"(?:.*: )?(?P<what>.+?) (?P<verb>was|were) not shown")
+
+
+def clause(report: Report) -> str:
+    """What qualifies the verdict: ``", as far as was shown: the attention mask was not"``; empty when all was."""
+    if report.complete:
+        return ""
+    *most, last = list(_limits(report))
+    several = bool(most) or any(word in last for word in ("types", " to ", "parameters", "probes", "modules"))
+    return f", as far as was shown: {'; '.join([*most, last])} {'were' if several else 'was'} not"
+
+
+def _limits(report: Report) -> Iterator[str]:
+    for words in report.unseen:
+        found = _SUBJECT.fullmatch(words)
+        yield found["what"] if found else words.partition(",")[0].partition(":")[0]
+    if report.idle:
+        more = f" and {len(report.idle) - 3} more modules" if len(report.idle) > 3 else ""
+        yield f"what never ran ({', '.join(report.idle[:3])}{more})"
+    inside = tuple(f"{path}." for path in report.idle)
+    copied = [name for name in report.shown.copy if not name.startswith(inside)] if inside else report.shown.copy
+    for names, how in ((copied, " beyond their values"), (report.shown.nothing, ""), (report.shown.parts, "")):
+        if names:
+            part = "part of " if names is report.shown.parts else ""
+            yield f"{part}{names[0]}{how}" if len(names) == 1 else f"{part}{len(names)} parameters{how}"
+    if report.skipped:
+        yield f"the probe {report.skipped[0]}" if len(report.skipped) == 1 else f"{len(report.skipped)} probes"
+
+
+def never_ran(module: nn.Module, ran: set[str], shown: Shown) -> tuple[str, ...]:
+    """The outermost modules with weights that were never called, nor their weights used by others.
+
+    Args:
+        module: the port.
+        ran: the modules that ran, of those with weights of their own or without parts.
+        shown: what was shown of the weights.
+    """
+    idle: list[str] = []
+    unshown = {*shown.copy, *shown.nothing, *shown.differing}
+    for path, part in module.named_modules():
+        if not path or any(path.startswith(f"{one}.") for one in idle):
+            continue
+        names = [f"{path}.{name}" for name, _ in named_tensors(part)]
+        called = any(one == path or one.startswith(f"{path}.") for one in ran)
+        if names and not called and unshown.issuperset(names):
+            idle.append(path)
+    return tuple(idle)
