@@ -50,22 +50,25 @@ FARTHEST = 128
 
 
 class RelativeBias(nn.Module):
-    """What a query adds to its score with a key for the distance between them (Raffel et al., section 2.1)."""
+    """What a query adds to its score with a key for the distance between them (Raffel et al., section 2.1).
+
+    The distance is that of their places in the row, whatever ``position_ids`` say.
+    """
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__()
         near = BUCKETS // 2
         wider = (near * (FARTHEST / near) ** (step / near) for step in range(1, near))  # a geometric progression
         self.bounds = (*range(1, near + 1), *map(math.ceil, wider))  # where each bucket but the first begins
-        self.weight = nn.Embedding(2 * BUCKETS, config.num_attention_heads)
+        self.buckets = nn.Embedding(2 * BUCKETS, config.num_attention_heads)
 
     def forward(self, length: int) -> Tensor:
         """The bias of a row of ``length`` tokens, [1 h s s]."""
-        places = torch.arange(length, device=self.weight.weight.device)  # [s]
+        places = torch.arange(length, device=self.buckets.weight.device)  # [s]
         distance = places[None, :] - places[:, None]  # [s s], key minus query: above 0 for a key to the right
         bounds = torch.tensor(self.bounds, device=places.device)
         bucket = torch.bucketize(distance.abs(), bounds, right=True) + BUCKETS * (distance > 0)  # [s s]
-        bias: Tensor = self.weight(bucket)  # [s s h]
+        bias: Tensor = self.buckets(bucket)  # [s s h]
         return bias.permute(2, 0, 1)[None]  # [1 h s s]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 import porting
+from porting.loading import PortingWarning
 from porting.models.language_model import LanguageModel, LanguageModelConfig
 from porting.models.positions import sinusoidal_positions
 from porting.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -162,6 +163,23 @@ def test_older_files_hold_the_same_model(family: str, older: Callable[[Weights],
     before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("older", "again"))
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], one) for name, one in before.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "fields"), [("bart", "BartModel", SEQ2SEQ), ("openai_gpt", "OpenAIGPTModel", OPENAI_GPT)]
+)
+def test_a_file_of_the_model_without_its_head(
+    family: str, architecture: str, fields: dict[str, object], tmp_path: Path
+) -> None:
+    """The head is tied; what it has of its own, a bias, is new and zero, as in transformers."""
+    make(Pair(family, architecture, fields), tmp_path)
+    if family == "bart":
+        with pytest.raises(PlanError, match=r"the checkpoint has nothing for 'projection\.bias' \(fresh=True"):
+            porting.load(tmp_path)
+        with pytest.warns(PortingWarning, match=r"1 parameters are new and untrained: projection\.bias"):
+            module = porting.load(tmp_path, fresh=True)
+        assert not module.get_parameter("projection.bias").any()
+    assert verify(tmp_path, table=family, fresh=True).faithful
 
 
 @pytest.mark.parametrize(("family", "older"), OLDER)

@@ -106,7 +106,7 @@ def test_every_distance_has_the_bucket_that_transformers_gives_it() -> None:
     length = 700
     bias = RelativeBias(config=BertConfig(**SIZES))
     with torch.no_grad():
-        bias.weight.weight.copy_(torch.arange(32)[:, None].expand(32, 2))
+        bias.buckets.weight.copy_(torch.arange(32)[:, None].expand(32, 2))
     places = torch.arange(length)
     bucket: Any = MPNetEncoder.relative_position_bucket  # it has no types
     meant = bucket(places[None, :] - places[:, None])
