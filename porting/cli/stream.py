@@ -40,10 +40,10 @@ Like = Annotated[
 ]
 
 
-def _bytes(text: str) -> int:
+def parse_size(text: str) -> int:
     """A number of bytes as people write it.
 
-    >>> _bytes("64MB"), _bytes("1.5 GiB"), _bytes("4096")
+    >>> parse_size("64MB"), parse_size("1.5 GiB"), parse_size("4096")
     (64000000, 1610612736, 4096)
     """
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
@@ -55,11 +55,13 @@ def _bytes(text: str) -> int:
 ShardSize = Annotated[
     int | None,
     typer.Option(
-        "--shard-size", parser=_bytes, metavar="SIZE", help="Of tensors in one file, such as 5GB.",
+        "--shard-size", parser=parse_size, metavar="SIZE", help="Of tensors in one file, such as 5GB.",
         show_default="as the source is divided",
     ),
 ]  # fmt: skip
-Memory = Annotated[int, typer.Option("--memory", parser=_bytes, metavar="SIZE", help="For buffers, of all threads.")]
+Memory = Annotated[
+    int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="For buffers, of all threads.")
+]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="How many threads work.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and how long it would take.")]
 Sha256 = Annotated[bool, typer.Option("--sha256", help="Record the SHA-256 of every file as well.")]

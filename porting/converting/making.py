@@ -35,7 +35,7 @@ LEAST = 1 << 20
 BLOCK = 1 << 18
 """Bytes of a block where the source is read in long runs anyway: what a processor's cache holds."""
 
-LONG = 1 << 12
+LONG = 1 << 14
 """Bytes: runs shorter than this, on the average, make a block larger, for each costs a call of the system."""
 
 SLICE = 1 << 15
@@ -80,6 +80,8 @@ class Maker:
         self._view = _memory(self._staging)
         self._copier = Copier(self._view)
         self._lengths: dict[object, int] = {}
+        self._divided = 0, 0
+        self._parts: list[memoryview] = []
 
     def digest_of(self, name: str) -> str:
         """The digest of a tensor of the input as it lies in its file."""
@@ -115,6 +117,13 @@ class Maker:
         for file in files:
             file.require_unchanged()
         return made
+
+    def _rows(self, count: int, size: int, pitch: int) -> list[memoryview]:
+        """The buffer's first rows of ``size`` bytes that begin ``pitch`` bytes apart."""
+        if self._divided != (size, pitch) or len(self._parts) < count:
+            self._divided = size, pitch
+            self._parts = [self._view[at : at + size] for at in range(0, count * pitch, pitch)]
+        return self._parts
 
     def _place(self, name: str) -> tuple[LocalFile, Extent]:
         return self._checkpoint.place(name)
@@ -160,9 +169,11 @@ class Maker:
             stop = min(start + length, recipe.numel)
             block, lost_here = self._filled(recipe, start, stop, heard)
             raw = _memory(block)
-            state.update(raw)
-            write_at(target, raw, at)
-            at += len(raw)
+            for done in range(0, len(raw), PIECE):
+                piece = raw[done : done + PIECE]
+                state.update(piece)
+                write_at(target, piece, at)
+                at += len(piece)
             lost += lost_here
             self._told(len(raw))
         return Made(digest=state.hexdigest(), losses=lost, sources=heard.digests())
@@ -189,7 +200,7 @@ class Maker:
             middle = copy.target_offset // length * length
             for part in within(self._stored(copy, self._place(copy.source)[1]), middle, middle + length):
                 first = next(parts(part, width, most))
-                runs += len(reading(first, width, most).starts)
+                runs += sum(1 for _ in reading(first, width, most).calls())
                 wanted += first.numel * width
         return wanted >= runs * LONG
 
@@ -259,13 +270,15 @@ class Maker:
         for wanted in within(self._stored(copy, extent, like=like), start, stop):
             for part in parts(wanted, width, most):
                 how = reading(part, width, most)
-                size = how.length * width
-                for number, run in enumerate(how.starts):
-                    file.read_into(self._view[number * size : (number + 1) * size], extent.start + run * width)
+                size, pitch = how.length * width, how.pitch * width
+                rows = self._rows(len(how.starts), size, pitch)
+                for begun, ended in how.calls():
+                    file.read_rows(rows[begun:ended], extent.start + how.starts[begun] * width)
                 if heard is not None:
-                    heard.hear(copy, self._view[: how.numel * width])
+                    heard.hear(copy, self._view[:size])
                 if dtype == torch.bool:
-                    _require_booleans(self._staging[: how.numel], file, copy.source)
+                    stored = self._staging[: how.numel].view(-1, pitch)[:, :size]
+                    _require_booleans(stored, file, copy.source)
                 flat = self._staging[: how.numel * width].view(dtype)
                 yield flat.as_strided(part.sizes, how.strides), part
 

@@ -17,6 +17,10 @@ from porting.plan.copies import Copy
 DENSE = 2
 """A span of the source is read as a whole when at most so many bytes are read for each that is wanted."""
 
+WIDE, LINE = 1024, 64
+"""Bytes: rows of so many or more that are read as columns lie so far apart in the buffer.  Rows of a power of two would
+all fall on the same few lines of a processor's cache, and a column would be read four times as slowly."""
+
 SMALL = 4096
 """Bytes: shorter spans are read as a whole in any case, for a call of the system costs as much as these."""
 
@@ -88,17 +92,30 @@ class Reading:
     Attributes:
         starts: the elements of the source at which runs begin; they lie one after the other in the buffer.
         length: elements of each run.
+        pitch: elements of the buffer from the beginning of one run to that of the next.
         strides: steps of the box's indices in the buffer, in the order of its sizes.
     """
 
     starts: Sequence[int]
     length: int
+    pitch: int
     strides: tuple[int, ...]
 
     @property
     def numel(self) -> int:
         """Elements of the buffer."""
-        return len(self.starts) * self.length
+        return len(self.starts) * self.pitch
+
+    def calls(self) -> Iterator[tuple[int, int]]:
+        """The runs in groups, from one number to another, that follow each other in the source without a gap."""
+        if isinstance(self.starts, range) and self.starts.step == self.length:
+            yield 0, len(self.starts)
+            return
+        begun = 0
+        for number in range(1, len(self.starts) + 1):
+            if number == len(self.starts) or self.starts[number] != self.starts[number - 1] + self.length:
+                yield begun, number
+                begun = number
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +125,15 @@ class _Shape:
     inside: tuple[int, ...]
     between: tuple[int, ...]
     length: int
+    pitch: int
 
 
 def _shape(copy: Copy, itemsize: int, most: int) -> _Shape:
     """Runs of the source that hold the box: as long as they are dense, and no longer than ``most`` elements."""
     order = sorted(range(len(copy.sizes)), key=lambda one: copy.source_strides[one])
+    columns = (
+        len(copy.sizes) > 1 and copy.source_strides[-1] * itemsize >= WIDE
+    )  # the target's neighbours are far apart
     inside, wanted, length = [], 1, 1
     between: tuple[int, ...] = ()
     for number, one in enumerate(order):
@@ -120,12 +141,14 @@ def _shape(copy: Copy, itemsize: int, most: int) -> _Shape:
         if step == 0 or size == 1:  # said again and again: read once
             continue
         longer, more = length + (size - 1) * step, wanted * size
-        if longer > most or (longer > DENSE * more and longer * itemsize > SMALL):
+        apart = columns and length * itemsize >= WIDE
+        if apart or longer > most or (longer > DENSE * more and longer * itemsize > SMALL):
             between = tuple(one for one in order[number:] if copy.sizes[one] > 1 and copy.source_strides[one])
             break
         inside.append(one)
         wanted, length = more, longer
-    return _Shape(tuple(inside), between[::-1], length)
+    padding = LINE // itemsize if between and length * itemsize >= WIDE else 0
+    return _Shape(tuple(inside), between[::-1], length, length + padding if length + padding <= most else length)
 
 
 def reading(copy: Copy, itemsize: int, most: int) -> Reading:
@@ -134,13 +157,18 @@ def reading(copy: Copy, itemsize: int, most: int) -> Reading:
     strides = [0] * len(copy.sizes)
     for one in shape.inside:
         strides[one] = copy.source_strides[one]
-    step = shape.length
+    step = shape.pitch
     for one in reversed(shape.between):
         strides[one] = step
         step *= copy.sizes[one]
     jumps = [range(0, copy.sizes[one] * copy.source_strides[one], copy.source_strides[one]) for one in shape.between]
-    starts = [copy.source_offset + sum(jump) for jump in product(*jumps)]
-    return Reading(starts, shape.length, tuple(strides))
+    first = copy.source_offset
+    starts: Sequence[int]
+    if len(jumps) == 1:
+        starts = range(first, first + jumps[0].stop, jumps[0].step)
+    else:
+        starts = [first + sum(jump) for jump in product(*jumps)]
+    return Reading(starts, shape.length, shape.pitch, tuple(strides))
 
 
 def parts(copy: Copy, itemsize: int, most: int) -> Iterator[Copy]:
@@ -152,11 +180,11 @@ def parts(copy: Copy, itemsize: int, most: int) -> Iterator[Copy]:
         most: elements, at least 1.
     """
     shape = _shape(copy, itemsize, most)
-    needed = shape.length * math.prod(copy.sizes[one] for one in shape.between)
+    needed = shape.pitch * math.prod(copy.sizes[one] for one in shape.between)
     if needed <= most:
         yield copy
         return
-    fitting = shape.length
+    fitting = shape.pitch
     for one in reversed(shape.between):
         if fitting * copy.sizes[one] > most:
             steps = _steps_of_a_run(copy, shape, one, itemsize, most) or max(1, most // fitting)
@@ -167,7 +195,7 @@ def parts(copy: Copy, itemsize: int, most: int) -> Iterator[Copy]:
 
 def _steps_of_a_run(copy: Copy, shape: _Shape, direction: int, itemsize: int, most: int) -> int:
     """How many steps of the next index make one long run; 0 when they would not be dense."""
-    if direction != shape.between[-1]:
+    if direction != shape.between[-1] or shape.pitch > shape.length:
         return 0
     step = copy.source_strides[direction]
     steps = min((most - shape.length) // step + 1, copy.sizes[direction])
