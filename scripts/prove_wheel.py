@@ -65,6 +65,7 @@ def main() -> None:
         run(python, "-c", IMPORTS, cwd=elsewhere)
         run(python.with_name("porting"), "tables", cwd=elsewhere)
         run(python.with_name("porting"), "verify", cwd=elsewhere)
+        run(python.with_name("porting"), "attention", "Return it.", "--html", "a.html", "--png", "a.png", cwd=elsewhere)
 
         run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", "pytest")
         (elsewhere / "test_port.py").write_text(SUITE, encoding="utf-8")

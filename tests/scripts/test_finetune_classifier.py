@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from tests.guards.tree import ROOT
 from tests.small_checkpoint import WORDS
 
 HEADS = [pair for pair in PAIRS if pair.architecture.endswith("ForSequenceClassification")]
+PAGE = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
 SEA, LAND = ("the river", "play soccer"), ("deposit money", "the bank account")
 
 
@@ -81,25 +83,36 @@ def test_ported_weights_beat_random_ones(documents: list[Document]) -> None:
     assert ported.count > 300
 
 
-def test_what_is_saved_predicts_the_same_through_transformers(task: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_is_saved_predicts_the_same_through_transformers(
+    task: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import pipeline
 
     code, out, err = command(
-        task[0], tmp_path / "made", "--held-out", task[1], "--epochs", 4, "--learning-rate", "1e-3", "--threads", 1
+        task[0],
+        tmp_path / "classifier",
+        "--held-out",
+        task[1],
+        "--epochs",
+        4,
+        "--learning-rate",
+        "1e-3",
+        "--threads",
+        1,
     )
     assert (code, err) == (0, "")
     assert "30 examples of 3 labels, 30 held out" in out
-    assert f"saved: {tmp_path / 'made'}" in out
-    config = json.loads((tmp_path / "made" / "config.json").read_text(encoding="utf-8"))
+    assert f"saved: {tmp_path / 'classifier'}" in out
+    config = json.loads((tmp_path / "classifier" / "config.json").read_text(encoding="utf-8"))
     assert config["id2label"] == {"0": "collections", "1": "ctypes", "2": "imaplib"}
     assert config["label2id"] == {"collections": 0, "ctypes": 1, "imaplib": 2}
     assert config["architectures"] == ["BertForSequenceClassification"]
 
     texts = [line.partition("\t")[0] for line in task[1].read_text(encoding="utf-8").splitlines()[1:]]
-    classifier = make_classifier(tmp_path / "made", PACKAGES[:3])
+    classifier = make_classifier(tmp_path / "classifier", PACKAGES[:3])
     assert classifier.new == frozenset()  # its head is for these labels
     probabilities = classifier.predict(texts)
-    pipe = pipeline("text-classification", model=str(tmp_path / "made"))
+    pipe = pipeline("text-classification", model=str(tmp_path / "classifier"))
     for text, row in zip(texts, pipe(texts, truncation=True), strict=True):
         best = probabilities[texts.index(text)]
         assert row["label"] == PACKAGES[int(best.argmax())]
@@ -111,8 +124,12 @@ def test_what_is_saved_predicts_the_same_through_transformers(task: tuple[Path, 
     )
     accuracy = f"accuracy {right / 30:.3f} (the commonest label alone: 0.333)"
     assert accuracy in out
-    assert accuracy in (tmp_path / "made" / "README.md").read_text(encoding="utf-8")
+    assert accuracy in (tmp_path / "classifier" / "README.md").read_text(encoding="utf-8")
     assert len(set(probabilities.argmax(-1).tolist())) == 3  # it does not say the same to everything
+
+    (example,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "fine-tuning.md", "exec"), {})  # noqa: S102 - the project's own example
 
 
 @pytest.fixture(scope="module")
