@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ class Layer:
     """
 
     name: str
-    heads: Tensor
+    heads: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -186,8 +186,8 @@ def attention(
     >>> seen = attention("Return the name of the file.")
     >>> seen.tokens
     ('[CLS]', 'return', 'the', 'name', 'of', 'the', 'file', '.', '[SEP]')
-    >>> len(seen.layers), seen.layers[0].heads.shape
-    (3, torch.Size([4, 9, 9]))
+    >>> len(seen.layers), seen.layers[0], seen.layers[0].heads.shape
+    (3, Layer(name='bert.layers.0.attention.core'), torch.Size([4, 9, 9]))
     """
     model = open_text_model(source, table=table, into=into, architecture=architecture, revision=revision, trust=trust)
     tokens, inputs = _inputs(model, text, pair)
