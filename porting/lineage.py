@@ -22,11 +22,14 @@ class Provenance:
         plan: what went where.
         architecture: the table's architecture that the module is or, for a module of the user's own, that the
             checkpoint holds; None when the table has none.
+        nbytes_read: the bytes that this process read for its shards; None for a module that is whole, whose weights
+            are views of the mapped files.
     """
 
     checkpoint: Checkpoint
     plan: Plan
     architecture: Architecture | None
+    nbytes_read: int | None = None
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from porting.plan.check import check
 from porting.plan.config import arguments
 from porting.plan.move import forward
 from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.sharding import Filled, fill, is_sharded, prove_shares
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
 
@@ -66,9 +68,11 @@ def load(
 
     Args:
         source: a directory, a weight file, a hub id (``org/name`` or ``org/name@revision``) or an open checkpoint.
-        into: a module, which keeps its mode, its devices and the identity of its parameters; or a class or function,
-            called with the config if it has a parameter ``config``, else with the fields that its parameters are named
-            after; or None for the handwritten model that the table names.  A module that is built here is in eval mode.
+        into: a module, which keeps its mode, its devices and the identity of its parameters, and may be spread over
+            processes (its parameters DTensors: each process then reads the bytes of its own shards); or a class or
+            function, called with the config if it has a parameter ``config``, else with the fields that its parameters
+            are named after; or None for the handwritten model that the table names.  A module that is built here is in
+            eval mode.
         table: a table, its file, the name of a shipped one, or None to choose by the checkpoint's ``model_type``.
         architecture: which of the table's architectures to build; None to go by what the checkpoint holds.
         dtype: cast floating-point weights to this; None keeps the checkpoint's dtypes and allows no cast.
@@ -100,22 +104,37 @@ def load(
         make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
         module = make() if given else build(make, _bounds(checkpoint))
         plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
-    prove_left_out(plan, checkpoint)
-    values = weights(plan, checkpoint, own=own)
+    filled = _shards(plan, checkpoint, module)
+    if filled is None:
+        prove_left_out(plan, checkpoint)
+    values = weights(plan, checkpoint, own=own) if filled is None else dict(filled.values)
     if given:
         _require_values(module, values)
     else:
         values |= _initialised(plan, make, values)
         module.eval()
         kind = kind if architecture is not None else recognise(chosen, module) or kind
-    assign(module, values)
+    if filled is None:
+        assign(module, values)
+    else:
+        filled.put(module)
     for fault in plan.warnings:
         warnings.warn(str(fault), PortingWarning, stacklevel=3)  # past the decorator
     if plan.fresh:
         message = f"{len(plan.fresh)} parameters are new and untrained: {', '.join(plan.fresh)}"
         warnings.warn(message, PortingWarning, stacklevel=3)
-    remember(module, Provenance(checkpoint=checkpoint, plan=plan, architecture=kind))
+    nbytes = filled.nbytes if filled is not None else None
+    remember(module, Provenance(checkpoint=checkpoint, plan=plan, architecture=kind, nbytes_read=nbytes))
     return into if isinstance(into, nn.Module) else module
+
+
+def _shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled | None:
+    """This process's part of a module that is spread over several; None of one that is not."""
+    if not is_sharded(module):
+        return None
+    proven = prove_shares(plan, checkpoint)
+    filled = fill(plan, checkpoint, module)
+    return replace(filled, nbytes=filled.nbytes + proven)
 
 
 def _bounds(checkpoint: Checkpoint) -> Bounds:

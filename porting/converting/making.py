@@ -25,9 +25,9 @@ from porting.converting.digests import PIECE, of_range
 from porting.converting.kernel import Copier, write_at
 from porting.converting.pieces import parts, reading, within
 from porting.converting.recipe import Recipe
-from porting.converting.strided import through
 from porting.errors import Code, Fault
 from porting.plan.copies import Copy
+from porting.plan.strided import through
 
 LEAST = 1 << 20
 """Bytes of memory that one worker needs."""

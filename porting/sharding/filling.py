@@ -1,0 +1,207 @@
+"""``load`` into sharded modules: the plan, cut to the boxes that this process holds.
+
+A rule is a set of moves between boxes, and a shard is a box, so that what a process needs of the checkpoint follows by
+arithmetic: through renames, transpositions, fusions, folds.  No process holds a whole tensor that is not whole in its
+module, and nothing goes from one process to another but the news that something is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault
+from porting.plan.clipping import clip
+from porting.plan.copies import Copy
+from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.plan.recipe import Recipe, recipes
+from porting.sharding.layout import Box, boxes, is_dtensor
+from porting.sharding.ranges import Ranges
+from porting.target import TargetError, assign, named_tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """What this process read.
+
+    Attributes:
+        values: its part of each target tensor, by name, not in the module yet.
+        nbytes: the bytes that it read.
+    """
+
+    values: Mapping[str, Tensor]
+    nbytes: int
+
+    def put(self, module: nn.Module) -> None:
+        """Put the values into the module: into the memory of shards that have some, in place of those on meta."""
+        tensors = dict(named_tensors(module))
+        kept = {
+            name: one for name, one in self.values.items() if is_dtensor(tensors[name]) and not tensors[name].is_meta
+        }
+        others = {name: one for name, one in self.values.items() if name not in kept}
+        for name, value in others.items():
+            if is_dtensor(tensors[name]):
+                others[name] = _as_shard(value, tensors[name])
+        assign(module, others)
+        with torch.no_grad():
+            for name, value in kept.items():
+                tensors[name].to_local().copy_(value)  # type: ignore[attr-defined]  # a DTensor has it
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether some of the module's tensors are spread over a mesh of processes."""
+    return any(is_dtensor(tensor) for _, tensor in named_tensors(module))
+
+
+def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
+    """This process's part of what the plan writes; nothing is put into the module yet.
+
+    Args:
+        plan: the plan.
+        checkpoint: the checkpoint.
+        module: the module; its DTensors say which part.
+
+    Raises:
+        CheckpointError: the bytes cannot be read.
+        TargetError: a tensor is placed in a way that cannot be filled, or has values of another dtype.
+    """
+    tensors = dict(named_tensors(module))
+    reader = Ranges(checkpoint)
+    values: dict[str, Tensor] = {}
+    faults: list[Fault] = []
+    for step in plan.steps:
+        for recipe in recipes(step, plan.sources, plan.targets, plan.scale(step)):
+            target = tensors[recipe.name]
+            dtype = plan.dtype if plan.dtype is not None and recipe.dtype.is_floating_point else recipe.dtype
+            if is_dtensor(target) and not target.is_meta and target.dtype != dtype:
+                message = f"its shards hold {target.dtype}, and {dtype} is to be loaded".replace("torch.", "")
+                hint = "cast the module before it is sharded, or load it on the meta device"
+                faults.append(Fault(code=Code.DTYPE_CHANGE, where=recipe.name, message=message, hint=hint))
+                continue
+            values[recipe.name] = _part(recipe, target, dtype, reader)
+    if faults:
+        raise TargetError(faults)
+    return Filled(values=values, nbytes=reader.nbytes)
+
+
+def _part(recipe: Recipe, target: Tensor, dtype: torch.dtype, reader: Ranges) -> Tensor:
+    """What this process holds of one tensor."""
+    shape = tuple(target.to_local().shape) if is_dtensor(target) else tuple(target.shape)  # type: ignore[attr-defined]  # a DTensor has it
+    found = torch.empty(shape, dtype=dtype)
+    for box in boxes(target, name=recipe.name):
+        place = tuple(slice(low, low + size) for low, size in zip(box.local, box.sizes, strict=True))
+        found[place] = _box(recipe, box, dtype, reader)
+    return found
+
+
+def _box(recipe: Recipe, box: Box, dtype: torch.dtype, reader: Ranges) -> Tensor:
+    """The elements of a box, computed as :meth:`Recipe.window` computes those of a window."""
+    total = torch.Size(box.sizes).numel()
+    working = torch.float64 if recipe.fold else dtype
+    found = (
+        torch.full((total,), recipe.fill or 0.0, dtype=working)
+        if _has_gaps(recipe)
+        else torch.empty(total, dtype=working)
+    )
+    for copy in recipe.copies:
+        for part in clip(copy, recipe.shape, box.starts, box.sizes):
+            for piece, values in reader.boxes(part):
+                place = found.as_strided(piece.sizes, piece.target_strides, piece.target_offset)
+                values = values.to(dtype)  # noqa: PLW2901  # the cast comes before the sum, as it does for whole tensors
+                if recipe.fold:
+                    place.add_(values)
+                else:
+                    place.copy_(values)
+    found = found.to(dtype)
+    if recipe.scale is not None:
+        found = (found.double() * recipe.scale).to(dtype)
+    return found.view(box.sizes)
+
+
+def _has_gaps(recipe: Recipe) -> bool:
+    return recipe.fold or recipe.fill is not None
+
+
+def _as_shard(value: Tensor, target: Tensor) -> Tensor:
+    """A DTensor like the one on the meta device that it takes the place of."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415  # whoever has such tensors has imported it
+
+    if not isinstance(target, DTensor):
+        return value
+    mesh = target.device_mesh
+    return DTensor.from_local(
+        value.to(mesh.device_type),
+        mesh,
+        target.placements,
+        run_check=False,
+        shape=target.shape,
+        stride=target.stride(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what was left out
+
+
+def prove_shares(plan: Plan, checkpoint: Checkpoint) -> int:
+    """See that the tensors that are dropped because they equal something do, each process looking at its share.
+
+    Returns:
+        How many bytes this process read.
+
+    Raises:
+        PlanError: some do not; in every process.
+    """
+    import torch.distributed as dist  # noqa: PLC0415  # its import is not for those who have one process
+
+    rank, count = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    reader = Ranges(checkpoint)
+    claimed = [left for left in plan.left_out if left.equals]
+    if not claimed:
+        return 0
+    wrong = [left for left in claimed if not _equal(left, plan, reader, rank, count)]
+    names: list[list[str]] = [[left.name for left in wrong]]
+    if count > 1:
+        names = [[] for _ in range(count)]
+        dist.all_gather_object(names, [left.name for left in wrong])
+    unequal = {name for some in names for name in some}
+    faults = []
+    for left in plan.left_out:
+        if left.name in unequal:
+            message = f"was to be dropped because it equals {left.equals!r}, and it does not"
+            hint = "a module that ties them cannot hold this checkpoint" if left.equals in plan.sources else ""
+            faults.append(Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint=hint))
+    if faults:
+        raise PlanError(faults)
+    return reader.nbytes
+
+
+def _equal(left: LeftOut, plan: Plan, reader: Ranges, rank: int, count: int) -> bool:
+    """Whether the ``rank``-th of ``count`` shares of a tensor is what the table says of it, bit for bit."""
+    described = plan.sources[left.name]
+    shape = tuple(described.shape)
+    numel = torch.Size(shape).numel()
+    each = -(-numel // count)
+    start, stop = min(rank * each, numel), min((rank + 1) * each, numel)
+    if start == stop:
+        return True
+    mine = _flat(reader, left.name, start, stop)
+    if left.equals in plan.sources:
+        pairs = zip(mine, _flat(reader, left.equals, start, stop), strict=True)
+        return all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
+    last = shape[-1] if shape else 1
+    for one in mine:
+        counted = torch.arange(start, start + one.numel()) % last
+        expected = counted.to(one.dtype) if left.equals == "arange" else torch.zeros_like(one)
+        if not torch.equal(one.view(torch.uint8), expected.view(torch.uint8)):
+            return False
+        start += one.numel()
+    return True
+
+
+def _flat(reader: Ranges, name: str, start: int, stop: int) -> Iterator[Tensor]:
+    for _, values in reader.boxes(Copy(name, "", (stop - start,), start, (1,), 0, (1,))):
+        yield values.contiguous()

@@ -1,0 +1,89 @@
+"""Which places of an axis are held, against torch's own cuts; and boxes of stored tensors, whatever their strides."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from porting.checkpoint import CheckpointError, open_checkpoint
+from porting.plan.copies import Copy
+from porting.sharding.layout import runs
+from porting.sharding.ranges import Ranges, pieces
+
+
+@given(size=st.integers(0, 40), cuts=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), max_size=3))
+def test_runs_are_what_torch_chunk_leaves(size: int, cuts: list[tuple[int, int]]) -> None:
+    left = torch.arange(size)
+    kept = []
+    for count, number in cuts:
+        kept.append((count, number % count))
+        step = -(-left.numel() // count)
+        left = left[number % count * step : (number % count + 1) * step]
+    assert [place for start, length in runs(size, kept) for place in range(start, start + length)] == left.tolist()
+
+
+@given(size=st.integers(1, 23), count=st.integers(1, 4))
+def test_one_cut_is_torch_chunk(size: int, count: int) -> None:
+    chunks = list(torch.arange(size).chunk(count))
+    for number in range(count):
+        expected = chunks[number].tolist() if number < len(chunks) else []
+        assert [s + i for s, n in runs(size, [(count, number)]) for i in range(n)] == expected
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    order=st.randoms(use_true_random=False),
+    most=st.integers(1, 40),
+)
+def test_pieces_of_a_move_are_the_move(sizes: list[int], order: object, most: int) -> None:
+    strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+    move = Copy("a", "b", tuple(sizes), 3, tuple(strides[::-1]), 5, tuple(strides))
+
+    def places(copy: Copy, offset: int, steps: tuple[int, ...]) -> list[int]:
+        whole = torch.arange(10_000).as_strided(copy.sizes, steps, offset)
+        return whole.reshape(-1).tolist()
+
+    found = list(pieces(move, most))
+    assert all(one.numel <= most for one in found)
+    sources = [place for one in found for place in places(one, one.source_offset, one.source_strides)]
+    targets = [place for one in found for place in places(one, one.target_offset, one.target_strides)]
+    assert sources == places(move, 3, move.source_strides)
+    assert targets == places(move, 5, move.target_strides)
+
+
+@pytest.mark.parametrize("container", ["safetensors", "bin", "bin, columns first"])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [((3, 9), (0, 40)), ((0, 12), (5, 37)), ((2, 3), (7, 8)), ((0, 12), (0, 3))]
+)
+def test_a_box_of_a_stored_tensor(
+    tmp_path: Path, container: str, rows: tuple[int, int], columns: tuple[int, int]
+) -> None:
+    value = torch.randn(12, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    if container == "safetensors":
+        save_file({"x": value}, tmp_path / "model.safetensors")
+    else:
+        torch.save({"x": value.T.contiguous().T if "columns" in container else value}, tmp_path / "pytorch_model.bin")
+    reader = Ranges(open_checkpoint(tmp_path))
+    high, wide = rows[1] - rows[0], columns[1] - columns[0]
+    move = Copy("x", "y", (high, wide), rows[0] * 40 + columns[0], (40, 1), 0, (wide, 1))
+    [(_, found)] = reader.boxes(move)
+    assert torch.equal(found, value[slice(*rows), slice(*columns)])
+    if container == "safetensors":
+        assert reader.nbytes == high * max(wide * 8, 64)
+
+
+def test_booleans_that_are_none(tmp_path: Path) -> None:
+    from tests.checkpoint.hostile import entry, st_file
+
+    (tmp_path / "model.safetensors").write_bytes(st_file({"m": entry([3], 0, 3, "BOOL")}, b"\0\1\7"))
+    reader = Ranges(open_checkpoint(tmp_path))
+    [(_, good)] = reader.boxes(Copy("m", "m", (2,), 0, (1,), 0, (1,)))
+    assert good.tolist() == [False, True]
+    with pytest.raises(CheckpointError, match="a boolean is stored as the byte 7"):
+        list(reader.boxes(Copy("m", "m", (2,), 1, (1,), 0, (1,))))

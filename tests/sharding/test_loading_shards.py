@@ -1,0 +1,128 @@
+"""Modules spread over 2 and 4 processes hold, bit for bit, what one process loads; each reads its own bytes alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests import own
+from tests.guards.tree import ROOT
+from tests.small_checkpoint import write_checkpoint
+
+Results = list[dict[str, Any]]  # for each process, for each case what it saw
+
+TABLE = """
+[mapping]
+name = "wide"
+[tensors]
+"kernel [i o]" = "turned [o i]"
+"part.{p:q,k,v} [o e]" = "fused [(p o) e]"
+"plain" = "plain"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sharded")
+    own.write(root / "source")
+    own.table(root)
+    values = own.tensors()
+    values["decoder.weight"][10, 5] += 1  # in the last process's share
+    own.write(root / "wrong", values)
+    generator = torch.Generator().manual_seed(7)
+    (root / "wide").mkdir()
+    tensors = {
+        "kernel": torch.randn(260, 514, generator=generator),
+        "plain": torch.randn(1030, 128, generator=generator),
+        **{f"part.{name}": torch.randn(257, 300, generator=generator) for name in "qkv"},
+    }
+    save_file(tensors, root / "wide" / "model.safetensors")
+    (root / "wide.toml").write_text(TABLE)
+    write_checkpoint(root / "bert")
+    return root
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> Path:
+    """The folder, once the processes have written what they saw."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "tests.sharding.worker", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=115)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return folder
+
+
+@pytest.fixture(params=[2, 4])
+def results(ran: Path, request: pytest.FixtureRequest) -> Results:
+    """What each of 2 or 4 processes saw."""
+    count = request.param
+    return [json.loads((ran / f"result-{count}-{rank}.json").read_text()) for rank in range(count)]
+
+
+def test_every_layout_holds_what_one_process_loads(results: Results) -> None:
+    cases = [case for case, one in results[0].items() if "differ" in one]
+    assert len(cases) >= 6
+    for case in cases:
+        assert [one[case]["differ"] for one in results] == [[]] * len(results), case
+
+
+def test_nothing_is_gathered(results: Results) -> None:
+    """But the news, once, whether a dropped copy is one: its length, and itself."""
+    for one in results:
+        seen = {case: what["collectives"] for case, what in one.items() if "collectives" in what}
+        assert seen.pop("wide") == 0
+        assert set(seen.values()) == {2}
+
+
+def test_tensors_with_values_keep_their_identity_and_ties_stay(results: Results) -> None:
+    for one in results:
+        for case, seen in one.items():
+            if "kept" in seen:
+                assert seen["kept"] == ("meta" not in case), case
+                assert seen["tied"], case
+
+
+def test_the_layouts_are_those_that_are_meant(results: Results) -> None:
+    found = {case: set(seen["placements"]) for case, seen in results[0].items() if "placements" in seen}
+    assert found["fsdp"] == {"(Shard(dim=0),)"}
+    assert "(Shard(dim=1),)" in found["tensor parallelism"]
+    assert {"(Replicate(),)", "(Shard(dim=1),)", "(Shard(dim=0),)"} == found["columns"]
+    if len(results) == 4:
+        assert any("_StridedShard" in one for one in found["both"])
+        assert "(Shard(dim=1), Shard(dim=0))" in found["two axes"]
+
+
+def test_each_process_reads_the_bytes_of_its_shards(results: Results) -> None:
+    """Exactly those: of tensors whose rows are long nothing is read beside them, and the system says the same."""
+    wide = [one["wide"] for one in results]
+    assert [one["read"] for one in wide] == [one["local"] for one in wide]
+    assert sum(one["read"] for one in wide) == wide[0]["total"]
+    share = wide[0]["total"] / len(wide)
+    for one in wide:
+        assert one["read"] <= 1.02 * share, "uneven by a row of each tensor at most"
+        assert one["by the system"] <= one["read"] + 100_000, "headers, the table and Python's own files"
+
+
+def test_no_process_holds_a_whole_tensor(results: Results) -> None:
+    for one in results:
+        assert one["wide"]["largest"] <= one["wide"]["smallest whole"] / len(results) * 1.9
+
+
+def test_a_wrong_copy_is_told_by_every_process_and_nothing_is_changed(results: Results) -> None:
+    for one in results:
+        assert "decoder.weight: was to be dropped because it equals 'model.tokens.weight'" in one["refused"]["told"]
+        assert one["refused"]["untouched"]
+
+
+def test_a_sharded_model_computes_the_same_bits(results: Results) -> None:
+    if len(results) == 2:
+        assert [one["computes"] for one in results] == [{"same": True, "n": results[0]["computes"]["n"]}] * 2
+        assert results[0]["computes"]["n"] > 1

@@ -1,0 +1,254 @@
+"""Processes that load the same checkpoint into one sharded module, and what each of them saw.
+
+    python -m tests.sharding.worker FOLDER
+
+Two of them, then four.  Each case gives a dictionary; they are written to ``FOLDER/result-COUNT-RANK.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import porting
+from tests import own
+
+Result = dict[str, Any]
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own class has no types
+    """Remembers how many elements the largest tensor had that was made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, Tensor) and not one.is_meta and "empty" in str(func):
+                self.numel = max(self.numel, one.numel())
+        return made
+
+
+def watched() -> CommDebugMode:
+    """Counts collectives."""
+    return CommDebugMode()  # type: ignore[no-untyped-call]  # torch's own class has no types
+
+
+def held(parameter: Tensor) -> Tensor:
+    """What this process has of a parameter."""
+    return parameter.data.to_local() if isinstance(parameter.data, DTensor) else parameter.data
+
+
+def inside(parameter: Tensor) -> DTensor | None:
+    return parameter.data if isinstance(parameter.data, DTensor) else None
+
+
+def gathered(parameter: Tensor) -> Tensor:
+    """The whole of it, from all processes."""
+    return parameter.data.full_tensor() if isinstance(parameter.data, DTensor) else parameter.data
+
+
+def mesh_of(*sizes: int) -> DeviceMesh:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("outer", "inner")[: len(sizes)])
+
+
+def cut_by_fsdp(module: own.Own, mesh: DeviceMesh) -> own.Own:
+    for number in range(2):
+        fully_shard(module.layer(number), mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+def cut_by_tensor_parallelism(module: own.Own, mesh: DeviceMesh) -> own.Own:
+    for number in range(2):
+        plan = {"qkv": ColwiseParallel(), "out": RowwiseParallel()}
+        parallelize_module(module.layer(number), mesh, plan)
+    return module
+
+
+def cut_by_both(module: own.Own, mesh: DeviceMesh) -> own.Own:
+    return cut_by_fsdp(cut_by_tensor_parallelism(module, mesh["inner"]), mesh["outer"])
+
+
+def cut_by_columns(module: own.Own, mesh: DeviceMesh) -> own.Own:
+    """Shard(1), Shard(0) and Replicate side by side, and on two axes of a mesh both."""
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if parameter is module.decoder.weight and part is module.decoder:
+                continue
+            wanted = [Shard(1 if parameter.ndim > 1 else 0), Shard(0)][: mesh.ndim]
+            placements = wanted if parameter.shape[0] != 5 else [Replicate()] * mesh.ndim
+            part.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, placements)))
+    module.decoder.weight = module.tokens.weight
+    return module
+
+
+def loaded(folder: Path, cut: Callable[[own.Own, DeviceMesh], own.Own], mesh: DeviceMesh, **options: Any) -> Result:
+    """What came of loading into a module that is cut so, against a module that is whole."""
+    with torch.device("meta") if options.pop("meta", False) else torch.device("cpu"):
+        module = own.Own(own.SIZES)
+    module.powers = 2.0 ** torch.arange(4)  # no checkpoint has it
+    module = cut(module, mesh)
+    before = {name: id(one) for name, one in module.named_parameters()}
+    with watched() as communication:
+        porting.load(folder / "source", module, folder / "own.toml", **options)
+    whole = own.Own(own.SIZES)
+    porting.load(folder / "source", whole, folder / "own.toml", **options)
+    expected = dict(whole.named_parameters())
+    differ, local, total = [], 0, 0
+    for name, parameter in module.named_parameters():
+        value = gathered(parameter)
+        if value.dtype != expected[name].dtype or not torch.equal(value, expected[name].data):
+            differ.append(name)
+        local += held(parameter).nbytes
+        total += parameter.nbytes
+    record = porting.provenance(module)
+    assert record is not None
+    return {
+        "differ": differ,
+        "collectives": communication.get_total_counts(),
+        "kept": before == {name: id(one) for name, one in module.named_parameters()},
+        "tied": module.decoder.weight is module.tokens.weight,
+        "read": record.nbytes_read,
+        "local": local,
+        "total": total,
+        "placements": sorted(
+            {str(one.data.placements) for one in module.parameters() if isinstance(one.data, DTensor)}
+        ),
+    }
+
+
+def wide(folder: Path, rank: int, count: int) -> Result:
+    """A transposition, a fusion and a plain copy of tensors whose rows are long: bytes, collectives and memory."""
+    mesh = mesh_of(count)
+    with torch.device("meta"):
+        module = nn.ParameterDict({name: torch.empty(shape) for name, shape in WIDE.items()})
+    fully_shard(module, mesh=mesh)
+    file = Path("/proc/self/io")
+    before = int(file.read_text().split()[1])
+    with watched() as communication, Largest() as largest:
+        porting.load(folder / "wide", module, folder / "wide.toml")
+    after = int(file.read_text().split()[1])
+    record = porting.provenance(module)
+    assert record is not None
+    source = porting.open_checkpoint(folder / "wide")
+    expected = {
+        "turned": source.read("kernel").T,
+        "fused": torch.cat([source.read(f"part.{name}") for name in "qkv"]),
+        "plain": source.read("plain"),
+    }
+    return {
+        "differ": [name for name, one in module.items() if not torch.equal(gathered(one), expected[name])],
+        "collectives": communication.get_total_counts(),
+        "read": record.nbytes_read,
+        "by the system": after - before,
+        "local": sum(held(one).nbytes for one in module.values()),
+        "total": sum(one.nbytes for one in expected.values()),
+        "largest": largest.numel,
+        "smallest whole": min(one.numel() for one in expected.values()),
+    }
+
+
+WIDE = {"turned": (514, 260), "fused": (771, 300), "plain": (1030, 128)}
+
+
+def computes(folder: Path, rank: int, count: int) -> Result:
+    """A BERT under FSDP gives the bits that it gives in one process."""
+    from porting.models.bert_heads import BertForPreTraining
+
+    whole = porting.load(folder / "bert")
+    assert isinstance(whole, BertForPreTraining)
+    with torch.device("meta"):
+        module = BertForPreTraining(config=whole.bert.config)
+    for layer in module.bert.layers:
+        fully_shard(layer, mesh=mesh_of(count))
+    fully_shard(module, mesh=mesh_of(count))
+    porting.load(folder / "bert", module.eval())
+    ids = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        one, other = values(module(ids)), values(whole(ids))
+    return {"same": all(map(torch.equal, one, other)), "n": len(one)}
+
+
+def values(output: object) -> list[Tensor]:
+    found = output if isinstance(output, tuple | list) else vars(output).values()
+    return [one for one in found if isinstance(one, Tensor)]
+
+
+def refused(folder: Path, rank: int, count: int) -> Result:
+    """A dropped copy that is none is told by every process, though only one of them sees it."""
+    module = cut_by_fsdp(own.Own(own.SIZES), mesh_of(count))
+    before = [one.to_local().clone() for one in module.parameters() if isinstance(one, DTensor)]
+    try:
+        porting.load(folder / "wrong", module, folder / "own.toml")
+    except porting.PortingError as error:
+        after = [one.to_local() for one in module.parameters() if isinstance(one, DTensor)]
+        return {"told": str(error), "untouched": all(map(torch.equal, before, after))}
+    return {"told": ""}
+
+
+def main(folder: Path, rank: int, count: int) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{count}", rank=rank, world_size=count)
+    flat = mesh_of(count)
+    results: dict[str, Result] = {
+        "fsdp": loaded(folder, cut_by_fsdp, flat),
+        "fsdp on meta": loaded(folder, cut_by_fsdp, flat, meta=True),
+        "fsdp on meta in bfloat16": loaded(folder, cut_by_fsdp, flat, meta=True, dtype=torch.bfloat16),
+        "tensor parallelism": loaded(folder, cut_by_tensor_parallelism, flat),
+        "columns": loaded(folder, cut_by_columns, flat),
+        "wide": wide(folder, rank, count),
+        "refused": refused(folder, rank, count),
+    }
+    if count == 4:
+        mesh = mesh_of(2, 2)
+        results["both"] = loaded(folder, cut_by_both, mesh)
+        results["both on meta"] = loaded(folder, cut_by_both, mesh, meta=True)
+        results["two axes"] = loaded(folder, cut_by_columns, mesh)
+    else:
+        results["computes"] = computes(folder, rank, count)
+    dist.barrier()
+    dist.destroy_process_group()
+    (folder / f"result-{count}-{rank}.json").write_text(json.dumps(results))
+
+
+def fork(folder: Path, count: int) -> bool:
+    """As many processes as are asked for, made from this one, which has imported everything; whether all did well."""
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                main(folder, rank, count)
+            except BaseException:  # noqa: BLE001  # a child must not go on as its parent
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    return not any(codes)
+
+
+if __name__ == "__main__":
+    for number in (2, 4):
+        if not fork(Path(sys.argv[1]), number):
+            sys.exit(1)
