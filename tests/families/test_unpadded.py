@@ -107,7 +107,7 @@ def packed() -> Case:
 
 
 def proof(checkpoint: Path, port: BertForPreTraining, folder: Path) -> Report:
-    return verify(checkpoint, port, table(folder, PACKED), loaded=True, inputs=[packed()])
+    return verify(checkpoint, port, table(folder, PACKED), loaded=True, inputs=[packed()], gradients=True)
 
 
 def test_every_layer_is_faithful_on_packed_tokens(checkpoint: Path, port: BertForPreTraining, tmp_path: Path) -> None:
@@ -120,11 +120,13 @@ def test_every_layer_is_faithful_on_packed_tokens(checkpoint: Path, port: BertFo
         "bert.layers.1",
     ]
     assert all(probe.count % sum(LENGTHS) == 0 for probe in report.probes)
+    assert "gradients of bert.layers.1: 35 of 35 parameters agree" in str(report)
 
 
 def test_what_comes_out_of_each_row_is_faithful(checkpoint: Path, port: BertForPreTraining, tmp_path: Path) -> None:
-    report = verify(checkpoint, port, table(tmp_path, PER_ROW), loaded=True)
+    report = verify(checkpoint, port, table(tmp_path, PER_ROW), loaded=True, gradients=True)
     assert report.verdict == "faithful", str(report)
+    assert "gradients of nsp: 39 of 39 parameters agree" in str(report)
     assert [probe.port for probe in report.probes] == ["bert.pooler", "nsp"]
     assert "8 rows of 3 to 24 tokens, padded" in report.cases
 
