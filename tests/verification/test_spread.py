@@ -12,8 +12,9 @@ from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
 from porting.verification import verify
 from porting.verification.compare import MOST_SPREADS
+from porting.verification.measure import MEANING
 from porting.verification.spread import MOST_CHANNELS, MOST_POSITIONS, MOST_ROWS, spread_of
-from tests.verification.planted import BUGS
+from tests.verification.planted import BUGS, FAR_FROM_ZERO
 
 
 def test_the_largest_by_position_and_by_channel() -> None:
@@ -64,3 +65,12 @@ def test_a_report_tells_where_the_first_guilty_modules_differ(checkpoint: Path) 
     channels = torch.tensor(spread.channels, dtype=torch.float64)
     assert torch.allclose(channels / channels.max(), bias / bias.max())  # a dropped bias is the same at every position
     assert torch.allclose(torch.tensor(spread.positions, dtype=torch.float64), channels.max())
+
+
+def test_a_difference_that_is_rounding_is_not_spread_out(checkpoint: Path) -> None:
+    model = load(checkpoint)
+    assert isinstance(model, BertForPreTraining)
+    FAR_FROM_ZERO.plant(model)
+    report = verify(checkpoint, model, loaded=True)
+    assert any((probe.meaning.isolated or 0.0) > MEANING for probe in report.probes)
+    assert [probe.port for probe in report.probes if probe.spreads] == []
