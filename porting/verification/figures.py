@@ -176,6 +176,8 @@ def _logarithmic(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(_tick))
     axes.yaxis.set_minor_locator(NullLocator())
     low, high = axes.get_ylim()
+    if high < 300 * low:  # so few decades that each needs more than one tick
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
     axes.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend
     axes.margins(x=0.01)
 
