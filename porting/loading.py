@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -98,22 +98,16 @@ def load(
         checkpoint = source
     else:
         checkpoint = open_checkpoint(source, revision=revision, token=token, local_files_only=local_files_only)
-    chosen = find_table(table, checkpoint.config)
-    given = isinstance(into, nn.Module)
-    with chosen_for(table, into, chosen):
-        make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
-        module = make() if given else build(make, _bounds(checkpoint))
-        plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
+    fitted = fit(checkpoint, into, table, architecture=architecture, dtype=dtype, fresh=fresh, trust=trust)
+    module, plan = fitted.module, fitted.plan
     filled = _shards(plan, checkpoint, module)
     if filled is None:
         prove_left_out(plan, checkpoint)
     values = weights(plan, checkpoint, own=own) if filled is None else dict(filled.values)
-    if given:
+    if isinstance(into, nn.Module):
         _require_values(module, values)
     else:
-        values |= _initialised(plan, make, values)
-        module.eval()
-        kind = kind if architecture is not None else recognise(chosen, module) or kind
+        values |= initialised(plan, fitted.make, values)
     if filled is None:
         assign(module, values)
     else:
@@ -124,7 +118,7 @@ def load(
         message = f"{len(plan.fresh)} parameters are new and untrained: {', '.join(plan.fresh)}"
         warnings.warn(message, PortingWarning, stacklevel=3)
     nbytes = filled.nbytes if filled is not None else None
-    remember(module, Provenance(checkpoint=checkpoint, plan=plan, architecture=kind, nbytes_read=nbytes))
+    remember(module, Provenance(checkpoint=checkpoint, plan=plan, architecture=fitted.architecture, nbytes_read=nbytes))
     return into if isinstance(into, nn.Module) else module
 
 
@@ -139,6 +133,49 @@ def _shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled | N
 
 def _bounds(checkpoint: Checkpoint) -> Bounds:
     return bounds(len(checkpoint.tensors), sum(info.nbytes for info in checkpoint.tensors.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A module that a checkpoint fits into, before it is filled.
+
+    Attributes:
+        module: the module; if it was built here, it is in eval mode and its weights are on the meta device.
+        plan: what goes where.
+        architecture: what it stands for, if the table names any.
+        make: builds the module.
+    """
+
+    module: nn.Module
+    plan: Plan
+    architecture: Architecture | None
+    make: Callable[[], nn.Module]
+
+
+def fit(
+    checkpoint: Checkpoint,
+    into: Into,
+    table: Table | str | Path | None,
+    *,
+    architecture: str | None = None,
+    dtype: torch.dtype | None = None,
+    fresh: bool = False,
+    trust: bool = False,
+) -> Fitted:
+    """All of :func:`load` that can be done without reading a weight; the arguments are the same.
+
+    Raises:
+        TableError, PlanError, TargetError: as :func:`load`.
+    """
+    chosen = find_table(table, checkpoint.config)
+    given = isinstance(into, nn.Module)
+    with chosen_for(table, into, chosen):
+        make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
+        module = make() if given else build(make, _bounds(checkpoint)).eval()
+        plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
+    if not given:
+        kind = kind if architecture is not None else recognise(chosen, module) or kind
+    return Fitted(module=module, plan=plan, architecture=kind, make=make)
 
 
 def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[str, Tensor]:
@@ -240,7 +277,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other)
 
 
-def _initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The module's own initial values of what the checkpoint does not have, in the dtype that most others have."""
     own = {*plan.fresh, *plan.computed}
     if not own:

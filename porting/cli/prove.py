@@ -42,6 +42,11 @@ Html = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", dir_okay=False, help="Also write the report as a page for a browser."),
 ]
+Stream = Annotated[
+    bool,
+    typer.Option("--stream", help="For models larger than memory: read each layer's weights when it is reached."),
+]
+Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
 
 
@@ -181,6 +186,8 @@ def verify(
     seed: Seed = 0,
     gradients: Gradients = False,
     steps: Steps = 0,
+    stream: Stream = False,
+    longest: Longest = 512,
     fresh: options.Fresh = False,
     trust: options.Trust = False,
     every: EveryProbe = False,
@@ -203,6 +210,7 @@ def verify(
       porting verify --reference old_model.py:build --into new_model.py:build --inputs batch.safetensors
       porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
       porting verify ./my-checkpoint --html report.html
+      porting verify ./larger-than-memory --stream --longest 64
       porting verify google-bert/bert-base-uncased --json > report.json
     """
     with Screen("verify", as_json=as_json) as screen:
@@ -233,6 +241,8 @@ def verify(
                 seed=seed,
                 gradients=gradients,
                 steps=steps,
+                stream=stream,
+                longest=longest,
                 fresh=fresh,
                 trust=trust,
                 progress=tell,
@@ -240,7 +250,12 @@ def verify(
         same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
         same += options.given(reference=reference, inputs=inputs)
         asked = options.given(
-            dtype=[one.value for one in dtypes or []], seed=seed or None, gradients=gradients, steps=steps or None
+            dtype=[one.value for one in dtypes or []],
+            seed=seed or None,
+            gradients=gradients,
+            steps=steps or None,
+            stream=stream,
+            longest=None if longest == 512 else longest,
         )
         again = shlex.join(["porting", "verify", *options.again(source), *same, *asked])
         report = replace(report, call=again)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +45,13 @@ MOST_SPREADS = 8
 """Of so many guilty probes, the first ones, the report tells where their differences lie."""
 
 
+class Sees(Protocol):
+    """What an :class:`~porting.verification.observe.Observer` does while a pass goes on."""
+
+    def see(self, value: Tensor, scale: float) -> None:
+        """Add an activation that was computed."""
+
+
 class Comparison:
     """What is known of a port, side after side and dtype after dtype.
 
@@ -62,11 +70,11 @@ class Comparison:
     def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
         self._table = table
         self.sizes = sizes
-        self.exact: list[Trace] = []
+        self.exact: list[Mapping[Point, Tensor]] = []
         self.warnings: list[str] = []
         self.ran: set[str] = set()
         self.pairings: list[Pairing] = []
-        self.anchors: list[dict[Point, Anchor]] = []
+        self.anchors: list[Mapping[Point, Anchor]] = []
         self._meaning: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
         self._spans: dict[Point, Span] = {}
         self._spreads: dict[Point, list[Spread]] = {}
@@ -96,6 +104,9 @@ class Comparison:
                 del found[point]
                 self._warn(f"the reference's {point} has values that are no numbers, it is not compared")
             self.exact.append(found)
+        self._tell_lowered()
+
+    def _tell_lowered(self) -> None:
         if self._lowered:
             named = ", ".join(f"{point} ({', '.join(span.lowered)})" for point, span in self._lowered.items())
             self._warn(f"the reference computes in less than float64 whatever its weights are, before {named}")
@@ -116,7 +127,7 @@ class Comparison:
             self._isolated(port, case, observer)
             observer.rest()
 
-    def _isolated(self, port: Side, case: int, observer: Observer) -> None:
+    def _isolated(self, port: Side, case: int, observer: Sees) -> None:
         pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
         watch = Watch()
 
@@ -151,29 +162,24 @@ class Comparison:
         for view in (END, ALONE):
             ours: Errors = {}
             theirs: Errors = {}
-            for case, exact in enumerate(self.exact):
-                pairing, anchors = self.pairings[case], self.anchors[case]
+            for case in range(len(self.exact)):
                 self._measure_reference(reference, case, view == ALONE, theirs)
-
-                def visit(
-                    point: Point,
-                    value: Tensor,
-                    pairing: Pairing = pairing,
-                    anchors: Mapping[Point, Anchor] = anchors,
-                    exact: Trace = exact,
-                    alone: bool = view == ALONE,
-                    ours: Errors = ours,
-                ) -> Tensor | None:
-                    if point not in pairing.pairs:
-                        return None
-                    anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
-                    ours.setdefault(point, []).append(error(value, anchor))
-                    return anchor.value.to(value.dtype, copy=True) if alone else None
-
-                port.run(case, visit, wanted=list(pairing.pairs))
+                self._measure_port(port, case, view == ALONE, ours)
             tier.port[view] = {point: pooled(errors) for point, errors in ours.items()}
             tier.reference[view] = {point: pooled(errors) for point, errors in theirs.items()}
         self._tiers.append(tier)
+
+    def _measure_port(self, port: Side, case: int, alone: bool, errors: Errors) -> None:
+        pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
+
+        def visit(point: Point, value: Tensor) -> Tensor | None:
+            if point not in pairing.pairs:
+                return None
+            anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
+            errors.setdefault(point, []).append(error(value, anchor))
+            return anchor.value.to(value.dtype, copy=True) if alone else None
+
+        port.run(case, visit, wanted=list(pairing.pairs))
 
     def _measure_reference(self, reference: Side, case: int, alone: bool, errors: Errors) -> None:
         """The reference's errors at the port's points: each is measured as soon as all that makes it up is there."""
@@ -266,14 +272,14 @@ def _ratios(tier: Tier, point: Point) -> View:
     return View(end_to_end=of(END) or 0.0, isolated=of(ALONE))
 
 
-def _anchored(one: Pair, anchor: Anchor, exact: Trace, own: Tensor | None) -> Anchor:
+def _anchored(one: Pair, anchor: Anchor, exact: Mapping[Point, Tensor], own: Tensor | None) -> Anchor:
     """The anchor, with the port's own values in the parts that have no counterpart."""
     if one.whole or own is None:
         return anchor
     return Anchor(one.carry(exact, own.double()), anchor.scale, anchor.rms)
 
 
-def _shapes(trace: Trace) -> dict[Point, tuple[int, ...]]:
+def _shapes(trace: Mapping[Point, Tensor]) -> dict[Point, tuple[int, ...]]:
     return {point: tuple(value.shape) for point, value in trace.items()}
 
 

@@ -155,7 +155,7 @@ class _Sight:
         return self.comparison.anchors[self.case]
 
     @property
-    def _exact(self) -> Trace:
+    def _exact(self) -> Mapping[Point, Tensor]:
         return self.comparison.exact[self.case]
 
     @cached_property

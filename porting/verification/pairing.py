@@ -14,7 +14,7 @@ from porting.notation.table import Table
 from porting.plan.align import Alignment, Shape, Step, align
 from porting.plan.move import gather
 from porting.verification.faults import VerifyError
-from porting.verification.trace import Point, Trace, numbered, points, split
+from porting.verification.trace import Point, numbered, points, split
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pair:
         copies = [copy for copy in self.step.copies if copy.target == self.point]
         return tuple(dict.fromkeys(numbered(copy.source, self.call) for copy in copies))
 
-    def carry(self, trace: Trace, own: Tensor | None = None) -> Tensor:
+    def carry(self, trace: Mapping[Point, Tensor], own: Tensor | None = None) -> Tensor:
         """The reference's value as the port should have it; a view where the layout allows it.
 
         Args:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from porting.errors import Code, Fault
 from porting.loading import Into, weights
@@ -24,17 +24,29 @@ from porting.verification.culprit import Both, name_causes
 from porting.verification.environment import peak, undisturbed, versions
 from porting.verification.faults import VerifyError
 from porting.verification.golden import refuse_with_recording, without_rounding
-from porting.verification.inputs import Case, for_port
+from porting.verification.inputs import Case
+from porting.verification.large import verify_streamed
 from porting.verification.learning import learn
 from porting.verification.limits import never_ran
 from porting.verification.observe import Observer, shown, unseen
 from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
-from porting.verification.references import Living, Recorded, Reference, floating
+from porting.verification.references import Living, Recorded, Reference, port_side
 from porting.verification.report import Cost, Report
 from porting.verification.running import Clock, Side
-from porting.verification.subject import Subject, cast, exactly, prepare, renew, stored_dtype, warned, writers
-from porting.verification.trace import points
+from porting.verification.subject import (
+    Subject,
+    cast,
+    exactly,
+    prepare,
+    refuse_beside_streaming,
+    renew,
+    stored_dtype,
+    warned,
+    writers,
+)
+
+Prove = Callable[..., Report]
 
 
 def verify(
@@ -55,6 +67,7 @@ def verify(
     gradients: bool = False,
     steps: int = 0,
     causes: bool = True,
+    stream: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Prove that a module computes what transformers computes from the same checkpoint.
@@ -78,6 +91,9 @@ def verify(
         gradients: compare the parameters' gradients as well.
         steps: compare the weights after this many steps of SGD and of AdamW as well; more than 0 implies gradients.
         causes: look for the cause when a module is guilty.
+        stream: for models larger than memory: all passes go through the model side by side, and the weights of a layer
+            are read when it is reached and forgotten behind it.  The numbers are the same; which weights reach a probe,
+            gradients and causes are not looked for.
         progress: called with what is done, how many steps are done and how many there are.
 
     Returns:
@@ -88,21 +104,23 @@ def verify(
         VerifyError: the reference or the module cannot be run, or the probes do not fit.
     """
     given = dict(locals())  # before anything else has a name here
+    learns = gradients or steps > 0
+    if stream:
+        refuse_beside_streaming(loaded=loaded, gradients=learns, into=into, reference=reference is not None)
+        prove: Prove = verify_streamed
+    else:
+        prove = partial(_verify, loaded=loaded, gradients=learns, steps=steps, causes=causes)
     with undisturbed(seed):
-        report = _verify(
+        report = prove(
             contenders(source, into, table, reference, revision=revision, loaded=loaded),
             by_default=table is None and reference is None,
             architecture=architecture,
             dtypes=tuple(dict.fromkeys(dtypes)),
             seed=seed,
             longest=longest,
-            loaded=loaded,
             fresh=fresh,
             trust=trust,
             inputs=inputs,
-            gradients=gradients or steps > 0,
-            steps=steps,
-            causes=causes,
             tell=progress or (lambda what, done, total: None),
         )
     return replace(report, call=spelled_call("porting.verify", verify, given))
@@ -171,7 +189,7 @@ def _verify(
 
     def port(dtype: torch.dtype) -> Side:
         own = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
-        return _port(own, dtype, chosen, cases, clock)
+        return port_side(own, dtype, chosen, cases, clock)
 
     comparison.anchor(reference(torch.float64), recorded.lowered if recorded else None)
     comparison.warnings += [without_rounding(dtype) for dtype in lost]
@@ -250,13 +268,3 @@ def _opponent(given: Contenders, subject: Subject) -> Reference:
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=theirs.recording.where, message=message))
     refuse_unknown(given.table, lambda terms: theirs.points(terms, given.table.prefix), subject.module)
     return theirs
-
-
-def _port(module: nn.Module, dtype: torch.dtype, table: Table, cases: Sequence[Case], clock: Clock) -> Side:
-    return Side(
-        title="the port",
-        module=module,
-        arguments=[floating(for_port(table.inputs, case.inputs, dtype), dtype) for case in cases],
-        wanted=points((term for rule in table.probes for term in rule.targets), module, table.target_prefix),
-        clock=clock,
-    )

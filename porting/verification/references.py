@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from porting.notation.rule import Term
+from porting.notation.table import Table
 from porting.plan.matching import Matcher
 from porting.target import named_tensors
 from porting.verification.golden import Recording
-from porting.verification.inputs import Case
+from porting.verification.inputs import Case, for_port
 from porting.verification.running import Clock, Side
 from porting.verification.subject import cast
 from porting.verification.trace import Point, Trace, Visit, points, split
@@ -159,3 +160,14 @@ def stored(module: nn.Module) -> torch.dtype:
 
 def _bare(point: Point) -> Point:
     return split(point)[0]
+
+
+def port_side(module: nn.Module, dtype: torch.dtype, table: Table, cases: Sequence[Case], clock: Clock) -> Side:
+    """The port, ready to be run on the cases that the table's [inputs] make for it."""
+    return Side(
+        title="the port",
+        module=module,
+        arguments=[floating(for_port(table.inputs, case.inputs, dtype), dtype) for case in cases],
+        wanted=points((term for rule in table.probes for term in rule.targets), module, table.target_prefix),
+        clock=clock,
+    )

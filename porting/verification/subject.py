@@ -12,8 +12,18 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault
-from porting.loading import Into, PortingWarning, load, maker, provenance, same_bits
-from porting.notation.table import Table
+from porting.loading import (
+    Into,
+    PortingWarning,
+    fit,
+    initialised,
+    load,
+    maker,
+    prove_left_out,
+    provenance,
+    same_bits,
+)
+from porting.notation.table import Architecture, Table
 from porting.plan.align import align
 from porting.plan.check import check
 from porting.plan.move import forward
@@ -72,15 +82,58 @@ def prepare(
         plan, kind = record.plan, record.architecture
     if reference:  # somebody said what it is compared with
         return Subject(module=port.eval(), plan=plan, reference=reference)
+    return Subject(module=port.eval(), plan=plan, reference=_reference_name(checkpoint, kind, architecture))
+
+
+def prepare_lazily(
+    checkpoint: Checkpoint, into: Into, table: Table, architecture: str | None, *, fresh: bool, trust: bool
+) -> Subject:
+    """The same without the weights that the checkpoint gives: they stay on the meta device.
+
+    Raises:
+        PlanError, TargetError: as :func:`porting.load`.
+        VerifyError: nothing says what the reference is, or there are parameters that the checkpoint does not give.
+    """
+    named = architecture if table.architectures else None
+    fitted = fit(checkpoint, into, table, architecture=named, fresh=fresh, trust=trust)
+    if fitted.plan.fresh:
+        message = f"{len(fitted.plan.fresh)} parameters are new, and a streamed run has no place to keep them"
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint="verify it without stream=True (--stream)"))
+    prove_left_out(fitted.plan, checkpoint)
+    assign(fitted.module, initialised(fitted.plan, fitted.make, {}))
+    name = _reference_name(checkpoint, fitted.architecture, architecture)
+    return Subject(module=fitted.module, plan=fitted.plan, reference=name)
+
+
+def refuse_beside_streaming(*, loaded: bool, gradients: bool, into: Into, reference: bool) -> None:
+    """Refuse what needs a whole model in memory.
+
+    Raises:
+        VerifyError: something was asked for that a streamed run cannot do.
+    """
+    wrong = []
+    if loaded or isinstance(into, nn.Module):
+        wrong.append("a module that is built already: pass its class, or a function that builds it")
+    if gradients:
+        wrong.append("gradients and training: they keep every layer's weights")
+    if reference:
+        wrong.append("another reference than the checkpoint in transformers")
+    if wrong:
+        raise VerifyError(
+            Fault(code=Code.BAD_TARGET, message=f"stream=True (--stream) cannot take {one}") for one in wrong
+        )
+
+
+def _reference_name(checkpoint: Checkpoint, kind: Architecture | None, architecture: str | None) -> str:
     if kind is not None:
-        return Subject(module=port.eval(), plan=plan, reference=kind.name)
+        return kind.name
     declared = checkpoint.config.get("architectures")
     names = [architecture] if architecture else list(declared) if isinstance(declared, list) else []
     if not names:
         message = "neither the table nor config.json says which architecture the reference has"
         hint = "name it: architecture= (--architecture), as transformers spells it"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
-    return Subject(module=port.eval(), plan=plan, reference=str(names[0]))
+    return str(names[0])
 
 
 def _copied(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:

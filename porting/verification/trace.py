@@ -13,13 +13,13 @@ second, and so on.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ MASKED = -40.0
 """A score this far below its row's largest has a share of the attention below float64's unit roundoff (exp(-36.7))."""
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+_SOFTMAX_ITSELF = F.softmax
 
 
 def points(terms: Iterable[Term], module: nn.Module, prefix: str = "") -> list[Point]:
@@ -172,7 +173,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward and self._attending:
             # torch sends nothing here that is called from within one of its own functions.
-            with patch.object(F, "softmax", self._softmax), patch.object(F, SDPA.__name__, self._fused):
+            with _inside(self):
                 return func(*args, **kwargs)
         if func in _SOFTMAX and self._attending:
             return self._softmax(*args, _like=func, **kwargs)
@@ -185,7 +186,7 @@ class _Recorder(TorchFunctionMode):
         """The innermost module that is running and whose scores or probabilities are wanted."""
         return next((one for one in reversed(self._stack) if one[0] in self._inner), None)
 
-    def _softmax(self, input: Tensor, *args: Any, _like: Callable[..., Any] = F.softmax, **kwargs: Any) -> Any:  # noqa: A002  # torch's own signature
+    def _softmax(self, input: Tensor, *args: Any, _like: Callable[..., Any] = _SOFTMAX_ITSELF, **kwargs: Any) -> Any:  # noqa: A002  # torch's own signature
         dim = args[0] if args else kwargs.get("dim", -1)
         instead = self._scored(input, dim if isinstance(dim, int) else -1)
         return self._weighed(_like(input if instead is None else instead, *args, **kwargs))
@@ -226,6 +227,45 @@ class _Recorder(TorchFunctionMode):
 
 
 SDPA = F.scaled_dot_product_attention
+
+
+class _Inside(threading.local):
+    """The recorder that looks into one of torch's own functions, in this thread."""
+
+    recorder: _Recorder | None = None
+
+
+_HERE = _Inside()
+_PATCHED = [0]
+"""How many passes look into one now: they may go side by side, and the last one out leaves torch as it was."""
+
+
+@contextmanager
+def _inside(recorder: _Recorder) -> Iterator[None]:
+    """Softmax and attention are seen also where they are called from within one of torch's own functions."""
+    _HERE.recorder = recorder
+    _PATCHED[0] += 1
+    F.softmax, F.scaled_dot_product_attention = _seen_softmax, _seen_attention
+    try:
+        yield
+    finally:
+        _HERE.recorder = None
+        _PATCHED[0] -= 1
+        if not _PATCHED[0]:
+            F.softmax, F.scaled_dot_product_attention = _SOFTMAX_ITSELF, SDPA
+
+
+def _seen_softmax(*args: Any, **kwargs: Any) -> Any:  # torch's own signature
+    recorder = _HERE.recorder
+    return _SOFTMAX_ITSELF(*args, **kwargs) if recorder is None else recorder._softmax(*args, **kwargs)
+
+
+_SOFTMAX.add(_seen_softmax)  # torch tells of softmax by the name that it has in its module now
+
+
+def _seen_attention(*args: Any, **kwargs: Any) -> Any:  # torch's own signature
+    recorder = _HERE.recorder
+    return SDPA(*args, **kwargs) if recorder is None else recorder._fused(*args, **kwargs)
 
 
 def attention_scores(

@@ -1,0 +1,284 @@
+"""Verifying a model that is larger than memory: all passes go through it side by side, one probe at a time.
+
+What a pass needs of a layer is read when it gets there (:mod:`porting.verification.lazy`), and the others are there
+at the same time: each part of the files is read from disk once, and the reference's activations are forgotten as soon
+as everybody has been measured by them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault
+from porting.plan.align import Step
+from porting.plan.move import forward
+from porting.plan.plan import Plan
+from porting.target import named_tensors
+from porting.verification.compare import ALONE, END, Comparison, Errors, Tier
+from porting.verification.convoy import Convoy
+from porting.verification.faults import VerifyError
+from porting.verification.lazy import with_lazy_weights
+from porting.verification.measure import Anchor, Error, finite, pooled
+from porting.verification.pairing import Pairing, pair
+from porting.verification.running import Side
+from porting.verification.span import Watch
+from porting.verification.trace import Point, Visit
+
+MakeSide = Callable[[torch.dtype, bool], Side]
+"""A side of its own for a pass: its dtype, and whether its weights are hollow, for shapes only."""
+
+
+class Unwatched:
+    """Stands for an observer: gradients would keep every layer's weights, so what reaches a probe is not measured."""
+
+    def see(self, value: Tensor, scale: float) -> None:
+        """Nothing is kept."""
+
+
+class Streamed(Comparison):
+    """A comparison in which nothing waits in memory for a later pass."""
+
+    def together(
+        self, reference: MakeSide, port: MakeSide, dtypes: Sequence[torch.dtype], tell: Callable[[int, int], None]
+    ) -> None:
+        """Run every pass that :class:`Comparison` runs one after the other.
+
+        Args:
+            reference, port: make the sides.
+            dtypes: the working dtypes.
+            tell: is told how many of how many of the reference's probes are done.
+
+        Raises:
+            VerifyError: a pass fails, the probes do not fit, or the reference has values that are no numbers.
+        """
+        self._pair(reference(torch.float64, True), port(torch.float64, True))
+        convoy = Convoy()
+        views = [(dtype, view) for dtype in dtypes for view in (END, ALONE)]
+        ours: dict[tuple[torch.dtype, str], Errors] = {one: {} for one in views}
+        theirs: dict[tuple[torch.dtype, str], Errors] = {one: {} for one in views}
+        ends: Errors = {}
+        total, done = sum(len(pairing.compared) for pairing in self.pairings), Counter[str]()
+
+        def told() -> None:
+            done["probes"] += 1
+            tell(done["probes"], total)
+
+        for case, pairing in enumerate(self.pairings):
+            relay = Relay(convoy, pairing, references=len(views), ports=2 + len(views))
+            self.exact.append(relay)
+            self.anchors.append(Anchors(relay, pairing))
+            convoy.add(partial(self._lead, reference(torch.float64, False), case, relay, told), leads=True)
+            convoy.add(
+                partial(self._measure_port, relay.followed(port(torch.float64, False), port=True), case, False, ends)
+            )
+            convoy.add(
+                partial(self._isolated, relay.followed(port(torch.float64, False), port=True), case, Unwatched())
+            )
+            for dtype, view in views:
+                alone, key = view == ALONE, (dtype, view)
+                own, other = (
+                    relay.followed(port(dtype, False), port=True),
+                    relay.followed(reference(dtype, False), port=False),
+                )
+                convoy.add(partial(self._measure_port, own, case, alone, ours[key]))
+                convoy.add(partial(self._measure_reference, other, case, alone, theirs[key]))
+        convoy.run()
+        self._tell_lowered()
+        self._meaning[END] = {point: pooled(errors).largest for point, errors in ends.items()}
+        for dtype in dtypes:
+            tier = Tier(dtype)
+            for view in (END, ALONE):
+                tier.port[view] = _pooled(ours[dtype, view])
+                tier.reference[view] = _pooled(theirs[dtype, view])
+            self._tiers.append(tier)
+
+    def _pair(self, reference: Side, port: Side) -> None:
+        """Pair the probes by their shapes, which a pass without values gives."""
+        for case in range(len(reference.arguments)):
+            shapes = _shapes_of(reference, case), _shapes_of(port, case)
+            self.pairings.append(pair(self._table, *shapes, self.sizes))
+
+    def _lead(self, reference: Side, case: int, relay: Relay, told: Callable[[], None]) -> None:
+        """The reference in float64: its activations go to the others, and it waits until they have gone as far."""
+        watch = Watch()
+        wanted = set(self.pairings[case].compared)
+
+        def visit(point: Point, value: Tensor) -> None:
+            span = watch.cut()
+            if span.lowered:
+                self._lowered[point] = span
+            if point not in wanted:
+                return
+            if not finite(value):
+                message = f"the reference's {point} has values that are no numbers"
+                hint = "without stream=True (--stream) such a probe is left out, and the others are compared"
+                raise VerifyError(Fault(code=Code.NO_REFERENCE, where=point, message=message, hint=hint))
+            told()
+            relay.publish(point, value.detach().clone(memory_format=torch.contiguous_format))
+            watch.cut()
+
+        with watch:
+            reference.run(case, visit)
+
+
+class Relay(Mapping[Point, Tensor]):
+    """The reference's activations on their way: who asks for one that is not there yet waits for it.
+
+    Args:
+        convoy: of the passes.
+        pairing: what is compared.
+        references, ports: how many passes of each side follow.
+    """
+
+    def __init__(self, convoy: Convoy, pairing: Pairing, *, references: int, ports: int) -> None:
+        self._convoy = convoy
+        self._pairing = pairing
+        self._here: dict[Point, Tensor] = {}
+        self._needed = Counter(dict.fromkeys(pairing.compared, references))
+        for one in pairing.pairs.values():
+            self._needed.update(dict.fromkeys(one.sources, ports))
+
+    def publish(self, point: Point, value: Tensor) -> None:
+        """Hand an activation on, and let the others go as far as they can."""
+        self._here[point] = value
+        self._convoy.wait()
+
+    def __getitem__(self, point: Point) -> Tensor:
+        """The activation; the pass that asks waits until it is there."""
+        if point not in self._here:
+            self._convoy.wait(lambda: point in self._here)
+        return self._here[point]
+
+    def __iter__(self) -> Iterator[Point]:
+        """Those that are here now."""
+        return iter(self._here)
+
+    def __len__(self) -> int:
+        """How many are here now."""
+        return len(self._here)
+
+    def needs(self, point: Point) -> bool:
+        """Whether some pass has still to be measured by it."""
+        return self._needed[point] > 0
+
+    def followed(self, side: Side, *, port: bool) -> Side:
+        """The same side, which says when it has left a point behind."""
+        return Follower(**vars(side), relay=self, port=port)
+
+    def leave(self, point: Point, *, port: bool) -> None:
+        """A pass has been measured at a point of the port, or of the reference."""
+        for source in self._pairing.pairs[point].sources if port else (point,):
+            self._needed[source] -= 1
+            if not self._needed[source]:
+                self._here.pop(source, None)
+
+
+class Anchors(Mapping[Point, Anchor]):
+    """What the port's activations are measured from, made of what the relay has and forgotten with it."""
+
+    def __init__(self, relay: Relay, pairing: Pairing) -> None:
+        self._relay = relay
+        self._pairing = pairing
+        self._made: dict[Point, Anchor] = {}
+
+    def __getitem__(self, point: Point) -> Anchor:
+        """The anchor; the pass that asks waits until the reference has been there."""
+        if point not in self._made:
+            made = Anchor.of(self._pairing.pairs[point].carry(self._relay))
+            for past in [past for past in self._made if not self._needed(past)]:
+                del self._made[past]
+            self._made[point] = made
+        return self._made[point]
+
+    def _needed(self, point: Point) -> bool:
+        return any(self._relay.needs(source) for source in self._pairing.pairs[point].sources)
+
+    def __iter__(self) -> Iterator[Point]:
+        """Those that are made."""
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        """How many are made."""
+        return len(self._made)
+
+
+@dataclass(kw_only=True)
+class Follower(Side):
+    """A side whose passes tell a relay what they have left behind."""
+
+    relay: Relay
+    port: bool
+
+    def run(
+        self,
+        case: int,
+        visit: Visit,
+        *,
+        wanted: Sequence[Point] | None = None,
+        ran: Callable[[str], None] | None = None,
+        gradients: bool = False,
+        isolated: bool = False,
+    ) -> None:
+        """As any side; gradients are off."""
+
+        def visited(point: Point, value: Tensor) -> Tensor | None:
+            instead = visit(point, value)
+            self.relay.leave(point, port=self.port)
+            return instead
+
+        super().run(case, visited, wanted=wanted, ran=ran, isolated=isolated)
+
+
+def _shapes_of(side: Side, case: int) -> dict[Point, tuple[int, ...]]:
+    found: dict[Point, tuple[int, ...]] = {}
+
+    def visit(point: Point, value: Tensor) -> None:
+        found[point] = tuple(value.shape)
+
+    side.run(case, visit)
+    return found
+
+
+def _pooled(errors: Errors) -> dict[Point, Error]:
+    return {point: pooled(found) for point, found in errors.items()}
+
+
+def lazy_reference(reference: nn.Module, dtype: torch.dtype, *, hollow: bool) -> nn.Module:
+    """A copy whose weights are cast where they are used; the original's are views of the mapped files."""
+    return with_lazy_weights(
+        reference,
+        dtype,
+        {id(one): one.detach for one in (*reference.parameters(), *reference.buffers())},
+        hollow=hollow,
+    )
+
+
+def lazy_port(module: nn.Module, plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, *, hollow: bool) -> nn.Module:
+    """A copy of a port without weights, whose weights the plan makes of the checkpoint's where they are used.
+
+    In float64 what the table sums or scales is computed in float64.
+    """
+    tensors = dict(named_tensors(module))
+    sources: dict[int, Callable[[], Tensor]] = {}
+    for step in plan.steps:
+        for name in step.targets:
+            sources[id(tensors[name])] = partial(_moved, step, name, plan, checkpoint, dtype == torch.float64)
+    return with_lazy_weights(module, dtype, sources, hollow=hollow)
+
+
+def _moved(step: Step, name: str, plan: Plan, checkpoint: Checkpoint, exact: bool) -> Tensor:
+    """One target tensor of a step."""
+    rounds = step.rule.fold or step.rule.scale is not None
+
+    def read(source: str) -> Tensor:
+        value = checkpoint.read(source)
+        return value.double() if exact and rounds else value
+
+    return next(value for target, value in forward(step, plan.targets, read, plan.scale(step)) if target == name)
