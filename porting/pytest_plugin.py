@@ -75,6 +75,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 def _prove(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Report:
     __tracebackhide__ = True
     from porting.errors import PortingError  # noqa: PLC0415  # torch and transformers, from here on
+    from porting.printable import safe  # noqa: PLC0415
     from porting.verification import verify  # noqa: PLC0415
 
     try:
@@ -85,7 +86,7 @@ def _prove(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) ->
         given.arguments["source"] = _source(item, given.arguments["source"], given.arguments.get("revision"))
         report = verify(*given.args, **given.kwargs)
     except PortingError as error:
-        lines = "\n".join(f"  {fault}" for fault in error.faults)
+        lines = "\n".join(f"  {safe(str(fault))}" for fault in error.faults)
         pytest.fail(f"the port cannot be verified:\n{lines}", pytrace=False)
     item.user_properties.append(("porting_verdict", report.verdict))
     if not report.as_claimed:

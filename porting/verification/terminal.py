@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from porting.printable import safe
 from porting.verification.because import cause_lines
 from porting.verification.learned_lines import tell_learned
 from porting.verification.limits import clause
@@ -33,17 +34,20 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
 
 def render(report: Report, *, every_probe: bool = False) -> RenderableType:
     """The report for a rich console; with ``every_probe`` a row for each probe in place of one for each layer."""
-    return Group(
-        *verdict_lines(report),
-        Text(),
-        _grid(report, every_probe),
-        Text(),
+    above = verdict_lines(report)
+    below = (
         *culprit_lines(report),
         *cause_lines(report.causes, listed),
         *tell_learned(report.learned, listed),
         *shown_lines(report),
         *other_lines(report),
     )
+    return Group(*map(_seen, above), Text(), _grid(report, every_probe), Text(), *map(_seen, below))
+
+
+def _seen(line: Text) -> Text:
+    """The line; what a name brought along that moves the cursor or turns the line is spelled out."""
+    return line if line.plain.isprintable() else Text(safe(line.plain), line.style)
 
 
 def as_text(report: Report, *, width: int = 120, every_probe: bool = False) -> str:
@@ -99,7 +103,7 @@ def _grid(report: Report, every_probe: bool) -> Grid:
                 ratios = [(probe.count, getattr(probe.rounding[dtype], view) or 0.0) for probe in probes]
                 bad = any(ratio > luck(count) for count, ratio in ratios)
                 cells.append(Text(_times(max(ratio for _, ratio in ratios)), _style(bad)))
-        grid.add_row(Text(row.label), *cells, mark(row))
+        grid.add_row(Text(safe(row.label)), *cells, _seen(mark(row)))
     return grid
 
 

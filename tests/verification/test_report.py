@@ -145,6 +145,14 @@ def test_a_person_reads_the_verdict_first() -> None:
     )
 
 
+def test_what_is_in_a_name_cannot_move_the_cursor() -> None:
+    hostile = "a\x1b[2J\u202eb"
+    probes = (Probe(reference=hostile, port=hostile, meaning=View(end_to_end=1.0, isolated=1.0), span=(hostile, "c")),)
+    text = str(small(source=hostile, probes=probes, noise={}, warnings=(hostile,), environment={"torch": hostile}))
+    assert text.count("a\\x1b[2J\\u202eb") == 7
+    assert text.replace("\n", "").isprintable()
+
+
 def test_what_was_not_shown_is_said_and_changes_the_verdicts_words() -> None:
     shown = Shown(activation={"a": 0.25}, copy=("layers.0.b", "layers.1.b", "layers.2.b"), nothing=("d",))
     text = str(small(shown=shown, unseen=("one segment only: the token types were not shown",), skipped=("x -> 1",)))
