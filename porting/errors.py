@@ -104,6 +104,7 @@ class Code(StrEnum):
 
     # Conversions: options that do not go together
     OPTION_REFUSED = "option-refused"
+    RANK_LOST = "rank-lost"
 
     # Exports: a module written as a checkpoint
     CONFIG_UNKNOWN = "config-unknown"

@@ -22,7 +22,7 @@ EVERY = 2.0
 @contextmanager
 def watching(screen: Screen) -> Iterator[Callable[[State], None]]:
     """What a conversion tells how far it has come."""
-    if not screen.as_json and screen.err.is_terminal and not screen.err.is_dumb_terminal:
+    if not (screen.as_json or screen.silent or not screen.err.is_terminal or screen.err.is_dumb_terminal):
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
         with Progress(*columns, console=screen.err, transient=True) as bar:
             task = bar.add_task("writing", total=None, said="")

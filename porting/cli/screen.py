@@ -72,6 +72,7 @@ class Screen(AbstractContextManager["Screen"]):
         self.command = command
         self.as_json = as_json
         self.lines = lines
+        self.silent = False
         self.out = console(sys.stdout)
         self.err = console(sys.stderr)
         self._borrowed = ExitStack()
@@ -130,11 +131,13 @@ class Screen(AbstractContextManager["Screen"]):
 
     def warn(self, message: str) -> None:
         """A line on standard error: the result stands, and this should be known."""
-        self._aside("warning", message, "yellow")
+        if not self.silent:
+            self._aside("warning", message, "yellow")
 
     def note(self, line: str) -> None:
         """A line on standard error that says how far something has come."""
-        self.err.print(Text(safe(line)), soft_wrap=True)
+        if not self.silent:
+            self.err.print(Text(safe(line)), soft_wrap=True)
 
     def show(self, *renderables: RenderableType, soft_wrap: bool = False) -> None:
         """Anything that rich can draw."""
@@ -148,6 +151,9 @@ class Screen(AbstractContextManager["Screen"]):
         self._write(drawn)
 
     def _write(self, content: str) -> None:
+        """Write a part of the result, unless another process says the same."""
+        if self.silent:
+            return
         self.out.file.write(content)
         self.out.file.flush()  # so that a reader that is gone, or a disk that is full, is noticed here
 

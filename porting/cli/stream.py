@@ -94,7 +94,8 @@ def convert(
     """Turn a checkpoint of any size into the port's layout, or back, in fixed memory.
 
     The directory appears in one step when all of it is on the disk. If the process dies before, the same command goes
-    on where it stopped. A record of digests is written beside the weights: porting verify-files reads it.
+    on where it stopped. A record of digests is written beside the weights: porting verify-files reads it. Under
+    torchrun (torchrun --nproc-per-node 4 -m porting convert ...) the processes share the tensors.
 
     \b
     Examples:
@@ -103,39 +104,40 @@ def convert(
       porting convert ./my-checkpoint ./half --dtype bfloat16 --shard-size 5GB --memory 64MB
     """
     with Screen("convert", as_json=as_json, lines=True) as screen:
-        from porting.converting import carry_out, estimate, prepare
+        from porting.converting import carry_out, estimate, joined, prepare
 
-        make = options.builder(into, trust=trust)
-        draft = prepare(
-            source,
-            destination,
-            table,
-            reverse=reverse,
-            into=make,
-            architecture=architecture,
-            derive=derive,
-            like=like,
-            dtype=options.dtype_of(dtype),
-            fresh=fresh,
-            trust=trust,
-            shard_size=shard_size,
-            overwrite=overwrite,
-        )
-        for warning in draft.recipes.warnings:
-            screen.warn(warning)
-        plan = _plan(draft, destination)
-        if dry_run:
-            seconds = estimate(draft, destination, threads=threads)
-            screen.document({"event": "plan", **plan, "seconds": seconds})
-            _say_plan(screen, draft, plan, seconds)
-            return
-        screen.document({"event": "begin", **plan})
-        with watching(screen) as tell:
-            done = carry_out(
-                draft, destination, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell
+        with joined() as rank:  # one of several processes that torchrun started, or the only one
+            screen.silent = rank > 0
+            draft = prepare(
+                source,
+                destination,
+                table,
+                reverse=reverse,
+                into=options.builder(into, trust=trust),
+                architecture=architecture,
+                derive=derive,
+                like=like,
+                dtype=options.dtype_of(dtype),
+                fresh=fresh,
+                trust=trust,
+                shard_size=shard_size,
+                overwrite=overwrite,
             )
-        _say_done(screen, draft, done)
-        screen.next("verify-files", str(destination))
+            for warning in draft.recipes.warnings:
+                screen.warn(warning)
+            plan = _plan(draft, destination)
+            if dry_run:
+                seconds = estimate(draft, destination, threads=threads)
+                screen.document({"event": "plan", **plan, "seconds": seconds})
+                _say_plan(screen, draft, plan, seconds)
+                return
+            screen.document({"event": "begin", **plan})
+            with watching(screen) as tell:
+                done = carry_out(
+                    draft, destination, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell
+                )
+            _say_done(screen, draft, done)
+            screen.next("verify-files", str(destination))
 
 
 def _plan(draft: Draft, destination: Path) -> dict[str, object]:

@@ -4,6 +4,7 @@ from porting.converting.conversion import Converted, carry_out, convert, prepare
 from porting.converting.draft import Draft
 from porting.converting.integrity import FilesReport, verify_files
 from porting.converting.progress import Progress
+from porting.converting.team import joined
 from porting.converting.timing import estimate
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "carry_out",
     "convert",
     "estimate",
+    "joined",
     "prepare",
     "verify_files",
 ]

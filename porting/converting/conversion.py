@@ -17,6 +17,7 @@ from porting.converting.draft import Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.proving import prove_same
+from porting.converting.team import current_team
 from porting.converting.workplace import workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault
@@ -127,6 +128,9 @@ def convert(
         TargetError: the module cannot be built, or an option does not fit.
 
     Whatever is raised, nothing stands at the destination that was not there before, and the input is untouched.
+
+    Where ``torch.distributed`` has a group of several processes, all of them have to make this call: they share the
+    tensors by their bytes, and each returns the same.
     """
     draft = prepare(
         source,
@@ -216,14 +220,19 @@ def carry_out(
         raise _wrong(f"memory={memory}: each of {threads} threads needs {LEAST} bytes", hint)
     path = Path(destination)
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
-    needed = draft.outline.size
-    with explained(path, needed), workplace(path) as place:
-        check_destination(path, overwrite=overwrite)  # another process may have finished while this one waited
-        prove_same(draft.recipes.same, draft.checkpoint)
-        written = write_files(draft, place, threads=threads, memory=memory // threads, sha256=sha256, meter=meter)
+    team = current_team()
+    first = team.rank == 0
+    with explained(path, draft.outline.size), workplace(path, first=first) as place:
+        if first:
+            check_destination(path, overwrite=overwrite)  # another process may have finished since
+            prove_same(draft.recipes.same, draft.checkpoint)
+        each = memory // threads
+        written = write_files(draft, place, team, threads=threads, memory=each, sha256=sha256, meter=meter)
         meter.stage = "publishing"
         meter.look()
-        place.publish(path, overwrite=overwrite)
+        if first:
+            place.publish(path, overwrite=overwrite)
+        team.gather(None)
     return _converted(draft, path, written, meter.now)
 
 

@@ -1,15 +1,15 @@
 """What a conversion has done so far, written down as it goes, so that the next one can go on.
 
-One file of lines, each a JSON object: first what is being done (a digest of the plan, and size and time of every file
-of the input), then each tensor once it is written, with its digest.  Nothing is believed because it stands here: a
-tensor is read again, and done again unless its bytes have the digest.
+One file of lines for each process, each line a JSON object: first what is being done (a digest of the plan, and size
+and time of every file of the input), then each tensor once it is written, with its digest.  Nothing is believed because
+it stands here: a tensor is read again, and done again unless its bytes have the digest.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -33,7 +33,7 @@ class Past:
 
 
 class Journal:
-    """A journal that is being written.
+    """A journal that is being written: one that is there already goes on, if it is of the same conversion.
 
     Args:
         path: its file.
@@ -41,24 +41,20 @@ class Journal:
     """
 
     def __init__(self, path: Path, key: Mapping[str, object]) -> None:
+        begun = path.read_bytes().partition(b"\n")[0] if path.exists() else b""
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._end = os.fstat(self._descriptor).st_size
         self._lock = Lock()
-        self._key = key
+        if _is_of(_entry(begun), key):
+            self._end += write_line(self._descriptor, b"\n", self._end)  # the last line may have been cut off
+        else:
+            os.ftruncate(self._descriptor, 0)
+            self._end = 0
+            self._write(key)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
-
-    def begin(self) -> None:
-        """Throw away what stands there, and write the first line."""
-        os.ftruncate(self._descriptor, 0)
-        self._end = 0
-        self._write(self._key)
-
-    def resume(self) -> None:
-        """Go on after the last line, on one of its own even when the last one was cut off."""
-        self._end += write_line(self._descriptor, b"\n", self._end)
 
     def made(self, name: str, made: Made) -> None:
         """A tensor of the output is written."""
@@ -81,18 +77,26 @@ def write_line(descriptor: int, raw: bytes, at: int) -> int:
     return len(raw)
 
 
-def past(path: Path, key: Mapping[str, object]) -> Past | None:
-    """What a journal says; None when there is none, or it is of something else."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return None
-    entries = [entry for line in lines if isinstance(entry := _entry(line), dict)]
-    if not entries or entries[0] != json.loads(json.dumps(key)):
-        return None
+def past(folder: Path, key: Mapping[str, object]) -> Past | None:
+    """What the journals in a folder say; None when there is none, or they are of something else."""
     made: dict[str, Made] = {}
     sources: dict[str, str] = {}
-    for entry in entries[1:]:
+    found = False
+    for path in sorted(folder.glob("*.jsonl")):
+        entries = [one for line in path.read_bytes().split(b"\n") if isinstance(one := _entry(line), dict)]
+        if entries and _is_of(entries[0], key):
+            found = True
+            _take(entries[1:], made, sources)
+    return Past(made=made, sources=sources) if found else None
+
+
+def _is_of(entry: object, key: Mapping[str, object]) -> bool:
+    """Whether the first line of a journal says that it is of this conversion."""
+    return bool(entry == json.loads(json.dumps(key)))
+
+
+def _take(entries: Iterable[object], made: dict[str, Made], sources: dict[str, str]) -> None:
+    for entry in entries:
         match entry:
             case {"tensor": str(name), "digest": str(digest), "infinite": int(infinite), "vanished": int(vanished),
                   "sources": dict(read)}:  # fmt: skip
@@ -101,7 +105,6 @@ def past(path: Path, key: Mapping[str, object]) -> Past | None:
                 sources |= read
             case {"source": str(name), "digest": str(digest)}:
                 sources[name] = digest
-    return Past(made=made, sources=sources)
 
 
 def _entry(line: bytes) -> object:

@@ -58,6 +58,10 @@ class Meter:
         self._tensors = self._bytes = self._resumed = 0
         self.stage = "writing"
 
+    def expect(self, tensors: int, nbytes: int) -> None:
+        """How much of the output this process will see to, when several share it."""
+        self._all = tensors, nbytes
+
     def wrote(self, nbytes: int) -> None:
         """Some bytes of the output are written."""
         with self._lock:

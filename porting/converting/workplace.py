@@ -18,6 +18,7 @@ from pathlib import Path
 from porting.checkpoint.atomic import MARK, exchange_or_rename, refused, reserve, sweep, sync
 from porting.checkpoint.errors import CheckpointError
 from porting.converting.kernel import write_at
+from porting.converting.team import TeamError
 from porting.errors import Code, Fault
 
 OWNER = "owner"
@@ -102,20 +103,27 @@ def root_of(path: Path) -> Path:
 
 
 @contextmanager
-def workplace(path: Path) -> Iterator[Workplace]:
+def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
     """The locked temporary directory of a destination; removed afterwards, except when the user interrupts.
 
     What dead processes left beside the destination is swept first.
+
+    Args:
+        path: the destination.
+        first: whether this process is the first of those that work there together, and holds the lock for all.
 
     Raises:
         CheckpointError: another process is at work on the same destination: which.
     """
     root = root_of(path)
+    if not first:
+        yield Workplace(root)
+        return
     lock = _locked(root, path)
     try:
         sweep(path)
         yield Workplace(root)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TeamError):
         raise  # the same command goes on from here
     except BaseException:
         shutil.rmtree(root, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from porting.converting.outline import Shard
 from porting.converting.progress import Meter
 from porting.converting.recipe import Recipe
 from porting.converting.record import RECORD, record_bytes, versions
+from porting.converting.team import Team, same_everywhere, shares
 from porting.converting.workplace import Workplace, require_room
 
 
@@ -39,12 +40,15 @@ class Written:
     files: Mapping[str, int]
 
 
-def write_files(draft: Draft, place: Workplace, *, threads: int, memory: int, sha256: bool, meter: Meter) -> Written:
+def write_files(
+    draft: Draft, place: Workplace, team: Team, *, threads: int, memory: int, sha256: bool, meter: Meter
+) -> Written:
     """Write every file of a draft.
 
     Args:
         draft: what is to be written.
         place: where; what an earlier process left there is used as far as it is right.
+        team: the processes that share the tensors; the first one does all the rest.
         threads: how many threads work.
         memory: bytes for the buffers of each.
         sha256: record the SHA-256 of every file as well.
@@ -55,64 +59,81 @@ def write_files(draft: Draft, place: Workplace, *, threads: int, memory: int, sh
         OSError: writing failed.
     """
     key = draft.key
-    path = place.journals / "0.jsonl"
-    before = past(path, key)
-    if before is None:
-        place.clear()
-    journal = Journal(path, key)
+    same_everywhere(team.gather(key["plan"]))
+    (before, *_) = team.gather(_begin(draft, place, key) if team.rank == 0 else None)
+    journal = Journal(place.journals / f"{team.rank}.jsonl", key)
     try:
-        journal.begin() if before is None else journal.resume()
         with _opened(draft, place) as shards:
-            task = _Task(draft, shards, journal, meter)
+            task = _Task(draft, team, shards, journal, meter)
             makers = [lambda: Maker(draft.checkpoint, draft.like, memory, meter.wrote)] * threads
             task.make(makers, before)
             meter.stage = "reading"
             task.digest_sources(makers, before)
+    finally:
+        journal.close()
+    if team.rank == 0:
         _write_small(draft, place)
         _sweep_strangers(draft, place)
         place.write(RECORD, _record(draft, task, place, sha256=sha256))
-    finally:
-        journal.close()
     made = {one.name: task.made[one.name] for one in draft.recipes.tensors}
-    return Written(made=made, files={one.name: one.stat().st_size for one in sorted(place.files.iterdir())})
+    (files, *_) = team.gather({one.name: one.stat().st_size for one in sorted(place.files.iterdir())})
+    return Written(made=made, files=files)
+
+
+def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | None:
+    """Files of the right size, room for them on the disk, their headers written; what is there already."""
+    before = past(place.journals, key)
+    if before is None:
+        place.clear()
+    there = sum(one.stat().st_blocks * 512 for one in place.files.iterdir())
+    require_room(place.root, max(0, draft.outline.size - there))
+    with _opened(draft, place) as shards:
+        for shard in draft.outline.shards:
+            write_at(shards[shard.name], shard.header.prefix, 0)
+    return before
 
 
 @contextmanager
 def _opened(draft: Draft, place: Workplace) -> Iterator[dict[str, int]]:
-    """Descriptors of all shards, room for them on the disk, their headers written."""
+    """Descriptors of all shards."""
     with ExitStack() as stack:
-        there = sum(one.stat().st_blocks * 512 for one in place.files.iterdir())
-        require_room(place.root, max(0, draft.outline.size - there))
         found = {}
         for shard in draft.outline.shards:
             found[shard.name] = place.open(shard.name, shard.header.size)
             stack.callback(os.close, found[shard.name])
-        for shard in draft.outline.shards:
-            write_at(found[shard.name], shard.header.prefix, 0)
         yield found
 
 
 class _Task:
     """The tensors that are to be made, and those that are."""
 
-    def __init__(self, draft: Draft, shards: Mapping[str, int], journal: Journal, meter: Meter) -> None:
+    def __init__(self, draft: Draft, team: Team, shards: Mapping[str, int], journal: Journal, meter: Meter) -> None:
         self.made: dict[str, Made] = {}
         self.sources: dict[str, str] = {}
         self._draft = draft
+        self._team = team
         self._shards = shards
         self._journal = journal
         self._meter = meter
-        self._left = Counter({shard.name: len(shard.recipes) for shard in draft.outline.shards})
+        self._left: Counter[str] = Counter()
         self._lock = Lock()
 
     def make(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
-        """Make every tensor, except those that an earlier process has made and that are still right."""
-        jobs = [
-            (one.nbytes, partial(self._make, shard, one, before.made.get(one.name) if before is not None else None))
-            for shard in self._draft.outline.shards
-            for one in shard.recipes
-        ]
+        """Make this process's share, except for tensors that an earlier one has made and that are still right."""
+        every = [(shard, one) for shard in self._draft.outline.shards for one in shard.recipes]
+        mine = [every[job] for job in self._share([one.nbytes for _, one in every])]
+        self._left.update(shard.name for shard, _ in mine)
+        self._meter.expect(len(mine), sum(one.nbytes for _, one in mine))
+        done = before.made if before is not None else {}
+        jobs = [(one.nbytes, partial(self._make, shard, one, done.get(one.name))) for shard, one in mine]
         work(jobs, makers, self._meter.look)
+        for made, sources in self._team.gather((self.made, self.sources)):
+            self.made |= made
+            self.sources |= sources
+
+    def _share(self, costs: Sequence[int]) -> list[int]:
+        """The numbers of the jobs that this process does."""
+        return shares(costs, self._team.size)[self._team.rank]
 
     def _make(self, shard: Shard, recipe: Recipe, before: Made | None, maker: Maker) -> None:
         descriptor, at = self._shards[shard.name], shard.offset(recipe.name)
@@ -133,13 +154,13 @@ class _Task:
 
     def digest_sources(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
         """The digests of those tensors of the input that were not read from first to last while others were made."""
-        tensors = self._draft.checkpoint.tensors
         if before is not None:
             self.sources = {**before.sources, **self.sources}
-        jobs = [
-            (info.nbytes, partial(self._digest, name)) for name, info in tensors.items() if name not in self.sources
-        ]
-        work(jobs, makers, self._meter.look)
+        left = [info for name, info in self._draft.checkpoint.tensors.items() if name not in self.sources]
+        mine = [left[job] for job in self._share([info.nbytes for info in left])]
+        work([(info.nbytes, partial(self._digest, info.name)) for info in mine], makers, self._meter.look)
+        for sources in self._team.gather(self.sources):
+            self.sources |= sources
 
     def _digest(self, name: str, maker: Maker) -> None:
         digest = maker.digest_of(name)

@@ -1,0 +1,132 @@
+"""Several processes that convert together: they share a file system, and tell each other digests and nothing larger.
+
+Tensors never pass between them.  ``torchrun`` starts them and ends all when one dies; what they wrote until then stays,
+and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from porting.errors import Code, Fault, PortingError
+
+Value = TypeVar("Value")
+
+
+class TeamError(PortingError):
+    """Another process of a conversion failed."""
+
+
+class Team(Protocol):
+    """The processes of a conversion.
+
+    Attributes:
+        rank: the number of this one.
+        size: how many there are.
+    """
+
+    rank: int
+    size: int
+
+    def gather(self, value: Value) -> list[Value]:
+        """What each process gave, in their order; waits for all of them."""
+        ...  # pragma: no cover
+
+
+class Alone:
+    """One process."""
+
+    rank, size = 0, 1
+
+    def gather(self, value: Value) -> list[Value]:
+        """What it gave."""
+        return [value]
+
+
+class Ranks:
+    """The processes of a group of ``torch.distributed``.
+
+    Small Python objects pass between them, by a group of its own on gloo: the default one may be a group of GPUs.
+    """
+
+    def __init__(self) -> None:
+        import torch.distributed as dist  # noqa: PLC0415 - only those pay for it who use it
+
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo")
+
+    def gather(self, value: Value) -> list[Value]:
+        """What each process gave.
+
+        Raises:
+            TeamError: one of them has ended.
+        """
+        import torch.distributed as dist  # noqa: PLC0415 - as above
+
+        found: list[Value | None] = [None] * self.size
+        try:
+            dist.all_gather_object(found, value, group=self._group)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1][:120]
+            message = f"another process of this conversion has ended: {reason}"
+            hint = "its own message says why; the same command goes on from here"
+            raise TeamError(
+                Fault(code=Code.RANK_LOST, where=f"rank {self.rank}", message=message, hint=hint)
+            ) from error
+        return found  # type: ignore[return-value]  # all of them are there
+
+
+def current_team() -> Team:
+    """The processes of the default group of ``torch.distributed`` if there is one of several; else this one alone."""
+    import torch.distributed as dist  # noqa: PLC0415 - as above
+
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return Ranks()
+    return Alone()
+
+
+@contextmanager
+def joined() -> Iterator[int]:
+    """A group as ``torchrun`` describes it in the environment, where it does; gives the number of this process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        yield 0
+        return
+    import torch.distributed as dist  # noqa: PLC0415 - as above
+
+    dist.init_process_group("gloo")
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+def shares(costs: Sequence[int], size: int) -> list[list[int]]:
+    """Jobs divided among processes by their cost, the largest first, each to the one that has least.
+
+    >>> shares([5, 1, 4, 3, 3], 2)
+    [[0, 3], [2, 4, 1]]
+    """
+    found: list[list[int]] = [[] for _ in range(size)]
+    loads = [0] * size
+    for job in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):
+        least = loads.index(min(loads))
+        found[least].append(job)
+        loads[least] += costs[job]
+    return found
+
+
+def same_everywhere(values: Iterable[object]) -> None:
+    """See that all processes are about to do the same.
+
+    Raises:
+        TeamError: they see different inputs, tables or options.
+    """
+    values = list(values)
+    different = [str(rank) for rank, one in enumerate(values) if one != values[0]]
+    if different:
+        message = f"rank {', '.join(different)} would convert something else than rank 0"
+        hint = "give all of them the same files, table and options, on one shared file system"
+        raise TeamError(Fault(code=Code.RANK_LOST, message=message, hint=hint))

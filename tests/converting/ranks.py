@@ -1,0 +1,78 @@
+"""Several processes that convert together, forked from one so that torch is imported once.
+
+    python -m tests.converting.ranks SOURCE DESTINATION TABLE SIZE [VICTIM]
+
+Each writes a line: its rank, how many tensors and bytes it saw to, and ``done`` or its error.  The process of rank
+``VICTIM`` is killed when it has made three tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from porting.converting import convert
+from porting.converting.making import Made, Maker
+from porting.converting.recipe import Recipe
+from porting.errors import PortingError
+from porting.notation.table import parse_table
+
+
+def main(source: Path, destination: Path, table: Path, size: int, victim: int) -> int:
+    """Fork, convert and wait: the number of processes that did not end well."""
+    meeting = destination.parent / f"{destination.name}.meeting"
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = work(source, destination, table, rank, size, victim == rank, meeting)
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        children.append(child)
+    failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
+    meeting.unlink(missing_ok=True)
+    return failed
+
+
+def work(source: Path, destination: Path, table: Path, rank: int, size: int, dies: bool, meeting: Path) -> int:
+    """What one process does."""
+    meet = f"file://{meeting}"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    made: list[int] = []
+    real = Maker.make
+
+    def make(self: Maker, recipe: Recipe, target: int, at: int) -> Made:
+        if dies and len(made) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        made.append(recipe.nbytes)
+        return real(self, recipe, target, at)
+
+    Maker.make = make  # type: ignore[method-assign]  # in a process of its own
+    try:
+        done = convert(source, destination, parse_table(table.read_text()), shard_size=40_000, threads=1)
+        sys.stdout.write(f"{rank} {len(made)} {sum(made)} done {done.tensors}\n")
+    except PortingError as error:
+        sys.stdout.write(f"{rank} {len(made)} {sum(made)} {error}\n")
+        return 2
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            Path(sys.argv[1]),
+            Path(sys.argv[2]),
+            Path(sys.argv[3]),
+            int(sys.argv[4]),
+            int(sys.argv[5]) if len(sys.argv) > 5 else -1,
+        )
+    )

@@ -1,0 +1,96 @@
+"""Several processes convert together: the bytes of one, shared by their number, and nothing lost when one dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from porting.converting import convert
+from porting.converting.team import shares
+from porting.notation.table import parse_table
+from tests.converting.drawing import write
+from tests.guards.tree import ROOT
+
+TABLE = """
+[mapping]
+name = "t"
+[tensors]
+"layers.{i}.{p:q,k,v} [(h d) e]" = "layers.{i}.qkv [(h p d) e]"
+"layers.{i}.up [k o]" = "layers.{i}.up [o k]"
+"embedding" = "embedding"
+[sizes]
+h = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose tensors differ in size, and what one process makes of it."""
+    folder = tmp_path_factory.mktemp("team")
+    torch.manual_seed(0)
+    tensors = {"embedding": torch.randn(101, 37)}
+    for i in range(7):
+        tensors |= {f"layers.{i}.{part}": torch.randn(20, 30) for part in "qkv"}
+        tensors[f"layers.{i}.up"] = torch.randn(33, 50 + i)
+    write(folder / "source", tensors)
+    (folder / "table.toml").write_text(TABLE)
+    convert(folder / "source", folder / "alone", parse_table(TABLE), shard_size=40_000)
+    return folder
+
+
+def together(work: Path, destination: Path, size: int, *victim: int) -> tuple[int, dict[int, list[str]]]:
+    """How many processes failed, and what each said."""
+    words = [str(work / "source"), str(destination), str(work / "table.toml"), str(size), *map(str, victim)]
+    program = [sys.executable, "-m", "tests.converting.ranks", *words]
+    done = subprocess.run(program, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.stderr == ""
+    lines = [line.split(" ", 3) for line in done.stdout.splitlines()]
+    return done.returncode, {int(line[0]): line[1:] for line in lines}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_make_what_one_makes_and_share_it_by_bytes(size: int, work: Path, tmp_path: Path) -> None:
+    failed, said = together(work, tmp_path / "out", size)
+    assert failed == 0
+    assert {line[2] for line in said.values()} == {"done 15"}
+    assert contents(tmp_path / "out") == contents(work / "alone")
+    made = [int(said[rank][1]) for rank in range(size)]
+    assert sum(int(said[rank][0]) for rank in range(size)) == 15
+    assert max(made) - min(made) <= 101 * 37 * 4, "no further apart than one tensor"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_when_one_dies_the_others_say_so_and_the_same_command_goes_on(work: Path, tmp_path: Path) -> None:
+    failed, said = together(work, tmp_path / "out", 2, 1)
+    assert failed == 2
+    assert "rank 0: another process of this conversion has ended: " in said[0][2]
+    assert "the same command goes on from here" in said[0][2]
+    assert os.listdir(tmp_path) == [".out.porting-convert"]
+    shutil.copytree(tmp_path / ".out.porting-convert", tmp_path / ".other.porting-convert")
+    done = convert(work / "source", tmp_path / "other", parse_table(TABLE), shard_size=40_000)
+    assert done.resumed > 0, "one process finishes what several began"
+    assert contents(tmp_path / "other") == contents(work / "alone")
+    failed, said = together(work, tmp_path / "out", 2)
+    assert failed == 0
+    assert sum(int(line[0]) for line in said.values()) < 15 - 3, "what both had made was kept"
+    assert contents(tmp_path / "out") == contents(work / "alone")
+    assert sorted(os.listdir(tmp_path)) == ["other", "out"]
+
+
+def test_every_job_is_somebodys() -> None:
+    costs = [7, 1, 1, 5, 0, 3, 3, 9]
+    for size in range(1, 10):
+        found = shares(costs, size)
+        assert sorted(job for one in found for job in one) == list(range(len(costs)))
+        loads = [sum(costs[job] for job in one) for one in found]
+        assert max(loads) - min(loads) <= max(costs)
