@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from porting.loading import load
 from porting.models.bert import Bert
 from porting.verification import verify
-from scripts import bench_convert, bench_plan
+from scripts import bench_convert, bench_plan, bench_verify
 from scripts.make_checkpoint import write_checkpoint
 
 ROUNDS = 7
@@ -38,7 +38,8 @@ Peer = Callable[[], object]
 
 def main(
     suites: Annotated[
-        list[str] | None, typer.Argument(help="load, forward, unpadded, verify, plan, convert; all when none is named.")
+        list[str] | None,
+        typer.Argument(help="load, forward, unpadded, verify, cost, plan, convert; all when none is named."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=5, help="Runs of each peer.")] = ROUNDS,
     size: Annotated[str, typer.Option(help="Of the checkpoint that is converted.")] = "1GB",
@@ -49,6 +50,7 @@ def main(
         "forward": measure_forward,
         "unpadded": measure_unpadded,
         "verify": measure_verify,
+        "cost": lambda checkpoint, rounds: bench_verify.measure(rounds),
         "plan": lambda checkpoint, rounds: bench_plan.measure(rounds),
         "convert": lambda checkpoint, rounds: bench_convert.speed(size=size, rounds=rounds, folder=checkpoint.parent),
     }
