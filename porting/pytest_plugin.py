@@ -74,6 +74,17 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 def _prove(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Report:
     __tracebackhide__ = True
+    found = _verified(item, args, kwargs)
+    if isinstance(found, str):
+        pytest.fail(found, pytrace=False)
+    item.user_properties.append(("porting_verdict", found.verdict))
+    if not found.as_claimed:
+        pytest.fail(_message(item, found), pytrace=False)
+    return found
+
+
+def _verified(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Report | str:
+    """The report, or why there is none: a failure raised in a handler would show the handled error beside it."""
     from porting.errors import PortingError  # noqa: PLC0415  # torch and transformers, from here on
     from porting.printable import safe  # noqa: PLC0415
     from porting.verification import verify  # noqa: PLC0415
@@ -81,17 +92,13 @@ def _prove(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) ->
     try:
         given = inspect.signature(verify).bind(*args, **kwargs)
     except TypeError as error:
-        pytest.fail(f"the port is not verified: {error}; it is called as porting.verify is", pytrace=False)
+        return f"the port is not verified: {error}; it is called as porting.verify is"
     try:
-        given.arguments["source"] = _source(item, given.arguments["source"], given.arguments.get("revision"))
-        report = verify(*given.args, **given.kwargs)
+        if "source" in given.arguments:
+            given.arguments["source"] = _source(item, given.arguments["source"], given.arguments.get("revision"))
+        return verify(*given.args, **given.kwargs)
     except PortingError as error:
-        lines = "\n".join(f"  {safe(str(fault))}" for fault in error.faults)
-        pytest.fail(f"the port cannot be verified:\n{lines}", pytrace=False)
-    item.user_properties.append(("porting_verdict", report.verdict))
-    if not report.as_claimed:
-        pytest.fail(_message(item, report), pytrace=False)
-    return report
+        return "\n".join(["the port cannot be verified:", *(f"  {safe(str(fault))}" for fault in error.faults)])
 
 
 def _source(item: pytest.Item, source: object, revision: str | None) -> object:
