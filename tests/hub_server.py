@@ -6,6 +6,7 @@ What the hub answers was taken from the client's own code: which headers it need
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -153,6 +154,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         self._answer()
+
+    def do_POST(self) -> None:
+        """Making a model, asking how its files are to be sent (all inside of the commit), and the commit itself."""
+        hub = self.server.hub
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        hub.requests.append(Request(self.server.name, "POST", self.path, dict(self.headers)))
+        if self.path == "/api/repos/create":
+            wanted = json.loads(body)
+            repo = f"{wanted['organization']}/{wanted['name']}"
+            hub.models.setdefault(repo, Model(private=wanted.get("visibility") == "private"))
+            answer: dict[str, object] = {"url": f"{hub.url}/{repo}", "name": repo}
+        elif "/preupload/" in self.path:
+            paths = [one["path"] for one in json.loads(body)["files"]]
+            answer = {"files": [{"path": one, "uploadMode": "regular", "shouldIgnore": False} for one in paths]}
+        else:
+            repo, revision = re.findall(r"/api/models/([^/]+/[^/]+)/commit/(.+)", self.path)[0]
+            sent = [one["value"] for line in body.splitlines() if (one := json.loads(line))["key"] == "file"]
+            files = {one["path"]: base64.b64decode(one["content"]) for one in sent}
+            commit = hub.add(repo, files, revision=revision)
+            answer = {"commitUrl": f"{hub.url}/{repo}/commit/{commit}", "commitOid": commit}
+        self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def do_GET(self) -> None:
         self._answer()
