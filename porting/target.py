@@ -72,6 +72,17 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield stem + name, buffer
 
 
+def unsaved_tensors(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Names of tensors that a module keeps and no checkpoint can fill, each with what it would take to change that."""
+    for path, part in module.named_modules(remove_duplicate=False):
+        stem = f"{path}.".replace("_orig_mod.", "") if path else ""
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                yield stem + name, f"self.register_buffer({name!r}, ...) in place of self.{name} = ..."
+        for name in part._non_persistent_buffers_set:
+            yield stem + name, f"register the buffer {name!r} without persistent=False"
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside of what ``torch.compile`` or data parallelism made of it."""
     while True:

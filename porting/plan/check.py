@@ -18,7 +18,7 @@ from porting.plan.move import Described
 from porting.plan.plan import Plan, PlanError
 from porting.plan.ties import parted, resolve_ties
 from porting.plan.wording import Nearest, alike
-from porting.target import Slot, slots
+from porting.target import Slot, slots, unsaved_tensors
 
 
 class Source(Protocol):
@@ -73,7 +73,8 @@ def check(
         target_prefix=table.target_prefix,
     )
     near = Nearest()
-    left_out, lost = leave_out(table, alignment, source.tensors, source.config, near)
+    unsaved = dict(unsaved_tensors(target)) if alignment.unplaced and isinstance(target, nn.Module) else {}
+    left_out, lost = leave_out(table, alignment, source.tensors, source.config, near, unsaved)
     tied, unshared = resolve_ties(table, alignment, places)
     new, computed, missing = renew(table, alignment, places, tied, source.config, near, allowed=fresh)
     faults += [*alignment.faults, *alignment.gaps, *lost, *unshared, *missing]

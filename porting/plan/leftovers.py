@@ -24,8 +24,14 @@ def leave_out(
     sources: Mapping[str, Described],
     config: Mapping[str, object],
     near: Nearest,
+    unsaved: Mapping[str, str],
 ) -> tuple[tuple[LeftOut, ...], list[Fault]]:
-    """Source tensors that are dropped, and a fault for each that nothing accounts for."""
+    """Source tensors that are dropped, and a fault for each that nothing accounts for.
+
+    Args:
+        table, alignment, sources, config, near: as in :func:`porting.plan.check.check`.
+        unsaved: tensors of the module that are not in its state, and what would put them there.
+    """
     matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
     faults: list[Fault] = []
     left_out: list[LeftOut] = []
@@ -47,7 +53,9 @@ def leave_out(
     for lones, names in _by_rule(alignment.unplaced, dropped):
         expected = " and ".join(map(repr, lones[0].expected))
         message = f"{listed(names)} {list(sources[names[0]].shape)} -> {expected}: the module does not have it"
-        hint = _miscounted(lones[0], alignment, config) or near(lones[0].expected[0], free)
+        kept = unsaved.get(lones[0].expected[0])
+        hint = f"it keeps such a tensor, but not as a part of its state: {kept}" if kept else ""
+        hint = hint or _miscounted(lones[0], alignment, config) or near(lones[0].expected[0], free)
         hint = hint or "list it in [drop] with a reason if the module has no such part"
         faults.append(Fault(code=Code.NO_TARGET, where=lones[0].rule.where, message=message, hint=hint))
     return tuple(left_out), faults
