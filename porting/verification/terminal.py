@@ -53,7 +53,9 @@ def _seen(line: Text) -> Text:
 def as_text(report: Report, *, width: int = 120, every_probe: bool = False) -> str:
     """The report as plain text."""
     written = StringIO()
-    Console(file=written, width=width, color_system=None).print(render(report, every_probe=every_probe))
+    # In a notebook rich would show the text at once, and write nothing.
+    console = Console(file=written, width=width, color_system=None, force_jupyter=False)
+    console.print(render(report, every_probe=every_probe))
     return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
 
 

@@ -57,6 +57,8 @@ def test_the_planted_bug_is_named() -> None:
         for cell in nbformat.read(FOLDER / "your_own_bert.ipynb", as_version=4).cells  # type: ignore[no-untyped-call]  # as above
         for output in cell.get("outputs", ())
     )
+    assert shown.count('class="porting-part"') == 3  # the plan and two reports
+    assert "<pre" not in shown
     assert "allclose says: True" in shown
     assert "FAITHFUL" in shown
     assert "DIFFERENT" in shown
