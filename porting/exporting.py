@@ -35,6 +35,7 @@ from porting.plan.align import Step
 from porting.plan.config import effective, original
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan
+from porting.sharding import is_sharded, write_shards
 from porting.target import TargetError, named_tensors, unwrapped
 
 
@@ -93,7 +94,8 @@ def export(
     A module that has no such checkpoint is written under the table's own names, with a config of its own.
 
     Args:
-        module: the module; what ``torch.compile`` or data parallelism made of it will do.
+        module: the module; what ``torch.compile`` or data parallelism made of it will do.  One that is spread over
+            processes (FSDP, tensor parallelism) is exported by all of them together: each writes its own shards.
         table: the table, its file or its name; None for the one that the module was loaded through, or that names the
             module's class.
         path: the directory to be made.
@@ -117,19 +119,24 @@ def export(
     Whatever is raised, nothing is written.
     """
     module = unwrapped(module)
-    values = _values(module)
+    spread = is_sharded(module)
+    values = {} if spread else _values(module)
     record = provenance(module)
     checkpoint = None
     if like is not None:
         checkpoint = like if isinstance(like, Checkpoint) else open_checkpoint(like)
     elif record is not None and not anew:
         checkpoint = record.checkpoint
+    if spread:
+        _require_followed(checkpoint, dtype)
     chosen = table_for(module, table, checkpoint)
     if checkpoint is not None:
         origin = follow(module, chosen, checkpoint, architecture)
     else:
         origin = imagined(module, chosen, _own_fields(module, chosen, config), architecture)
 
+    if spread:
+        return _from_shards(module, origin, Path(path), config, architecture, overwrite=overwrite)
     tensors, copied, not_written = _tensors(origin, values)
     tensors, infinite = _cast(tensors, dtype)
     files: dict[str, Content] = {}
@@ -155,6 +162,59 @@ def export(
     )
     _warn(result)
     return result
+
+
+def _require_followed(checkpoint: Checkpoint | None, dtype: torch.dtype | None) -> Checkpoint:
+    """The checkpoint whose files the processes of a module that is spread write together.
+
+    Raises:
+        TargetError: there is none of safetensors, or another dtype is asked for.
+    """
+    if checkpoint is None or dtype is not None or any(file.format != "safetensors" for file in checkpoint.files):
+        message = "the module is spread over processes, which together write the safetensors files that it came from"
+        hint = "for other files, another architecture or another dtype gather it into a whole module first"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+    return checkpoint
+
+
+def _from_shards(
+    module: nn.Module,
+    origin: Origin,
+    path: Path,
+    config: object,
+    architecture: str | None,
+    *,
+    overwrite: bool,
+) -> Exported:
+    """Write a module that is spread over processes, in all of them, into files like those that it came from.
+
+    Raises:
+        TargetError: it follows no checkpoint of safetensors, or is to become another one than that.
+    """
+    checkpoint = _require_followed(None if origin.changed else origin.checkpoint, None)
+    theirs = checkpoint.tensors.items()
+    described = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in theirs}
+    files, left = companions(checkpoint)
+    beside = {name: one for name, one in files.items() if isinstance(one, bytes | Path)}
+    beside[CONFIG_NAME] = _config(module, origin, config, architecture, described)
+    if checkpoint.index_file is not None:
+        beside[checkpoint.index_file.name] = checkpoint.index_file.raw
+    written = write_shards(
+        module, origin.plan, checkpoint, origin.left_out, beside, path, overwrite=overwrite, sources=_places(checkpoint)
+    )
+    proven = {"arange", "zeros", *(name for step in origin.plan.steps for name in step.sources)}
+    return Exported(
+        path=path,
+        follows=checkpoint.location,
+        architecture=origin.architecture,
+        tensors=tuple(checkpoint.tensors),
+        new=(),
+        copied=tuple(one.name for one in origin.left_out if one.equals not in proven),
+        not_written=(),
+        files=written,
+        not_copied=left,
+        infinite={},
+    )
 
 
 def _values(module: nn.Module) -> dict[str, Tensor]:

@@ -94,11 +94,11 @@ def _part(recipe: Recipe, target: Tensor, dtype: torch.dtype, reader: Ranges) ->
     found = torch.empty(shape, dtype=dtype)
     for box in boxes(target, name=recipe.name):
         place = tuple(slice(low, low + size) for low, size in zip(box.local, box.sizes, strict=True))
-        found[place] = _box(recipe, box, dtype, reader)
+        found[place] = compute_box(recipe, box, dtype, reader)
     return found
 
 
-def _box(recipe: Recipe, box: Box, dtype: torch.dtype, reader: Ranges) -> Tensor:
+def compute_box(recipe: Recipe, box: Box, dtype: torch.dtype, reader: Ranges) -> Tensor:
     """The elements of a box, computed as :meth:`Recipe.window` computes those of a window."""
     total = torch.Size(box.sizes).numel()
     working = torch.float64 if recipe.fold else dtype

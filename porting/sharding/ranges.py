@@ -57,7 +57,7 @@ class Ranges:
         file, extent = self.checkpoint.place(copy.source)
         dtype = torch.uint8 if info.dtype == torch.bool else info.dtype
         stored = copy if extent.stride is None else through(copy, info.shape, extent.stride)
-        inner, outer = _run(stored)
+        inner, outer = run_of(stored)
         length = math.prod(stored.sizes[place] for place in inner)
         count = math.prod(stored.sizes[place] for place in outer)
         if length * dtype.itemsize < SHORT:
@@ -79,7 +79,7 @@ class Ranges:
         return shaped.permute([order.index(one) for one in range(len(order))]).reshape(copy.sizes)
 
 
-def _run(copy: Copy) -> tuple[list[int], list[int]]:
+def run_of(copy: Copy) -> tuple[list[int], list[int]]:
     """The directions of a box that make up one run of the file, slowest first, and the others."""
     ascending = sorted(range(len(copy.sizes)), key=lambda place: copy.source_strides[place])
     inner: list[int] = []

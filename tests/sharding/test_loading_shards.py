@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import porting
 from tests import own
 from tests.guards.tree import ROOT
+from tests.sharding.worker import TOUCHED, touch
 from tests.small_checkpoint import write_checkpoint
 
 Results = list[dict[str, Any]]  # for each process, for each case what it saw
@@ -120,6 +122,29 @@ def test_a_wrong_copy_is_told_by_every_process_and_nothing_is_changed(results: R
     for one in results:
         assert "decoder.weight: was to be dropped because it equals 'model.tokens.weight'" in one["refused"]["told"]
         assert one["refused"]["untouched"]
+
+
+def test_an_export_is_byte_for_byte_that_of_one_process(results: Results, ran: Path) -> None:
+    names = ["fsdp-2"] if len(results) == 2 else ["fsdp-4", "both", "axes"]
+    for how, touched in TOUCHED.items():
+        whole = own.filled(ran / "source", ran / "own.toml")
+        touch(whole, touched)
+        expected = ran / f"whole-{len(results)}-{how}"
+        porting.export(whole, ran / "own.toml", expected)
+        for name in names:
+            own.assert_same_files(ran / f"{name}-{how}", expected)
+    own.assert_same_files(ran / f"{names[0]}-untouched", ran / "source")
+
+
+def test_an_export_leaves_nothing_else(results: Results, ran: Path) -> None:
+    assert [path.name for path in ran.iterdir() if path.name.startswith(".")] == []
+    assert not (ran / "refused").exists()
+    files = ["config.json", "model.safetensors", "vocab.txt"]
+    for one in results:
+        assert {how: made for how, (_, made, _) in one["export"].items()} == dict.fromkeys(TOUCHED, files)
+        assert "gather it into a whole module first" in one["unexportable"]["dtype"]
+        assert "gather it into a whole module first" in one["unexportable"]["anew"]
+        assert "exists already" in one["unexportable"]["exists"] or "the source" in one["unexportable"]["exists"]
 
 
 def test_a_sharded_model_computes_the_same_bits(results: Results) -> None:

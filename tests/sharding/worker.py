@@ -136,6 +136,53 @@ def loaded(folder: Path, cut: Callable[[own.Own, DeviceMesh], own.Own], mesh: De
     }
 
 
+def exported(folder: Path, cut: Callable[[own.Own, DeviceMesh], own.Own], mesh: DeviceMesh, name: str) -> Result:
+    """What was loaded is written again: as it is, with all of it changed, and with some of it changed."""
+    told: Result = {}
+    for how, touched in TOUCHED.items():
+        module = cut(own.Own(own.SIZES), mesh)
+        porting.load(folder / "source", module, folder / "own.toml")
+        touch(module, touched)
+        with watched() as communication:
+            written = porting.export(module, folder / "own.toml", folder / f"{name}-{how}")
+        told[how] = [communication.get_total_counts(), written.files, written.copied]
+    return told
+
+
+TOUCHED = {"untouched": "nothing", "changed": "", "some": "s", "one": "layers.1.out", "first": "first element"}
+"""A part of the names of the parameters that are changed before the export; or, of all, their first element."""
+
+
+def touch(module: nn.Module, what: str) -> None:
+    """Change parameters in place, whole or in shards."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if what in name:
+                parameter.mul_(1.25)
+            elif what == "first element":
+                mesh = parameter.data.device_mesh if isinstance(parameter.data, DTensor) else None
+                if mesh is None or not any(mesh.get_coordinate() or ()):
+                    held(parameter)[(0,) * parameter.ndim] += 1
+
+
+def unexportable(folder: Path, mesh: DeviceMesh) -> Result:
+    """What is refused, by all processes, with nothing left behind."""
+    module = cut_by_fsdp(own.Own(own.SIZES), mesh)
+    porting.load(folder / "source", module, folder / "own.toml")
+    told = {}
+    cases: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("dtype", "refused", {"dtype": torch.bfloat16}),
+        ("anew", "refused", {"anew": True, "config": {"model_type": "own"}}),
+        ("exists", "source", {}),
+    )
+    for name, place, options in cases:
+        try:
+            porting.export(module, folder / "own.toml", folder / place, **options)
+        except porting.PortingError as error:
+            told[name] = str(error)
+    return told
+
+
 def wide(folder: Path, rank: int, count: int) -> Result:
     """A transposition, a fusion and a plain copy of tensors whose rows are long: bytes, collectives and memory."""
     mesh = mesh_of(count)
@@ -219,7 +266,11 @@ def main(folder: Path, rank: int, count: int) -> None:
         "wide": wide(folder, rank, count),
         "refused": refused(folder, rank, count),
     }
+    results["export"] = exported(folder, cut_by_fsdp, flat, f"fsdp-{count}")
+    results["unexportable"] = unexportable(folder, flat)
     if count == 4:
+        results["export both"] = exported(folder, cut_by_both, mesh_of(2, 2), "both")
+        results["export two axes"] = exported(folder, cut_by_columns, mesh_of(2, 2), "axes")
         mesh = mesh_of(2, 2)
         results["both"] = loaded(folder, cut_by_both, mesh)
         results["both on meta"] = loaded(folder, cut_by_both, mesh, meta=True)
