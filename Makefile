@@ -19,7 +19,7 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint types wheel families bench crash fuzz format clean
+.PHONY: help verify test lint types wheel families causes bench crash fuzz format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,10 @@ wheel: ## build sdist and wheel, install the wheel into an empty environment and
 families: ## prove every family in every room, and print the verdicts
 	@$(setup) --dev
 	$(python) -m scripts.families $(ARGS)
+
+causes: ## plant every mistake of the catalogue into every port, and print what the proof says of it
+	@$(setup) --dev
+	$(python) -m scripts.causes $(ARGS)
 
 bench: ## measure: loading, forward passes, verification, planning
 	@$(setup) --dev

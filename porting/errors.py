@@ -101,6 +101,7 @@ class Code(StrEnum):
     NO_PROBES = "no-probes"
     NO_REFERENCE = "no-reference"
     NOT_DETERMINISTIC = "not-deterministic"
+    NOTHING_TO_MUTATE = "nothing-to-mutate"
 
     # Conversions: options that do not go together
     OPTION_REFUSED = "option-refused"

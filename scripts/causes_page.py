@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from porting.causes import dropout, weights
 from porting.causes.catalogue import THEMES
 
-SCORE = Path(__file__).resolve().parent.parent / "docs" / "causes-score.md"
+SCORE = Path(__file__).resolve().parent.parent / "docs" / "causes-score.json"
 
 _HEAD = """\
 # Named causes
@@ -40,10 +42,58 @@ This page is written from the catalogue by `python -m scripts.causes --write`.
 """
 
 
+_SIGNS = {"unique": "✓", "tie": "=", "unknown": "?", "wrong": "✗", "missed": "!", "no effect": "·"}
+
+
 def page() -> str:
     """The whole page."""
-    score = SCORE.read_text(encoding="utf-8") if SCORE.is_file() else ""
-    return "\n".join([_HEAD, "## The catalogue\n", *_entries(), *([score] if score else [])]).rstrip() + "\n"
+    return "\n".join([_HEAD, "## The catalogue\n", *_entries(), *_score()]).rstrip() + "\n"
+
+
+def _score() -> Iterator[str]:
+    if not SCORE.is_file():
+        return
+    known = json.loads(SCORE.read_text(encoding="utf-8"))
+    pairs: dict[str, dict[str, dict[str, object]]] = known["pairs"]
+    cells = [one for found in pairs.values() for one in found.values()]
+    counts = Counter(str(one["outcome"]) for one in cells)
+    seen = [one for one in cells if one["outcome"] != "no effect"]
+    caught = [one for one in seen if one["outcome"] != "missed"]
+    placed = sum(bool(one["placed"]) for one in caught)
+    named = counts["unique"] + counts["tie"]
+    measured = ", ".join(f"{name} {value}" for name, value in known["measured"].items() if name != "date")
+    yield "## The score\n"
+    yield f"`python -m scripts.causes --write`, {known['measured']['date']}, {measured}.\n"
+    yield (
+        "Each mistake is planted into the port of each pair of family and room where it applies, at every place where "
+        "it can be made, and the port is verified. Planting is written apart from the entries above: it changes what "
+        "the port's own layers are given and give.\n"
+    )
+    none = counts["no effect"]
+    yield f"- planted: {len(cells)}, in {len(pairs)} pairs; without effect, by equal values in float64: {none}"
+    yield f"- caught: {len(caught)} of {len(seen)} ({_percent(len(caught), len(seen))})"
+    share = _percent(placed, len(caught))
+    yield f"- placed: {placed} of {len(caught)} ({share}): the first guilty module of each finding has the mistake"
+    yield (
+        f"- named: {named} of {len(caught)} ({_percent(named, len(caught))}), {counts['unique']} uniquely and "
+        f"{counts['tie']} in a tie; every finding of a report has to be right"
+    )
+    if "faithful" in known:
+        alarms = len(known["faithful"]["alarms"])
+        yield f"- false alarms: {alarms} in {known['faithful']['comparisons']} comparisons of faithful ports"
+    yield "\n✓ named, = in a tie, ? unknown, ✗ a wrong name among the right ones, ! missed, · no effect\n"
+    numbers = {pair: number for number, pair in enumerate(pairs, 1)}
+    yield from (f"{number}. {pair}" for pair, number in numbers.items())
+    yield ""
+    yield "| planted | " + " | ".join(map(str, numbers.values())) + " |"
+    yield "|---" * (len(pairs) + 1) + "|"
+    for name in dict.fromkeys(name for found in pairs.values() for name in found):
+        signs = [_SIGNS[str(found[name]["outcome"])] if name in found else "" for found in pairs.values()]
+        yield f"| {name} | " + " | ".join(signs) + " |"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "none"
 
 
 def _entries() -> Iterator[str]:

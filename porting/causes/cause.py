@@ -23,6 +23,7 @@ class Cause(ABC):
         looks: how it looks from outside.
         fix: what to do about it.
         rough: it reproduces a rounding error, which another order of the same sums changes in its last digits.
+        wide: it shows in several places at once; in one alone it looks like something simpler.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Cause(ABC):
     looks: str
     fix: str
     rough: bool = False
+    wide: bool = False
 
     @abstractmethod
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:

@@ -103,10 +103,9 @@ class ScaleExtra(Cause):
     """The embeddings are scaled though they should not be."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
-        """Each embedding of words that is not multiplied by a number."""
+        """Each embedding of words; where it is scaled already, once more."""
         for one in anatomy.embeddings:
-            users = anatomy.tape.users(one.call.result)
-            if one.role == "words" and not any(call.name in SCALING for call in users):
+            if one.role == "words":
                 yield other(one.call, after(lambda value: value * value.shape[-1] ** 0.5))
 
 
@@ -114,14 +113,11 @@ class PaddingRow(Cause):
     """The padding word's embedding is zero."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
-        """Each embedding of words, with each word that stands where the mask says padding."""
-        mask = anatomy.inputs.get("attention_mask")
+        """Each embedding of words that has a padding word."""
         for one in anatomy.embeddings:
-            ids = anatomy.tape[one.ids]
-            if one.role != "words" or mask is None or mask.shape != ids.shape:
-                continue
-            for word in sorted(set(ids[mask == 0].tolist()))[:1]:
-                yield other(one.call, self._without(ids == word))
+            word = one.call.argument(2, "padding_idx")
+            if one.role == "words" and isinstance(word, int) and word >= 0:
+                yield other(one.call, self._without(anatomy.tape[one.ids] == word))
 
     @staticmethod
     def _without(places: Tensor) -> Rewrite:

@@ -155,8 +155,13 @@ class SoftmaxAxis(Cause):
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each attention."""
         for one in anatomy.attentions:
-            if anatomy.tape[one.masked].ndim >= -self.axis:
-                yield other(one.softmax, reads(one.masked, lambda scores: scores.softmax(self.axis)))
+            if anatomy.tape[one.masked].ndim < -self.axis:
+                continue
+            rewrites = {one.softmax.number: reads(one.masked, lambda scores: scores.softmax(self.axis))}
+            for shown in anatomy.tape.users(one.masked):  # scores are shown relative to their largest along that axis
+                if shown.name == "amax":
+                    rewrites[shown.number] = reads(one.masked, lambda scores: scores.amax(self.axis, keepdim=True))
+            yield Alteration(where=one.where, rewrites=rewrites)
 
 
 class PositionBiasMissing(Cause):
@@ -183,7 +188,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Rescaled(
         name="1/sqrt(d) twice",
-        what="the query is scaled, and scaled_dot_product_attention scales again",
+        what="the scores are divided by d and not by its root: scaled by hand, and again by the kernel",
         looks="attention is too flat",
         fix="scale=1.0 for scaled_dot_product_attention, or leave the query as it is",
         factor=lambda size, heads, scale: size**-0.5,
@@ -194,13 +199,6 @@ CAUSES: tuple[Cause, ...] = (
         looks="attention is too flat, by the root of the number of heads",
         fix="divide by sqrt(hidden_size / num_attention_heads)",
         factor=lambda size, heads, scale: heads**-0.5,
-    ),
-    Rescaled(
-        name="scaled by d without the root",
-        what="the scores are divided by the head's width and not by its root",
-        looks="attention is too flat",
-        fix="divide by sqrt(head_size)",
-        factor=lambda size, heads, scale: size**-0.5 * (size**-0.5 / scale if scale != 1 else 1),
     ),
     Cut(
         name="query, key and value interleaved wrongly",

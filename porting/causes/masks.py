@@ -56,6 +56,11 @@ def closed(scores: Tensor, allowed: Tensor) -> Tensor:
     return scores.masked_fill(~allowed, FAR)
 
 
+def causal_of(one: Attention) -> Tensor:
+    """Where no query looks ahead, [b h q k] of bool."""
+    return later(one.allowed).logical_not().expand_as(one.allowed)
+
+
 def later(scores: Tensor) -> Tensor:
     """What comes after each query, [q k] of bool."""
     return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)

@@ -89,7 +89,7 @@ class Candidate:
         """What is reported as one when it is found in several places."""
         names = dict.fromkeys(one.name for one in self.causes)
         details = dict.fromkeys(one.detail for one in self.alterations if one.detail)
-        return " and ".join(names), "; ".join(details)
+        return " + ".join(names), "; ".join(details)
 
     @property
     def rough(self) -> bool:
@@ -102,6 +102,21 @@ class Candidate:
         return {number: one for alteration in self.alterations for number, one in alteration.rewrites.items()}
 
 
+@dataclass(frozen=True)
+class Gap:
+    """How far two values are apart, relative to the activation's scale: at most, and in the root mean square."""
+
+    largest: float
+    rms: float
+
+    def of(self, candidate: Candidate) -> float:
+        """What counts for a candidate: a rounding error is reproduced but for a few digits that fell the other way."""
+        return self.rms if candidate.rough else self.largest
+
+
+APART = Gap(float("inf"), float("inf"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mark:
     """A place where the port differs.
@@ -109,14 +124,19 @@ class Mark:
     Attributes:
         name: the port's point.
         sources: the marks on the reference's tape that make up its counterpart.
-        difference: how far the port is off.
+        gap: how far the port is off.
         bound: what rounding explains.
     """
 
     name: str
     sources: tuple[str, ...]
-    difference: float
+    gap: Gap
     bound: float
+
+    @property
+    def difference(self) -> float:
+        """How far the port is off at most."""
+        return self.gap.largest
 
 
 @dataclass
@@ -135,7 +155,7 @@ class Search:
     anatomy: Anatomy
     stage: Stage
     causes: Sequence[Cause]
-    distance: Callable[[Mark, Mapping[str, Tensor]], float]
+    distance: Callable[[Mark, Mapping[str, Tensor]], Gap]
     target: Callable[[Mark], Tensor | None] = lambda mark: None
     innocent: Sequence[Mark] = ()
     _all: list[Candidate] = field(default_factory=list)
@@ -158,25 +178,25 @@ class Search:
                     explained.setdefault(key, []).append(mark)
             most = max(len(marks) for marks in explained.values())
             best = [key for key, marks in explained.items() if len(marks) == most]
-            key = min(best, key=lambda one: (self._simplicity(one, fitting), self._residual(one, explained, fitting)))
+            key = min(best, key=lambda one: self._simplicity(one, fitting))
             marks = explained[key]
             ties = [one for one in best if one != key and explained[one] == marks]
+            ties = [one for one in ties if not self._simplicity(one, fitting)[0]]
             found.append(self._finding(key, marks, fitting, ties))
             left = [mark for mark in left if mark not in marks]
         order = {mark.name: number for number, mark in enumerate(guilty)}
         found += self._rest([mark for mark in guilty if not fitting[mark.name]])
         return sorted(found, key=lambda one: min(order[name] for name in one.probes))
 
-    def _simplicity(self, key: tuple[str, str], fitting: Mapping[str, list[Candidate]]) -> int:
-        return min(len(one.alterations) for many in fitting.values() for one in many if one.key == key)
-
-    def _residual(
-        self,
-        key: tuple[str, str],
-        explained: Mapping[tuple[str, str], list[Mark]],
-        fitting: Mapping[str, list[Candidate]],
-    ) -> float:
-        return max(min(self._try(mark, one) for one in fitting[mark.name] if one.key == key) for mark in explained[key])
+    @staticmethod
+    def _simplicity(key: tuple[str, str], fitting: Mapping[str, list[Candidate]]) -> tuple[bool, int]:
+        """The smaller the simpler: what shows in one place, by one change."""
+        return min(
+            (any(cause.wide for cause in one.causes), len(one.alterations))
+            for many in fitting.values()
+            for one in many
+            if one.key == key
+        )
 
     def _fitting(self, mark: Mark) -> list[Candidate]:
         """What reproduces the port at a mark: a candidate, or else one kind in several places, or a pair."""
@@ -206,7 +226,7 @@ class Search:
                 yield Candidate(many[0].causes, tuple(alteration for one in many for alteration in one.alterations))
 
     def _explains(self, mark: Mark, candidate: Candidate) -> bool:
-        bound = max(mark.bound, ROUGH * mark.difference) if candidate.rough else mark.bound
+        bound = max(mark.bound, ROUGH * mark.gap.rms) if candidate.rough else mark.bound
         return self._try(mark, candidate) <= bound and not self._accuses(candidate)
 
     def _accuses(self, candidate: Candidate) -> bool:
@@ -221,16 +241,16 @@ class Search:
     def _try(self, mark: Mark, candidate: Candidate) -> float:
         key = (candidate, mark.name)
         if key not in self._left:
-            self._left[key] = self._distance(mark, candidate.rewrites)
+            self._left[key] = self._distance(mark, candidate.rewrites).of(candidate)
         return self._left[key]
 
-    def _distance(self, mark: Mark, rewrites: Mapping[int, Rewrite]) -> float:
+    def _distance(self, mark: Mark, rewrites: Mapping[int, Rewrite]) -> Gap:
         altered: dict[str, Tensor] = {}
         for name in mark.sources:
             try:
                 value = self.stage.play(name, rewrites)
             except (RuntimeError, IndexError, ValueError):  # the alteration does not fit these shapes
-                return float("inf")
+                return APART
             if value is not None:
                 altered[name] = value
         return self.distance(mark, altered)
@@ -275,7 +295,7 @@ class Search:
         if solution is None:
             return None
         linear, alteration = solution
-        left = self._distance(mark, alteration.rewrites)
+        left = self._distance(mark, alteration.rewrites).largest
         if left > max(mark.bound, SOLVED):
             return None
         name, what, fix = words(linear, self.anatomy)
@@ -294,8 +314,9 @@ class Search:
         nearest: dict[str, Suspicion] = {}
         for one in sorted(self._near(first), key=lambda one: self._try(first, one)):
             left = self._try(first, one)
-            if left < first.difference:
-                share = 1 - left / first.difference
+            whole = first.gap.of(one)
+            if left < whole:
+                share = 1 - left / whole
                 suspicion = Suspicion(name=one.key[0], detail=one.key[1], residual=left, share=share)
                 nearest.setdefault(suspicion.name, suspicion)
         difference = max(mark.difference for mark in marks)

@@ -79,6 +79,16 @@ class NormEps(Cause):
                     yield other(norm.call, affine(norm, partial(standard, eps=eps)), detail)
 
 
+class NormAxis(Cause):
+    """Another axis."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm over each other axis."""
+        for norm in anatomy.norms:
+            for dim in range(-anatomy.tape[norm.input].ndim, -1):
+                yield other(norm.call, affine(norm, partial(standard, dim=dim)), f"axis {dim}")
+
+
 class NormGain(Cause):
     """The gain is missing."""
 
@@ -120,11 +130,17 @@ def place(norm: Norm, anatomy: Anatomy) -> str:
     first = min(one.product.number for one in anatomy.attentions) if anatomy.attentions else sums[0]
     if norm.call.number < first and not any(one.input == norm.output for one in anatomy.linears):
         return "embedding"
-    behind = next(iter(anatomy.tape.before(norm.input)), None)
-    if norm.call.number > max(sums) and behind is not None:
-        chain = anatomy.tape.before(norm.input, lambda call: call.number in sums or call.name != "dropout")
-        return "final" if any(call.number == max(sums) for call in chain) else "head"
+    if norm.call.number > max(sums) and norm.call.number - max(sums) < 4:  # a dropout or a cast between them
+        return "final" if goes_on(anatomy) else "layer"
+    if norm.call.number > max(sums):
+        return "head"
     return "layer"
+
+
+def goes_on(anatomy: Anatomy) -> bool:
+    """Whether sums are added to without a norm between them, as in a pre-norm model."""
+    results = {one.call.result for one in anatomy.residuals}
+    return any(one.stream in results for one in anatomy.residuals)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -155,12 +171,11 @@ CAUSES: tuple[Cause, ...] = (
         fix="subtract the mean over the last axis first",
         formula=root_mean_square,
     ),
-    NormOf(
+    NormAxis(
         name="LayerNorm over the wrong axis",
-        what="mean and variance are taken over the positions and not over the channels",
+        what="mean and variance are taken over positions or rows and not over the channels",
         looks="everything differs, and what stands at one position depends on all others",
         fix="normalise over the last axis of [b s e]",
-        formula=lambda value, norm: standard(value, norm, dim=-2) if value.ndim > 1 else value,
     ),
     NormGain(
         name="LayerNorm gain missing",

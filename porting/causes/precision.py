@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, other
+from porting.causes.masks import FAR, causal_of
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref, call_again
 
@@ -29,9 +30,23 @@ class Lowered(Cause):
         for call in anatomy.called(*self.functions):
             value = anatomy.tape[call.result]
             if anatomy.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
-                yield other(call, self._rewrite, detail)
+                yield other(call, self._computed, detail)
+                yield other(call, self._rounded, detail)
 
-    def _rewrite(self, values: Values, call: Call) -> Tensor:
+    def _rounded(self, values: Values, call: Call) -> Tensor:
+        """From rounded numbers, with a sum that is exact, rounded again: what a good kernel gives."""
+
+        def rounded(value: object) -> object:
+            floats = isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(self.dtype).to(value.dtype) if floats and isinstance(value, Tensor) else value
+
+        args, kwargs = values.fill(call.args), values.fill(dict(call.kwargs))
+        result: Tensor = call_again(call.function, tree_map(rounded, args), tree_map(rounded, kwargs))
+        return result.to(self.dtype).to(result.dtype)
+
+    def _computed(self, values: Values, call: Call) -> Tensor:
+        """In that precision from first to last, as the machine does it."""
+
         def lower(value: object) -> object:
             return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
@@ -56,6 +71,8 @@ class Shifted(Cause):
                 continue
             for constant in self.constants:
                 added = 1.0 - one.kept.to(anatomy.tape[one.masked].dtype) * -constant
+                if one.causal:
+                    added = added.expand_as(one.allowed).masked_fill(~causal_of(one), FAR)
                 yield other(call, _plus(one.raw == call.result, one.raw, added), f"of {constant:g}", where=one.where)
 
 
@@ -68,12 +85,17 @@ def _lowered(name: str, functions: tuple[str, ...], dtype: torch.dtype, what: st
     return Lowered(name=name, what=what, looks=looks, fix=fix, functions=functions, dtype=dtype)
 
 
-_PRODUCTS = ("linear", "addmm", "matmul", "__matmul__", "bmm")
+_LINEAR = ("linear", "addmm")
+_PRODUCTS = ("matmul", "__matmul__", "bmm")
 _CAST = "take out .half(), .bfloat16() and torch.autocast, or turn autocast off around it"
 
 CAUSES: tuple[Cause, ...] = (
-    _lowered("half-precision product", _PRODUCTS, torch.float16, "a matrix product is computed in float16", _CAST),
-    _lowered("bfloat16 product", _PRODUCTS, torch.bfloat16, "a matrix product is computed in bfloat16", _CAST),
+    _lowered("half-precision linear layer", _LINEAR, torch.float16, "a linear layer computes in float16", _CAST),
+    _lowered("bfloat16 linear layer", _LINEAR, torch.bfloat16, "a linear layer computes in bfloat16", _CAST),
+    _lowered("half-precision attention", _PRODUCTS, torch.float16, "attention's products are in float16", _CAST),
+    _lowered("bfloat16 attention", _PRODUCTS, torch.bfloat16, "attention's products are in bfloat16", _CAST),
+    _lowered("float16 autocast", _LINEAR + _PRODUCTS, torch.float16, "every product is computed in float16", _CAST),
+    _lowered("bfloat16 autocast", _LINEAR + _PRODUCTS, torch.bfloat16, "every product is in bfloat16", _CAST),
     _lowered("half-precision norm", ("layer_norm",), torch.float16, "a norm is computed in float16", _CAST),
     _lowered("bfloat16 norm", ("layer_norm",), torch.bfloat16, "a norm is computed in bfloat16", _CAST),
     _lowered("half-precision softmax", ("softmax",), torch.float16, "the softmax is computed in float16", _CAST),

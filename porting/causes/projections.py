@@ -11,10 +11,11 @@ from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, other
+from porting.causes.cause import Cause, after, other, reads
+from porting.causes.functions import SUM
 from porting.causes.linear import Linear
 from porting.causes.replay import Alteration, Rewrite, Values
-from porting.causes.tape import Call
+from porting.causes.tape import Call, Ref
 
 ROLES = ("query", "key", "value")
 
@@ -54,6 +55,19 @@ class BiasMissing(Cause):
                 yield other(linear.call, without(linear))
             elif role == "fused" and self.role in ROLES:
                 yield other(linear.call, without(linear, ROLES.index(self.role)))
+        for call, linear, _ in added_biases(anatomy):
+            if role_of(linear, anatomy) == self.role:
+                yield other(call, reads(linear.call.result))
+
+
+def added_biases(anatomy: Anatomy) -> Iterator[tuple[Call, Linear, Ref]]:
+    """The sums that add a bias to what a linear map without one has given, with the map and the bias."""
+    made = {one.call.result: one for one in anatomy.linears if one.bias is None}
+    for call in anatomy.called(*SUM):
+        linear = next((made[ref] for ref in call.reads if ref in made), None)
+        bias = next((ref for ref in call.reads if ref in anatomy.tape.weights), None)
+        if linear is not None and bias is not None:
+            yield call, linear, bias
 
 
 def without(linear: Linear, third: int | None = None) -> Rewrite:
@@ -79,6 +93,8 @@ class BiasDoubled(Cause):
             bias = linear.bias
             if bias is not None:
                 yield other(linear.call, after(partial(torch.add, anatomy.tape[bias])))
+        for call, _, added in added_biases(anatomy):
+            yield other(call, after(partial(torch.add, anatomy.tape[added])))
 
 
 class Transposed(Cause):

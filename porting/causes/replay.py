@@ -34,13 +34,21 @@ class Alteration:
 
 @dataclass
 class Values:
-    """The values of a pass that is played again: those of the tape, where nothing has changed them."""
+    """The values of a pass that is played again: those of the tape, where nothing has changed them.
+
+    Attributes:
+        tape: the recorded pass.
+        changed: what a rewrite has changed.
+        held: what is put in the place of a value, though nothing has changed it.
+    """
 
     tape: Tape
     changed: dict[Ref, Tensor] = field(default_factory=dict)
+    held: Mapping[Ref, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, ref: Ref) -> Tensor:
-        return self.changed.get(ref, self.tape[ref])
+        found = self.changed.get(ref, self.held.get(ref))
+        return self.tape[ref] if found is None else found
 
     def fill(self, tree: Any) -> Any:  # a tree of arguments
         """The tree with tensors in the places of their references."""
@@ -69,9 +77,10 @@ class Stage:
         self._pinned = pinned
         self._cones: dict[str, tuple[Call, ...]] = {}
 
-    def _pins(self, mark: str) -> set[Ref]:
-        """What holds still when this mark is looked at."""
-        return {ref for name, ref in self._pinned.items() if name != mark}
+    def _pins(self, mark: str) -> dict[Ref, Tensor]:
+        """What holds still when this mark is looked at, and at which value."""
+        marks = self.tape.marks
+        return {ref: self.tape[marks[name]] for name, ref in self._pinned.items() if name != mark}
 
     def cone(self, mark: str) -> tuple[Call, ...]:
         """The calls that make a marked value from pinned ones, in order."""
@@ -91,7 +100,8 @@ class Stage:
 
     def play(self, mark: str, rewrites: Mapping[int, Rewrite]) -> Tensor | None:
         """The marked value when some calls are rewritten; None when it is the recorded one, whatever they give."""
-        values, goal, pins = Values(self.tape), self.tape.marks[mark], self._pins(mark)
+        goal, pins = self.tape.marks[mark], self._pins(mark)
+        values = Values(self.tape, held=pins)
         result: Tensor | None = None
         for call in self.cone(mark):
             rewrite = rewrites.get(call.number)

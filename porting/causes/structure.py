@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -166,7 +166,7 @@ def _reads_normed(stream: Ref, source: Stream, norm: Norm) -> Rewrite:
 
 def _with(values: Values, call: Call, ref: Ref, instead: Tensor) -> Tensor:
     """A call with another tensor in one place."""
-    result: Tensor = Values(values.tape, {**values.changed, ref: instead}).run(call)
+    result: Tensor = replace(values, changed={**values.changed, ref: instead}).run(call)
     return result
 
 
@@ -239,7 +239,7 @@ class _Exchange:
                 instead = self.names.get(f"{name[: found.start()]}{self.layer}{name[found.end() :]}")
                 if instead is not None:
                     changed[ref] = values.tape[instead]
-        return Values(values.tape, changed).run(call)
+        return replace(values, changed=changed).run(call)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -275,12 +275,14 @@ CAUSES: tuple[Cause, ...] = (
         what="x + f(norm(x)), where the reference has norm(x + f(x))",
         looks="large differences in every layer; all shapes and names fit",
         fix="norm the sum, norm(x + f(x)): the first transformer and its first encoders are post-norm",
+        wide=True,
     ),
     PostForPre(
         name="post-norm for pre-norm",
         what="norm(x + f(x)), where the reference has x + f(norm(x))",
         looks="large differences in every layer; all shapes and names fit",
         fix="norm what goes into the branch, and leave the stream as it is: GPT-2 and what came after it are pre-norm",
+        wide=True,
     ),
     ResidualAfterNorm(
         name="residual taken after the norm",

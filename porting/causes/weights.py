@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
+from porting.causes.functions import SUM
 from porting.causes.linear import Linear
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Stage, Values
@@ -27,8 +28,14 @@ def solved(anatomy: Anatomy, stage: Stage, mark: str, target: Tensor) -> tuple[L
     larger than m + 1.
     """
     goal = stage.tape.marks[mark]
-    linear = next((one for one in anatomy.linears if one.call.result == goal), None)
-    if linear is None or stage.tape[goal].shape != target.shape:
+    if stage.tape[goal].shape != target.shape:
+        return None
+    by_result = {one.call.result: one for one in anatomy.linears}
+    linear, call = by_result.get(goal), stage.tape.maker(goal)
+    if linear is None and call is not None and call.name in SUM:  # a bias that is added by itself
+        linear = next((by_result[ref] for ref in call.reads if ref in by_result), None)
+        target = target - (stage.tape[goal] - stage.tape[linear.call.result] if linear else 0)
+    if linear is None:
         return None
     given = stage.tape[linear.input].flatten(0, -2)
     rows, width = given.shape

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand
 
-from porting.cli import attend, carry, compare, keep, look, propose, prove, stream, words
+from porting.cli import attend, carry, compare, keep, look, mutation, propose, prove, stream, words
 from porting.errors import nearest
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command("suggest", cls=Command)(propose.suggest)
 app.command("load", cls=Command)(carry.load)
 app.command("verify", cls=Command)(prove.verify)
 app.command("record", cls=Command)(keep.record)
+app.command("mutate", cls=Command)(mutation.mutate)
 app.command("export", cls=Command)(carry.export)
 app.command("convert", cls=Command)(stream.convert)
 app.command("verify-files", cls=Command)(stream.verify_files)

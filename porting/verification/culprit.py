@@ -15,7 +15,7 @@ from porting.causes import dropout
 from porting.causes.anatomy import Anatomy
 from porting.causes.catalogue import CATALOGUE, ROUNDING
 from porting.causes.functions import SOFTMAX
-from porting.causes.naming import Finding, Mark, Search
+from porting.causes.naming import APART, Finding, Gap, Mark, Search
 from porting.causes.replay import Stage
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.verification.compare import Comparison
@@ -50,7 +50,7 @@ def name_causes(
             found += sight.why([probe for probe in guilty if not _explained(probe, found)], probes)
             if all(_explained(probe, found) for probe in guilty):
                 break
-    imprecise = [probe for probe in probes if probe.imprecise and not probe.lowered]
+    imprecise = [probe for probe in probes if probe.imprecise]
     if imprecise and dtypes:
         dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
         sight = _shortest_first(comparison, *both(dtype))[0]
@@ -86,15 +86,15 @@ class _Sight:
         """The causes of the differences that this case shows."""
         marks = {probe.port: self._mark(probe.port, probe) for probe in probes if probe.port in self._values}
         shown = [one for one in guilty if one.port in marks and marks[one.port].difference > marks[one.port].bound]
-        random = [probe for probe in shown if probe.random]
-        found = self._silenced([marks[probe.port] for probe in random]) if random else []
+        random = any(probe.random for probe in shown)
+        found = self._silenced([marks[probe.port] for probe in shown]) if random else []
         named = {point for one in found for point in one.probes}
         search = Search(
             anatomy=self._anatomy,
             stage=self._stage,
             causes=CATALOGUE,
             distance=lambda mark, altered: self._distance(mark.name, altered),
-            target=lambda mark: self._values[mark.name],
+            target=lambda mark: self._target(mark.name),
             innocent=[marks[probe.port] for probe in probes if not probe.guilty and probe.port in marks],
         )
         return found + search.find([marks[probe.port] for probe in shown if probe.port not in named])
@@ -113,12 +113,12 @@ class _Sight:
     def _mark(self, point: Point, probe: Probe | None) -> Mark:
         bound = 0.0 if probe is None else probe.bound.isolated or 0.0
         sources = self._pairing.pairs[point].sources
-        return Mark(name=point, sources=sources, difference=self._distance(point, {}), bound=bound)
+        return Mark(name=point, sources=sources, gap=self._distance(point, {}), bound=bound)
 
     def _silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""
         quiet = self._isolated(dropout.Silence())
-        left = {mark.name: self._distance(mark.name, {}, quiet) for mark in marks}
+        left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
         cured = [mark for mark in marks if left[mark.name] <= mark.bound]
         if not cured:
             return []
@@ -134,17 +134,28 @@ class _Sight:
             )
         ]
 
-    def _distance(self, point: Point, altered: Mapping[str, Tensor], values: Trace | None = None) -> float:
+    def _distance(self, point: Point, altered: Mapping[str, Tensor], values: Trace | None = None) -> Gap:
         """How far the port's value is from the reference's, some of whose activations are altered."""
         own = (values or self._values)[point]
         one, anchor, exact = self._pairing.pairs[point], self._anchors[point], self._exact
         if not bool(torch.isfinite(own).all()):
-            return float("inf")
+            return APART
         if any(exact[name].shape != value.shape for name, value in altered.items()):
-            return float("inf")
+            return APART
         changed = {**exact, **{name: value.double() for name, value in altered.items()}}
         expected = one.carry(changed, own.double()) if altered or not one.whole else anchor.value
-        return error(own, Anchor(expected, anchor.scale, anchor.rms)).largest
+        far = error(own, Anchor(expected, anchor.scale, anchor.rms))
+        return Gap(far.largest, far.rms)
+
+    def _target(self, point: Point) -> Tensor | None:
+        """The port's value, laid out as the reference's is; None where that has more to it."""
+        one, value = self._pairing.pairs[point], self._values[point]
+        if len(one.sources) != 1 or not one.whole or value.numel() != self._exact[one.sources[0]].numel():
+            return None
+        exact = self._exact[one.sources[0]]
+        places = torch.arange(exact.numel(), dtype=torch.float64).view_as(exact)
+        there = one.carry({one.sources[0]: places}).flatten().long()
+        return torch.empty_like(exact).flatten().index_copy(0, there, value.double().flatten()).view_as(exact)
 
     @property
     def _pairing(self) -> Pairing:

@@ -22,7 +22,7 @@ def test_each_says_what_it_is_how_it_looks_and_what_to_do() -> None:
 
 
 def test_causes_of_rounding_are_marked() -> None:
-    assert {cause.name for cause in ROUNDING} >= {"mask precedence", "half-precision product", "bfloat16 softmax"}
+    assert {cause.name for cause in ROUNDING} >= {"mask precedence", "half-precision linear layer", "bfloat16 softmax"}
 
 
 def test_the_page_is_what_the_catalogue_gives() -> None:

@@ -19,6 +19,7 @@ def test_the_commands_are_these() -> None:
         "load",
         "verify",
         "record",
+        "mutate",
         "export",
         "convert",
         "verify-files",
@@ -47,7 +48,11 @@ def test_the_help_of_a_command_has_examples_a_line_each(run: Run, command: str) 
     shown = examples.partition("\n\n")[0].splitlines()
     assert len(shown) >= 2
     assert all(line.startswith(f"    porting {command}") for line in shown)
-    assert "SOURCE" in result.stdout or "--source" in result.stdout or command in {"tables", "diff", "verify-files"}
+    assert (
+        "SOURCE" in result.stdout
+        or "--source" in result.stdout
+        or command in {"tables", "diff", "mutate", "verify-files"}
+    )
 
 
 def test_the_short_help_option_is_the_same(run: Run) -> None:

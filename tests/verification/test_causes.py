@@ -63,7 +63,7 @@ def test_two_bugs_behind_one_probe_are_one_finding_with_both(checkpoint: Path) -
     """The norm and the projection before it lie between the same two probes."""
     transposed = next(bug for bug in BUGS if bug.name == "output weight transposed")
     (found,) = verified(checkpoint, transposed, Bug("eps", epsilon, ())).causes
-    assert set(found.name.split(" and ")) == {"LayerNorm eps", "square weight transposed"}
+    assert set(found.name.split(" + ")) == {"LayerNorm eps", "square weight transposed"}
     assert found.residual < 1e-12
 
 

@@ -1,0 +1,137 @@
+"""What a model does, as events that a planted mistake may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LOWEST = -1e4
+"""What is added to a score to mask it is below this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that a model does.
+
+    Attributes:
+        kind: ``linear``, ``norm``, ``activation``, ``embedding``, ``scores`` and ``context`` of attention, ``sum``,
+            ``dropout``, or ``pool``.
+        function, args, kwargs: the call.
+        number: how many of its kind came before it in this pass.
+        role: of a linear map, what became of its result in the pass that was watched; see :class:`Inventory`.
+        scores: of attention, what is known of its scores.
+        born: for each tensor of a sum, when it was made; none for a sum of embeddings.
+        pass_: what is known of the whole pass.
+    """
+
+    kind: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    number: int
+    role: str = ""
+    scores: Scores | None = None
+    born: tuple[int, ...] = ()
+    pass_: Pass
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:  # what torch's function takes and gives
+        """The call, with other leading arguments or named ones."""
+        return self.function(*(*args, *self.args[len(args) :]), **{**self.kwargs, **kwargs})
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:  # whatever it is
+        """An argument, wherever it stands."""
+        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What is known of attention's scores.
+
+    Attributes:
+        query: [... q d].
+        key: [... k d].
+        scale: what their product is multiplied by.
+        bias: what is added to it and is no mask, or None.
+        allowed: where a query may look, [... q k] of bool, or None for everywhere.
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float = 1.0
+    bias: Tensor | None = None
+    allowed: Tensor | None = None
+
+    def product(self) -> Tensor:
+        """Without any mask, [... q k]."""
+        found = self.query @ self.key.mT * self.scale
+        return found if self.bias is None else found + self.bias
+
+    def masked(self, scores: Tensor | None = None) -> Tensor:
+        """With the mask."""
+        found = self.product() if scores is None else scores
+        return found if self.allowed is None else found.masked_fill(~self.allowed, torch.finfo(found.dtype).min / 2)
+
+    def added(self, mask: Tensor) -> Scores:
+        """With a mask or a bias."""
+        if mask.dtype == torch.bool:
+            return self.closed(mask)
+        soft = mask.masked_fill(mask <= LOWEST, 0.0)
+        kept = self.closed(mask > LOWEST) if bool((mask <= LOWEST).any()) else self
+        if not bool(soft.any()):
+            return kept
+        return replace(kept, bias=soft if kept.bias is None else kept.bias + soft)
+
+    def closed(self, allowed: Tensor) -> Scores:
+        """With fewer places to look at."""
+        return replace(self, allowed=allowed if self.allowed is None else self.allowed & allowed)
+
+
+Action = Callable[[Event], Any]
+"""What an event gives instead; ``NotImplemented`` where it does not apply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meddling:
+    """A mistake.
+
+    Attributes:
+        name: the entry of the catalogue.
+        actions: by kind of event.
+        only: at the events of these numbers alone, counted over those to which it applies; None for all.
+    """
+
+    name: str
+    actions: Mapping[str, Action]
+    only: frozenset[int] | None = None
+
+
+@dataclass
+class Inventory:
+    """What was seen in a pass without a mistake.
+
+    Attributes:
+        roles: for each linear map, in order: ``query``, ``key``, ``value``, ``output`` of attention, or ``""``.
+    """
+
+    roles: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Pass:
+    """One pass of the model.
+
+    Attributes:
+        model: the model.
+        inputs: its arguments, by name.
+        sites: where the mistake was made: the modules that ran.
+    """
+
+    model: nn.Module
+    inputs: Mapping[str, Tensor]
+    inventory: Inventory
+    sites: list[str]
+    linears: list[tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=list)

@@ -1,0 +1,374 @@
+"""A model that runs with a mistake in it: each torch function that it calls may give something else.
+
+Nothing of the model is changed but its class, so that its weights, names and signature are as before, and a copy of it
+has the mistake, too.  This is for planting mistakes; it shares nothing with the tape on which they are looked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from porting.causes.events import Event, Inventory, Meddling, Pass, Scores
+
+
+def plant(model: nn.Module, meddling: Meddling, inventory: Inventory) -> list[str]:
+    """Make a mistake in a model, from now on; returns a list that is told the modules in which it was made."""
+    sites: list[str] = []
+    _become(model, lambda one, inputs: _Mode(meddling, Pass(one, inputs, inventory, sites)))
+    return sites
+
+
+def watch(model: nn.Module, inventory: Inventory | None = None) -> Inventory:
+    """The model tells, in its next pass, what it consists of; it computes what it always does."""
+    known = Inventory() if inventory is None else inventory
+    nothing = Meddling(name="", actions={})
+    _become(model, lambda one, inputs: _Mode(nothing, Pass(one, inputs, known, []), learning=not known.roles))
+    return known
+
+
+def cure(model: nn.Module) -> None:
+    """Take out what was planted or watched."""
+    while (before := getattr(type(model), _BEFORE, None)) is not None:
+        model.__class__ = before
+
+
+_BEFORE = "_porting_class_before"
+
+
+def _become(model: nn.Module, mode: Callable[[nn.Module, Mapping[str, Tensor]], _Mode]) -> None:
+    """The model's forward runs under a mode; its class has the same name and its forward the same signature."""
+    kind = type(model)
+    names = list(inspect.signature(kind.forward).parameters)[1:]
+
+    @functools.wraps(kind.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # the model's own
+        named = dict(zip(names, args, strict=False)) | kwargs
+        inputs = {name: one for name, one in named.items() if isinstance(one, Tensor)}
+        one = mode(self, inputs)
+        with one, one.paths():
+            return kind.forward(self, *args, **kwargs)
+
+    made = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, _BEFORE: kind}
+    model.__class__ = type(kind.__name__, (kind,), made)
+
+
+_LINEAR: set[Callable[..., Any]] = {F.linear}
+_NORM: set[Callable[..., Any]] = {F.layer_norm, torch.layer_norm}
+_ACTIVATION: set[Callable[..., Any]] = {F.gelu, F.relu, F.silu, torch.tanh, Tensor.tanh, torch.relu, F.tanh}
+_EMBEDDING: set[Callable[..., Any]] = {F.embedding}
+_DROPOUT: set[Callable[..., Any]] = {F.dropout}
+_SUM: set[Callable[..., Any]] = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
+_SOFTMAX: set[Callable[..., Any]] = {F.softmax, torch.softmax, Tensor.softmax}
+_PRODUCT: set[Callable[..., Any]] = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm}
+_TIMES: set[Callable[..., Any]] = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
+_OVER: set[Callable[..., Any]] = {Tensor.div, Tensor.__truediv__, torch.div}
+_FILL: set[Callable[..., Any]] = {Tensor.masked_fill, torch.masked_fill}
+_POOL: set[Callable[..., Any]] = {Tensor.__getitem__, Tensor.select}
+_SAME: set[Callable[..., Any]] = {
+    Tensor.to,
+    Tensor.float,
+    Tensor.double,
+    Tensor.contiguous,
+    Tensor.type_as,
+    F.dropout,
+    F.linear,
+}
+
+
+class _Mode(TorchFunctionMode):
+    """Sees what a model does as events, and lets a mistake answer them."""
+
+    def __init__(self, meddling: Meddling, one: Pass, *, learning: bool = False) -> None:
+        super().__init__()
+        self._meddling = meddling
+        self._pass = one
+        self._learning = learning
+        self._counts: Counter[str] = Counter()
+        self._applied = 0
+        self._path: list[str] = []
+        self._kept: list[Tensor] = []  # so that no id is used again
+        self._scores: dict[int, Scores] = {}
+        self._weighed: dict[int, Scores] = {}
+        self._looked_up: set[int] = set()
+        self._from: dict[int, int] = {}  # tensor -> the linear map that it was made by
+        self._parameters = {id(one) for one in one.model.parameters()}
+
+    @contextmanager
+    def paths(self) -> Iterator[None]:
+        """Knows which module is running."""
+        names = {id(part): path for path, part in self._pass.model.named_modules()}
+        hook = nn.modules.module
+        enter = hook.register_module_forward_pre_hook(lambda part, args: self._path.append(names.get(id(part), "")))
+        leave = hook.register_module_forward_hook(lambda part, args, output: self._left())
+        self._path.append("")
+        try:
+            yield
+        finally:
+            enter.remove()
+            leave.remove()
+
+    def _left(self) -> None:
+        self._path.pop()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # whatever torch's function gives
+        given = dict(kwargs or {})
+        result = self._answer(func, args, given)
+        for one in tree_leaves(result):
+            if isinstance(one, Tensor):
+                self._remember(func, args, given, one)
+        return result
+
+    def _remember(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Tensor
+    ) -> None:
+        self._kept.append(made)
+        if func in _LINEAR or not args:
+            return
+        before = [self._from[id(one)] for one in tree_leaves(args) if id(one) in self._from]
+        if before and id(made) not in self._from:
+            self._from[id(made)] = before[0]
+
+    def _answer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in (F.multi_head_attention_forward, F.scaled_dot_product_attention):
+            whole = self._fused if func is F.scaled_dot_product_attention else self._multi_head
+            return whole(*args, **kwargs)
+        if func in _LINEAR:
+            return self._linear(func, args, kwargs)
+        if func in _SOFTMAX and id(args[0]) in self._scores:
+            scores = self._scores[id(args[0])]
+            found = self._event("scores", func, args, kwargs, scores=scores)
+            self._weighed[id(found)] = scores
+            return found
+        if func in _PRODUCT:
+            return self._product(func, args, kwargs)
+        return self._other(func, args, kwargs)
+
+    def _other(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kind = next((kind for kind, functions in _KINDS.items() if func in functions), None)
+        if kind == "sum" and len(args) == 2 and isinstance(args[1], Tensor) and not self._attending(args):
+            if any(id(one) in self._looked_up for one in args):
+                made = func(*args, **kwargs)
+                self._looked_up.add(id(made))
+                return made
+            return self._event(kind, func, args, kwargs, born=tuple(self._age(one) for one in args))
+        if kind is not None and kind != "sum":
+            result = self._event(kind, func, args, kwargs)
+            if kind == "embedding":
+                self._looked_up.add(id(result))
+        else:
+            result = func(*args, **kwargs)
+        self._follow(func, args, kwargs, result)
+        return result
+
+    def _attending(self, args: tuple[Any, ...]) -> bool:
+        return any(id(one) in self._scores for one in args)
+
+    def _age(self, tensor: Tensor) -> int:
+        return next((place for place, one in enumerate(self._kept) if one is tensor), -1)
+
+    def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """What a step does to scores or to probabilities."""
+        if not isinstance(result, Tensor) or not args:
+            return
+        held = next((one for one in args if id(one) in self._scores), None)
+        if held is not None:
+            rest = [one for one in args if one is not held]
+            known = _stepped(self._scores[id(held)], func, rest)
+            if known is not None:
+                self._scores[id(result)] = known
+        if id(args[0]) in self._weighed and func in _SAME:
+            self._weighed[id(result)] = self._weighed[id(args[0])]
+
+    def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        left, right = args[0], args[1]
+        if id(left) in self._weighed:
+            self._name(right, "value")
+            return self._context(func, args, kwargs, self._weighed[id(left)])
+        result = func(*args, **kwargs)
+        if not {id(left), id(right)} & self._parameters and left.ndim >= 3 and right.ndim >= 3:
+            self._scores[id(result)] = Scores(query=left, key=right.mT)
+            self._name(left, "query")
+            self._name(right, "key")
+        return result
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """``scaled_dot_product_attention``, written out."""
+        del dropout_p, enable_gqa
+        for one, role in ((query, "query"), (key, "key"), (value, "value")):
+            self._name(one, role)
+        scores = Scores(query=query, key=key, scale=query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            scores = scores.closed(torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril())
+        if attn_mask is not None:
+            scores = scores.added(attn_mask)
+        weighed = self._event("scores", F.softmax, (scores.masked(), -1), {}, scores=scores)
+        return self._context(torch.matmul, (weighed, value), {}, scores)
+
+    def _context(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores
+    ) -> Tensor:
+        found: Tensor = self._event("context", func, args, kwargs, scores=scores)
+        if id(args[1]) in self._from:
+            self._from[id(found)] = self._from[id(args[1])]
+        self._kept.append(found)
+        return found
+
+    def _multi_head(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        embed_dim_to_check: int,
+        num_heads: int,
+        in_proj_weight: Tensor,
+        in_proj_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_proj_weight: Tensor,
+        out_proj_bias: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """``torch.nn.MultiheadAttention``, sequence first, written out."""
+        weights = in_proj_weight.chunk(3)
+        biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+        heads = []
+        for one, weight, bias in zip((query, key, value), weights, biases, strict=True):
+            made = self.__torch_function__(F.linear, (), (one, weight, bias))  # [s b e]
+            split = made.reshape(*made.shape[:2], num_heads, -1).permute(1, 2, 0, 3)  # [b h s d]
+            self._from[id(split)] = self._from[id(made)]
+            self._kept.append(split)
+            heads.append(split)
+        mask = _mask_of(options.get("key_padding_mask"), options.get("attn_mask"), heads[0])
+        context = self._fused(heads[0], heads[1], heads[2], mask)  # [b h s d]
+        merged = context.permute(2, 0, 1, 3).flatten(2)  # [s b e]
+        self._from[id(merged)] = self._from[id(context)]
+        self._kept.append(merged)
+        return self.__torch_function__(F.linear, (), (merged, out_proj_weight, out_proj_bias)), None
+
+    def _linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number, inventory = self._counts["linear"], self._pass.inventory
+        if self._learning:
+            inventory.roles.append("")
+            if id(args[0]) in self._from and self._after_attention(args[0]):
+                inventory.roles[-1] = "output"
+        role = inventory.roles[number] if number < len(inventory.roles) else ""
+        result = self._event("linear", func, args, kwargs, role=role)
+        self._from[id(result)] = number
+        self._kept.append(result)
+        return result
+
+    def _after_attention(self, given: Tensor) -> bool:
+        source = self._pass.inventory.roles[self._from[id(given)]]
+        return source in ("value", "fused")
+
+    def _name(self, tensor: Tensor, role: str) -> None:
+        if self._learning and id(tensor) in self._from:
+            number = self._from[id(tensor)]
+            known = self._pass.inventory.roles[number]
+            self._pass.inventory.roles[number] = role if known in ("", role) else "fused"
+
+    def _event(
+        self,
+        kind: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        role: str = "",
+        scores: Scores | None = None,
+        born: tuple[int, ...] = (),
+    ) -> Any:
+        number = self._counts[kind]
+        self._counts[kind] += 1
+        action = self._meddling.actions.get(kind)
+        if action is None:
+            return func(*args, **kwargs)
+        event = Event(
+            kind=kind,
+            function=func,
+            args=args,
+            kwargs=kwargs,
+            number=number,
+            role=role,
+            scores=scores,
+            born=born,
+            pass_=self._pass,
+        )
+        found = action(event)
+        if found is NotImplemented:
+            return func(*args, **kwargs)
+        place = self._applied
+        self._applied += 1
+        if self._meddling.only is not None and place not in self._meddling.only:
+            return func(*args, **kwargs)
+        self._pass.sites.append(self._path[-1] if self._path else "")
+        return found
+
+
+_KINDS: dict[str, set[Callable[..., Any]]] = {
+    "norm": _NORM,
+    "activation": _ACTIVATION,
+    "embedding": _EMBEDDING,
+    "dropout": _DROPOUT,
+    "sum": _SUM,
+    "pool": _POOL,
+}
+
+
+def _stepped(scores: Scores, func: Callable[..., Any], rest: list[Any]) -> Scores | None:
+    """The scores after a step, None when it is no step that attention takes."""
+    if func in _TIMES and rest and isinstance(rest[0], int | float):
+        return replace(scores, scale=scores.scale * rest[0])
+    if func in _OVER and rest and isinstance(rest[0], int | float):
+        return replace(scores, scale=scores.scale / rest[0])
+    if func in _SUM and rest and isinstance(rest[0], Tensor):
+        return scores.added(rest[0])
+    if func in _FILL and rest and isinstance(rest[0], Tensor):
+        return scores.closed(~rest[0])
+    return scores if func in _SAME else None
+
+
+def _mask_of(padding: Tensor | None, mask: Tensor | None, heads: Tensor) -> Tensor | None:
+    """One additive mask [b 1 q k] of the two that ``torch.nn.MultiheadAttention`` takes, True or low = ignore."""
+    found: Tensor | None = None
+    for one, shape in ((padding, (heads.shape[0], 1, 1, -1)), (mask, None)):
+        if one is None:
+            continue
+        low = torch.finfo(heads.dtype).min / 4
+        added = torch.zeros(one.shape, dtype=heads.dtype).masked_fill(one, low) if one.dtype == torch.bool else one
+        if shape is not None:
+            added = added.view(shape)
+        elif added.ndim == 3:  # [(b h) q k]
+            added = added.view(heads.shape[0], heads.shape[1], *added.shape[1:])
+        found = added if found is None else found + added
+    return None if found is None else found.clamp_min(torch.finfo(heads.dtype).min / 2)

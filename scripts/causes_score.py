@@ -1,0 +1,156 @@
+"""The score of the catalogue: each mistake planted into each port where it applies, and what the proof says of it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from porting.causes.events import Inventory, Meddling
+from porting.causes.meddling import plant, watch
+from porting.causes.planting import PLANTS, truth
+from porting.verification import Probe, Report, verify
+from porting.verification.report import FAITHFUL
+from tests.families.pairs import PAIRS, Pair
+from tests.families.ported import Ported, draw, make
+
+UNIQUE, TIE, UNKNOWN, WRONG, MISSED, NONE = "unique", "tie", "unknown", "wrong", "missed", "no effect"
+"""What came of a planted mistake; ``no effect`` is proven by equal outputs in float64."""
+
+LONGEST = 24
+"""Rows that show all there is in these small models, the window of a local attention included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One planted mistake.
+
+    Attributes:
+        outcome: one of the above.
+        placed: whether the first guilty module of each finding is one in which the mistake was made.
+        said: what the report named.
+    """
+
+    outcome: str
+    placed: bool
+    said: tuple[str, ...] = ()
+
+
+def score(pair: Pair, names: Container[str] | None = None) -> dict[str, Result]:
+    """Plant every mistake that applies, or those of these names, into the port of a pair; by name."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="porting-causes-") as folder, _quietly():
+        ported = make(pair, Path(folder))
+        watched = ported.load()
+        inventory = watch(watched)
+        _verify(ported, watched)
+        for meddling in (one for one in PLANTS if names is None or one.name in names):
+            result = _try(ported, meddling, inventory)
+            if result is not None:
+                found[meddling.name] = result
+    return found
+
+
+def _verify(ported: Ported, module: nn.Module, seed: int = 0) -> Report:
+    longest = 80 if ported.pair.single else LONGEST
+    return verify(ported.directory, module, table=ported.pair.table, loaded=True, seed=seed, longest=longest)
+
+
+def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> Result | None:
+    module = ported.load()
+    sites = plant(module, meddling, inventory)
+    report = _verify(ported, module)
+    if not sites:
+        return None
+    said = tuple(" or ".join(one.names) or "unknown" for one in report.causes)
+    if report.verdict == FAITHFUL:
+        same = max(probe.meaning.worst for probe in report.probes) <= max(
+            probe.bound.end_to_end for probe in report.probes
+        )
+        return Result(outcome=NONE if same else MISSED, placed=True)
+    named = [one.probes[0] for one in report.causes]  # what comes after it reads what it gave, where nothing is probed
+    placed = all(_placed(probe, sites) for probe in report.probes if probe.port in named)
+    return Result(outcome=_outcome(report, truth(meddling.name)), placed=placed, said=said)
+
+
+def _outcome(report: Report, expected: tuple[str, ...]) -> str:
+    if not report.causes or any(not one.name for one in report.causes):
+        return UNKNOWN
+    named = [{part for name in one.names for part in name.split(" + ")} for one in report.causes]
+    if not all(names & set(expected) for names in named):
+        return WRONG
+    return UNIQUE if all(len(one.names) == 1 for one in report.causes) else TIE
+
+
+def _placed(probe: Probe, sites: list[str]) -> bool:
+    """Whether the mistake was made in what runs up to this probe."""
+    path = probe.port.partition(" -> ")[0].partition(" #")[0]
+    return any(site in probe.span or f"{path}.".startswith(f"{site}.") or not site for site in sites) or any(
+        f"{site}.".startswith(f"{path}.") for site in sites
+    )
+
+
+def faithful(count: int) -> tuple[int, list[str]]:
+    """Compare faithful ports so many times, with other weights, inputs and dtypes; how many, and the false alarms."""
+    alarms: list[str] = []
+    done, draws = 0, 0
+    with _quietly():
+        while done < count:
+            for pair in PAIRS:
+                with tempfile.TemporaryDirectory(prefix="porting-causes-") as folder:
+                    ported = _drawn(pair, Path(folder), draws)
+                    for seed in range(3):
+                        if done < count:
+                            done += 1
+                            report = _verify(ported, ported.load(), seed=3 * draws + seed)
+                            if report.verdict != FAITHFUL or report.causes:
+                                alarms.append(f"{pair}, weights {draws}, inputs {3 * draws + seed}: {report.verdict}")
+            draws += 1
+    return done, alarms
+
+
+def _drawn(pair: Pair, folder: Path, seed: int) -> Ported:
+    import transformers  # noqa: PLC0415  # only this needs it
+
+    ported = make(pair, folder)
+    if seed:
+        kind = getattr(transformers, pair.architecture)
+        model = kind(kind.config_class(**pair.fields))
+        draw(model, seed=seed, spread=(0.1, 0.2, 0.3)[seed % 3])
+        model.save_pretrained(folder)
+    return ported
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    from transformers.utils import logging  # noqa: PLC0415  # as above
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads only wait for each other on models this small
+    log: Any = logging  # its functions have no types
+    log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def keep(path: Path, results: Mapping[str, Mapping[str, Result]], facts: Mapping[str, object]) -> None:
+    """Write results into the file that the page is made from; those of other pairs stay."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"pairs": {}}
+    for pair, cells in results.items():
+        known["pairs"][pair] = {
+            name: {"outcome": one.outcome, "placed": one.placed, "said": list(one.said)} for name, one in cells.items()
+        }
+    known.update(facts)
+    path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

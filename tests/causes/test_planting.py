@@ -1,0 +1,113 @@
+"""A mistake that is planted into a port is made there, and by nothing else; and the proof names it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from porting.causes.events import Inventory, Meddling
+from porting.causes.meddling import cure, plant, watch
+from porting.causes.planting import PLANTS, planted
+from porting.loading import load
+from porting.verification import verify
+from scripts.causes_score import MISSED, NONE, TIE, UNIQUE, score
+from tests.families.pairs import PAIRS
+from tests.small_checkpoint import write_checkpoint
+from tests.verification.conftest import one_thread
+
+__all__ = ["one_thread"]  # a fixture that is used by all
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.1)
+    for name, one in layer.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(one)
+    return layer.double().eval()
+
+
+def given(shape: tuple[int, ...] = (5, 3, 8)) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_watching_changes_nothing_and_learns_the_roles() -> None:
+    """Also of torch's own attention, which is taken apart for it; with a mask, too."""
+    model, hidden = small(), given()
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]])
+    expected = model(hidden, src_key_padding_mask=padding)
+    inventory = watch(model)
+    torch.testing.assert_close(model(hidden, src_key_padding_mask=padding), expected, rtol=0, atol=1e-14)
+    assert inventory.roles == ["query", "key", "value", "output", "", ""]
+
+
+@torch.no_grad()
+def test_a_mistake_is_made_in_copies_too_and_can_be_taken_out() -> None:
+    model, hidden = small(), given()
+    expected = model(hidden)
+    kind = type(model)
+    sites = plant(model, next(planted("LayerNorm gain missing")), Inventory())
+    with torch.no_grad():
+        model.norm1.weight.mul_(2)  # type: ignore[union-attr, operator]  # a layer norm
+        expected = copy.deepcopy(model)(hidden)
+    assert set(sites) == {"norm1", "norm2"}
+    torch.testing.assert_close(model(hidden), expected)
+    cure(model)
+    assert type(model) is kind
+    assert not torch.allclose(model(hidden), expected)
+
+
+@torch.no_grad()
+def test_a_mistake_can_be_made_at_one_place_alone() -> None:
+    model = small()
+    everywhere = next(planted("square weight transposed"))
+    one = Meddling(name=everywhere.name, actions=everywhere.actions, only=frozenset({2}))
+    sites = plant(model, one, Inventory())
+    model(given())
+    assert sites == ["self_attn"]
+
+
+def test_every_mistake_is_another_one() -> None:
+    assert len({one.name for one in PLANTS}) == len(PLANTS) >= 50
+
+
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        ("bert", [one.name for one in PLANTS if "causal mask missing" not in one.name][::2]),
+        (
+            "openai_gpt",
+            ["causal mask missing", "padding mask ignored", "key bias missing", "LayerNorm over the wrong axis"],
+        ),
+        ("mpnet", ["relative position bias missing"]),
+        (
+            "bert_into_torch_encoder",
+            ["query bias missing", "softmax over the heads"],
+        ),
+    ],
+)
+def test_what_is_planted_is_named(table: str, names: list[str]) -> None:
+    pair = next(pair for pair in PAIRS if pair.table == table)
+    found = score(pair, names)
+    assert found.keys() <= set(names)
+    assert len(found) > len(names) / 2
+    assert {name: one for name, one in found.items() if one.outcome not in (UNIQUE, TIE, NONE)} == {}
+    assert all(one.placed for one in found.values())
+    assert not any(one.outcome == MISSED for one in found.values())
+    if table == "openai_gpt":
+        assert found["key bias missing"].outcome == NONE  # no probe sees it there, and no softmax
+
+
+def test_one_layer_of_three_is_placed(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "bert")
+    model = load(path)
+    everywhere = next(planted("LayerNorm eps"))
+    plant(model, Meddling(name="", actions=everywhere.actions, only=frozenset({3})), Inventory())
+    report = verify(path, model, loaded=True)
+    assert [probe.port for probe in report.guilty] == ["bert.layers.1.attention_norm"]
+    assert [one.name for one in report.causes] == ["LayerNorm eps"]
