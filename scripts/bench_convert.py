@@ -249,13 +249,14 @@ import torch
 from porting.notation.table import parse_table
 from scripts import bench_convert
 
-def anonymous():
-    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+def memory():
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return [int(lines[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS")]
 
-before, peak, over = anonymous(), [0], threading.Event()
+before, peak, over = memory(), [0, 0], threading.Event()
 def watch():
     while not over.wait(0.002):
-        peak[0] = max(peak[0], anonymous())
+        peak[:] = map(max, peak, memory())
 watcher = threading.Thread(target=watch); watcher.start()
 source, out, what = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 if what == "porting convert, permuted":
@@ -265,9 +266,9 @@ elif what == "porting convert, to bfloat16":
 elif what == "safe_open, save shard by shard":
     bench_convert.shard_by_shard(source, out)
 else:
-    bench_convert.load_all_save_all(source, out, None)
+    bench_convert.load_all_save_all(source, out, torch.bfloat16 if "bfloat16" in what else None)
 over.set(); watcher.join()
-print(before, peak[0])
+print(*(high - low for high, low in zip(peak, before)))
 """
 
 
@@ -276,9 +277,9 @@ def memory(
     sizes: Annotated[str, typer.Option(help="Of the checkpoints.")] = "1GB,4GB,16GB",
     folder: Folder = None,
 ) -> None:
-    """Peak anonymous memory above that of an interpreter with torch, of a process for each."""
+    """Peak of the anonymous and of all resident memory above that of an interpreter with torch, each in a process."""
     kinds = ("porting convert, permuted", "porting convert, to bfloat16", "safe_open, save shard by shard",
-             "load everything, save everything")  # fmt: skip
+             "load everything, save everything", "the same with .to(bfloat16)")  # fmt: skip
     print(f"| | {' | '.join(sizes.split(','))} |\n|---|{'---|' * len(sizes.split(','))}")
     found: dict[str, list[str]] = {kind: [] for kind in kinds}
     for size in map(parse_size, sizes.split(",")):
@@ -286,13 +287,13 @@ def memory(
             root = Path(name)
             write_checkpoint(root / "source", size)
             for kind in kinds:
-                if kind.startswith("load everything") and size > MOST:
+                if kind in kinds[3:] and size > MOST:
                     found[kind].append("not tried")
                     continue
                 words = [sys.executable, "-c", PROBE, str(root / "source"), str(root / "out"), kind]
                 done = subprocess.run(words, check=True, capture_output=True, text=True)  # ourselves
-                before, peak = map(int, done.stdout.split())
-                found[kind].append(f"{(peak - before) / 1e6:.0f} MB")
+                anonymous, resident = (f"{int(one) / 1e6:,.0f}" for one in done.stdout.split())
+                found[kind].append(f"{anonymous} / {resident} MB")
                 shutil.rmtree(root / "out")
     for kind, peaks in found.items():
         print(f"| {kind} | {' | '.join(peaks)} |")

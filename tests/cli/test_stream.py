@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file
 
+from porting.cli import bar
+from porting.cli.screen import Screen
+from porting.converting import Progress
 from tests.cli.conftest import Run
 from tests.small_checkpoint import tensors
 
@@ -127,3 +133,33 @@ def test_a_port_is_not_ported_again(run: Run, checkpoint: Path) -> None:
         "out is in the port's layout already: a conversion through this table made it (pass reverse=True (--reverse)"
     )
     assert expected in result.stderr
+
+
+def test_progress_is_told_in_plain_lines_or_in_events(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where standard error is no terminal."""
+    monkeypatch.setattr(bar, "EVERY", 0.0)
+    plain = run("convert", checkpoint, "out")
+    last = plain.stderr.splitlines()[-1]
+    assert re.fullmatch(r"publishing: 65\.6 kB of 65\.6 kB, [0-9.]+ GB/s, 62 of 62 tensors, 0 s left", last), (
+        plain.stderr
+    )
+    events = [json.loads(line) for line in run("convert", checkpoint, "again", "--json").stdout.splitlines()]
+    progress = [event for event in events if event["event"] == "progress"]
+    assert progress
+    assert progress[-1]["stage"] == "publishing"
+    assert (progress[-1]["bytes"], progress[-1]["tensors"]) == (progress[-1]["all_bytes"], 62)
+
+
+def test_a_bar_is_drawn_on_a_terminal(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen("convert")
+    drawn = io.StringIO()
+    screen.err = Console(file=drawn, force_terminal=True, width=120)
+    monkeypatch.delenv("TERM", raising=False)
+    with bar.watching(screen) as tell:
+        tell(Progress(stage="writing", tensors=3, bytes=500_000_000, all_tensors=9, all_bytes=2_000_000_000,
+                      resumed=100_000_000, seconds=0.2))  # fmt: skip
+    shown = drawn.getvalue()
+    assert "writing" in shown
+    assert "500 MB of 2 GB, 2.00 GB/s, 3 of 9 tensors, 1 s left" in shown

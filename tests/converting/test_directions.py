@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from porting.checkpoint import CheckpointError
 from porting.converting import convert
 from porting.converting.casts import Losses
 from porting.exporting import export
@@ -166,6 +167,18 @@ def test_a_cast_counts_what_it_loses(tmp_path: Path) -> None:
     done = convert(source, tmp_path / "b", table, dtype=torch.float16)
     assert done.losses == {"b": Losses(infinite=2, vanished=1), "d": Losses(infinite=0, vanished=1)}
     same(read(tmp_path / "b"), {"b": a.T.contiguous().half(), "d": c.half(), "f": torch.arange(5)})
+
+
+def test_bytes_that_are_no_booleans_are_refused(tmp_path: Path) -> None:
+    table = parse_table('[mapping]\nname = "t"\n[tensors]\n"a [i o]" = "b [o i]"\n"c" = "d"\n')
+    for name in "ac":
+        source = write(tmp_path / name, {"a": torch.ones(3, 4).bool(), "c": torch.ones(5).bool()})
+        raw = bytearray((source / "model.safetensors").read_bytes())
+        raw[-17 if name == "a" else -1] = 7
+        (source / "model.safetensors").write_bytes(raw)
+        with pytest.raises(CheckpointError, match=rf"tensor '{name}': a boolean is stored as the byte 7; only 0 and 1"):
+            convert(source, tmp_path / "out", table)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "c"]
 
 
 def test_tensors_that_should_be_equal_are_compared(source: Path, tmp_path: Path) -> None:

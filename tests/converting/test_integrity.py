@@ -54,6 +54,16 @@ def test_any_flipped_bit_is_found_and_placed(ported: Path) -> None:
     assert verify_files(ported).same
 
 
+def test_what_stands_in_front_of_the_tensors_counts_as_well(ported: Path) -> None:
+    """A bit of the metadata changes no tensor and no name: only the digest of the header shows it."""
+    path = min(ported.glob("*.safetensors"))
+    place = path.read_bytes().index(b'"pt"') + 1
+    flip(path, 8 * place)
+    (problem,) = verify_files(ported).problems
+    flip(path, 8 * place)
+    assert problem == f"{path.name}: its header is not as it was written"
+
+
 def test_the_tensor_that_differs_is_named(ported: Path) -> None:
     last = max(ported.glob("*.safetensors"))
     flip(last, 8 * last.stat().st_size - 1)

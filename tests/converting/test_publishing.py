@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from porting.checkpoint import CheckpointError
-from porting.converting import Converted, Progress, convert
+from porting.checkpoint import CheckpointError, open_checkpoint
+from porting.converting import Converted, Progress, convert, prepare
 from porting.converting.making import Made, Maker
 from porting.converting.recipe import Recipe
 from porting.converting.workplace import root_of, workplace
@@ -200,6 +200,20 @@ def touch(path: Path) -> None:
 
 def rewrite(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("name", ["b.1", "d.1"])
+def test_a_change_is_seen_with_the_tensor_that_it_may_be_in(name: str, source: Path, tmp_path: Path) -> None:
+    """Whether the kernel copies it or it is made in blocks."""
+    checkpoint = open_checkpoint(source)
+    recipes = {one.name: one for one in prepare(checkpoint, tmp_path / "out", TABLE).recipes.tensors}
+    maker = Maker(checkpoint, None, 1 << 20, lambda count: None)
+    with (tmp_path / "made").open("w+b") as file:
+        before = maker.make(recipes[name], file.fileno(), 0)
+        assert maker.make(recipes[name], file.fileno(), 0) == before
+        touch(source / "model.safetensors")
+        with pytest.raises(CheckpointError, match="bytes when it was opened"):
+            maker.make(recipes[name], file.fileno(), 0)
 
 
 @pytest.mark.parametrize("change", [cut, touch, rewrite])
