@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from porting.notation.table import Table
+from porting.verification.lift import spelled
 from porting.verification.measure import MEANING, Anchor, Error, bound, error, finite, pooled, ratio
 from porting.verification.observe import Observer
 from porting.verification.pairing import Pair, Pairing, pair
@@ -105,6 +106,7 @@ class Comparison:
                 self._warn(f"the reference's {point} has values that are no numbers, it is not compared")
             self.exact.append(found)
         self._tell_lowered()
+        self._told("the reference", reference)
 
     def _tell_lowered(self) -> None:
         if self._lowered:
@@ -126,6 +128,13 @@ class Comparison:
             del found
             self._isolated(port, case, observer)
             observer.rest()
+        self._told("the port", port)
+
+    def _told(self, title: str, side: Side) -> None:
+        """Say which modules asked for less than float64 and got it all the same."""
+        if side.lifted:
+            named = spelled(side.lifted)
+            self._warn(f"{title} casts to less than float64 in {named}: the float64 run leaves these casts out")
 
     def _isolated(self, port: Side, case: int, observer: Sees) -> None:
         pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from porting.errors import Code, Fault
 from porting.frames import is_users, signature_of, users_line
 from porting.verification.faults import VerifyError
+from porting.verification.lift import Lifted, lifted
 from porting.verification.trace import Point, Trace, Visit, trace
 
 
@@ -34,6 +35,7 @@ class Side:
         arguments: for each case its forward arguments by name; a name that is a number is a position.
         wanted: the points to see.
         clock: is told of every pass.
+        lifted: which modules asked for less than float64 in a run in float64, where they get float64.
     """
 
     title: str
@@ -41,6 +43,7 @@ class Side:
     arguments: Sequence[Mapping[str, Tensor]]
     wanted: Sequence[Point]
     clock: Clock = field(default_factory=Clock)
+    lifted: Lifted = field(default_factory=dict)
 
     def run(
         self,
@@ -69,7 +72,9 @@ class Side:
         names = {name: value for name, value in arguments.items() if not name.isdigit()}
         begun = time.perf_counter()
         try:
-            with nullcontext() if gradients else torch.no_grad():
+            exact = any(one.dtype == torch.float64 for one in self.module.parameters())
+            nothing: nullcontext[Lifted] = nullcontext({})
+            with nullcontext() if gradients else torch.no_grad(), lifted(self.module) if exact else nothing as found:
                 seen = trace(
                     self.module,
                     lambda module: module(*places, **names),
@@ -87,6 +92,8 @@ class Side:
             if any("mask" in name for name in arguments):
                 hint += " and how a mask: -> bool, -> padding or -> additive"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
+        for name, operations in found.items():
+            self.lifted.setdefault(name, {}).update(operations)
         self.clock.seconds += time.perf_counter() - begun - seen
         self.clock.passes += 1
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from porting.verification.lift import Lifted, running, spelled
+
 
 @dataclass(frozen=True)
 class Span:
@@ -18,7 +20,7 @@ class Span:
 
     Attributes:
         modules: those with weights of their own or without parts that ran, in order.
-        lowered: the operations that computed with less than float64, by name.
+        lowered: what computed with less than float64: modules, each with its operations.
         random: whether random numbers were drawn.
     """
 
@@ -30,14 +32,14 @@ class Span:
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
     """Watches a float64 run and cuts what it sees into spans.
 
-    A model that computes a part of itself in float32 whatever its weights are (a rotary table, a softmax) agrees with
-    the float64 reference to float32's rounding only; that must be known before the difference is called a bug.
+    What computes in float32 whatever its weights are, and is not put right (:mod:`porting.verification.lift`), agrees
+    with the float64 reference to float32's rounding only; that must be known before the difference is called a bug.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._modules: list[str] = []
-        self._lowered: dict[str, None] = {}
+        self._lowered: Lifted = {}
         self._state = torch.get_rng_state()
 
     def ran(self, module: str) -> None:
@@ -47,7 +49,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
     def cut(self) -> Span:
         """What happened since the last cut."""
         state = torch.get_rng_state()
-        span = Span(tuple(dict.fromkeys(self._modules)), tuple(self._lowered), not torch.equal(state, self._state))
+        lowered = tuple(spelled({name: operations}) for name, operations in self._lowered.items())
+        span = Span(tuple(dict.fromkeys(self._modules)), lowered, not torch.equal(state, self._state))
         self._modules, self._lowered, self._state = [], {}, state
         return span
 
@@ -62,7 +65,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         if any(_low(one) for one in tree_leaves(result)) and any(
             isinstance(one, Tensor) and one.is_floating_point() for one in tree_leaves((args, kwargs))
         ):
-            self._lowered[str(func).removesuffix(".default")] = None
+            self._lowered.setdefault(running(), {})[str(func).removesuffix(".default")] = None
         return result
 
 

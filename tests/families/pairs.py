@@ -76,8 +76,7 @@ class Pair:
         table: the shipped table.
         architecture: the class of transformers that the checkpoint is made with.
         fields: its config: small sizes, and what differs from its defaults.
-        single: the reference computes a part in float32 whatever its weights are, so that its float64 run is no more
-            exact than its float32 run; where that can be taken out of it, the family's own test shows the rest.
+        single: the reference casts to float32 whatever its weights are; verify leaves that out of its float64 run.
     """
 
     table: str
