@@ -73,7 +73,7 @@ def _score() -> Iterator[str]:
     yield f"- planted: {len(cells)}, in {len(pairs)} pairs; without effect, by equal values in float64: {none}"
     yield f"- caught: {len(caught)} of {len(seen)} ({_percent(len(caught), len(seen))})"
     share = _percent(placed, len(caught))
-    yield f"- placed: {placed} of {len(caught)} ({share}): the first guilty module of each finding has the mistake"
+    yield f"- placed: {placed} of {len(caught)} ({share}): each finding has a module in which the mistake was made"
     yield (
         f"- named: {named} of {len(caught)} ({_percent(named, len(caught))}), {counts['unique']} uniquely and "
         f"{counts['tie']} in a tie; every finding of a report has to be right"

@@ -35,7 +35,7 @@ class Result:
 
     Attributes:
         outcome: one of the above.
-        placed: whether the first guilty module of each finding is one in which the mistake was made.
+        placed: whether each finding has a guilty module in which the mistake was made.
         said: what the report named.
     """
 
@@ -76,8 +76,9 @@ def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> Result | N
             probe.bound.end_to_end for probe in report.probes
         )
         return Result(outcome=NONE if same else MISSED, placed=True)
-    named = [one.probes[0] for one in report.causes]  # what comes after it reads what it gave, where nothing is probed
-    placed = all(_placed(probe, sites) for probe in report.probes if probe.port in named)
+    probes = {probe.port: probe for probe in report.probes}
+    # What comes after the place reads what it gave, where nothing between them is probed.
+    placed = all(any(_placed(probes[point], sites) for point in one.probes) for one in report.causes)
     return Result(outcome=_outcome(report, truth(meddling.name)), placed=placed, said=said)
 
 

@@ -100,8 +100,8 @@ def test_a_proof_catches_what_closeness_does_not(folder: Path) -> None:
     write_checkpoint(folder / "c")
     (folder / "mine.py").write_text(PORT, encoding="utf-8")
     (folder / "test_strong.py").write_text(STRONG, encoding="utf-8")
-    score = mutate(["test_strong.py"], "mine.py:build", only=[GELU])
-    assert [(one.name, one.outcome) for one in score.mutations] == [(GELU, "caught")]
+    score = mutate(["test_strong.py"], "mine.py:build", only=[BIAS])
+    assert [(one.name, one.outcome) for one in score.mutations] == [(BIAS, "caught")]
 
 
 def test_the_command_says_what_survived_and_how_it_looks(folder: Path) -> None:
