@@ -11,6 +11,7 @@ frequencies of a rotary embedding are float32 numbers, and mean these.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,12 +28,20 @@ ITSELF = "the model itself"
 Lifted = dict[str, dict[str, None]]
 """Module -> the operations in it that were asked for less than float64."""
 
-_RUNNING: list[str] = []
+
+class _Running(threading.local):
+    """The modules that are running, in this thread: a streamed verification runs several models in turn."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+
+_RUNNING = _Running()
 
 
 def running() -> str:
     """The innermost module that is running, within :func:`lifted`."""
-    return _RUNNING[-1] if _RUNNING else ITSELF
+    return _RUNNING.names[-1] if _RUNNING.names else ITSELF
 
 
 @contextmanager
@@ -46,18 +55,18 @@ def lifted(module: nn.Module) -> Iterator[Lifted]:
         Which modules asked for less, of what they had in float64.
     """
     names = {part: path or ITSELF for path, part in module.named_modules()}
-    mode = _Lift({one.untyped_storage().data_ptr() for one in module.buffers()})
+    mode = _Lift({_address(one) for one in module.buffers()} - {0})
 
     def enter(part: nn.Module, args: Any) -> None:  # whatever the module is given
         if part in names:
-            _RUNNING.append(names[part])
+            _RUNNING.names.append(names[part])
 
     def leave(part: nn.Module, args: Any, output: Any) -> None:  # whatever it returns
-        if part in names and _RUNNING:
-            _RUNNING.pop()
+        if part in names and _RUNNING.names:
+            _RUNNING.names.pop()
 
     with ExitStack() as undo:
-        undo.callback(_RUNNING.clear)
+        undo.callback(_RUNNING.names.clear)
         undo.callback(register_module_forward_pre_hook(enter).remove)
         undo.callback(register_module_forward_hook(leave, always_call=True).remove)
         with mode:
@@ -89,8 +98,16 @@ class _Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         if not isinstance(value, Tensor) or value.dtype != torch.float64:
             return False
         with _disable_current_modes():
-            constant = value.untyped_storage().data_ptr() in self._constants
+            constant = _address(value) in self._constants
             return not constant or not torch.equal(value.to(less).to(value.dtype).nan_to_num(), value.nan_to_num())
+
+
+def _address(tensor: Tensor) -> int:
+    """Where its values lie; 0 when it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a fake tensor
+        return 0
 
 
 def spelled(found: Mapping[str, Iterable[str]]) -> str:
