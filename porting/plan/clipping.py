@@ -98,8 +98,11 @@ def _within(digits: Sequence[Digit], at: int, low: int, high: int) -> Iterator[P
     first, last = max(0, -((at - low) // step)), min(size, (high - 1 - at - reach) // step + 1)
     if first < last:
         yield at + first * step, first * source_step, ((last - first, step, source_step), *rest)
-    touched = range(max(0, -((at + reach - low) // step)), min(size, (high - 1 - at) // step + 1))
-    for number in touched:
-        if rest and not first <= number < last:
-            for begin, skipped, inside in _within(rest, at + number * step, low, high):
-                yield begin, skipped + number * source_step, inside
+    if not rest:
+        return
+    begun, ended = max(0, -((at + reach - low) // step)), min(size, (high - 1 - at) // step + 1)
+    inside = range(first, max(first, last))
+    # Of what is only touched there is one step at either end: the steps of the other digits do not reach further.
+    for number in (*range(begun, min(inside.start, ended)), *range(max(inside.stop, begun), ended)):
+        for begin, skipped, part in _within(rest, at + number * step, low, high):
+            yield begin, skipped + number * source_step, part

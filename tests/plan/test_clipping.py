@@ -95,3 +95,13 @@ def test_a_window_of_a_plain_copy_is_one_run() -> None:
     plain = Copy("s", "t", (1000,), 5, (1,), 0, (1,))
     assert list(window(plain, 300, 400)) == [Copy("s", "t", (100,), 305, (1,), 0, (1,))]
     assert list(window(plain, 1000, 1100)) == []
+
+
+def test_the_work_does_not_grow_with_the_window() -> None:
+    """Elements are never gone through one by one: these windows have more of them than anybody could."""
+    plain = Copy("s", "t", (2**50,), 0, (1,), 0, (1,))
+    assert list(window(plain, 2**10, 2**49)) == [Copy("s", "t", (2**49 - 2**10,), 2**10, (1,), 0, (1,))]
+    transposed = Copy("s", "t", (2**25, 2**25), 0, (1, 2**25), 0, (2**25, 1))
+    parts = list(window(transposed, 2**30 + 5, 2**49 + 7))
+    assert sum(part.numel for part in parts) == 2**49 + 7 - 2**30 - 5
+    assert len(parts) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from safetensors.torch import save
@@ -27,8 +28,22 @@ def no_config(folder: Path) -> Words:
     return ["load", "m"]
 
 
+def tokenizer_fifo(folder: Path) -> Words:
+    write_checkpoint(folder / "m")
+    (folder / "m" / "tokenizer.json").unlink()
+    os.mkfifo(folder / "m" / "tokenizer.json")
+    return ["fill-mask", "a [MASK]", "--source", "m"]
+
+
 ABSURD = 10**12
 CONFIGS: list[Row] = [
+    Row(
+        of="config.json",
+        what="beside a tokenizer that is a FIFO",
+        told="the checkpoint has no tokenizer",
+        code=2,
+        make=tokenizer_fifo,
+    ),
     Row(of="config.json", what="missing", told="config.json has no model_type", code=2, make=no_config),
     *(
         folder_row("config.json", what, told, beside(raw))  # type: ignore[arg-type]  # a function of a folder
@@ -85,6 +100,21 @@ CONFIGS: list[Row] = [
 ]
 
 
+def fifo(folder: Path) -> Words:
+    os.mkfifo(folder / "t.toml")
+    return ["tables", "t.toml"]
+
+
+def endless(folder: Path) -> Words:
+    (folder / "t.toml").symlink_to("/dev/zero")
+    return ["tables", "t.toml"]
+
+
+def directory(folder: Path) -> Words:
+    (folder / "t.toml").mkdir()
+    return ["tables", "t.toml"]
+
+
 def circle(folder: Path) -> Words:
     (folder / "t.toml").write_text('extends = "u"')
     (folder / "u.toml").write_text('extends = "t"')
@@ -101,6 +131,9 @@ hidden_size = "hidden_size"
 """
 LOAD = ("load", "m", "--table", "t.toml")
 TABLES: list[Row] = [
+    Row(of="tables", what="a FIFO in its place", told="no regular file, expected a TOML table", code=2, make=fifo),
+    Row(of="tables", what="a link to /dev/zero", told="no regular file, expected a TOML table", code=2, make=endless),
+    Row(of="tables", what="a directory", told="a directory, expected a TOML table", code=2, make=directory),
     table_row("not TOML", "not-toml", "[tensors\n"),
     table_row("not UTF-8", "not-toml", "x = '\udcff'".encode("utf-8", "surrogateescape").decode("latin-1") + "\x00"),
     table_row("an unknown key", "did you mean", '[mapping]\nnmae = "x"'),
