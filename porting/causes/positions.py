@@ -87,26 +87,17 @@ def _sides(call: Call, anatomy: Anatomy) -> tuple[Ref, Ref] | None:
     return (learned[0], rest[0]) if len(learned) == 1 and len(rest) == 1 else None
 
 
-def rotated(value: Tensor, angles: Tensor, *, pairs: bool = False, back: bool = False) -> Tensor:
+def rotated(value: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool = False) -> Tensor:
     """Each pair of channels by an angle.
 
     Args:
         value: [b h s d].
-        angles: [... s d/2].
+        cos, sin: of the angles, [... s d/2].
         pairs: a pair is two neighbours, and not one channel of each half.
-        back: the other way round.
     """
     first, second = (value[..., ::2], value[..., 1::2]) if pairs else value.chunk(2, -1)
-    cos, sin = angles.cos(), -angles.sin() if back else angles.sin()
     turned = (first * cos - second * sin, second * cos + first * sin)
     return torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)
-
-
-def angles_of(values: Values, one: Rotation) -> Tensor:
-    """The angles [... s d/2] of a rotation whose pairs lie in the two halves."""
-    cos, sin = values[one.cos], values[one.sin]
-    half = cos.shape[-1] // 2
-    return torch.atan2(sin[..., :half], cos[..., :half])
 
 
 class RotaryTheta(Cause):
@@ -138,7 +129,8 @@ def based(theta: float) -> Turn:
         value = values[one.input]
         half = value.shape[-1] // 2
         speeds = theta ** -(torch.arange(half, dtype=value.dtype) / half)
-        return rotated(value, torch.arange(value.shape[-2], dtype=value.dtype)[:, None] * speeds)
+        angles = torch.arange(value.shape[-2], dtype=value.dtype)[:, None] * speeds
+        return rotated(value, angles.cos(), angles.sin())
 
     return rewrite
 
@@ -162,7 +154,8 @@ class Rotated(Cause):
 
     def _turned(self, values: Values, one: Rotation) -> Tensor:
         value = values[one.input]
-        return value if self.none else rotated(value, angles_of(values, one), pairs=self.pairs, back=self.back)
+        cos, sin = (values[ref][..., : value.shape[-1] // 2] for ref in (one.cos, one.sin))
+        return value if self.none else rotated(value, cos, -sin if self.back else sin, pairs=self.pairs)
 
 
 CAUSES: tuple[Cause, ...] = (

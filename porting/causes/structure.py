@@ -171,22 +171,37 @@ def _with(values: Values, call: Call, ref: Ref, instead: Tensor) -> Tensor:
 
 
 class PostForPre(Cause):
-    """``norm(x + f(x))`` for ``x + f(norm(x))``."""
+    """``norm(x + f(x))`` for ``x + f(norm(x))``: the norm moves from the branch's input to the sum."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each block by itself, as its norm, its branch's input or its sum shows it."""
-        for block in pre_norm(anatomy):
-            one, norm = block.sum, block.norm
-            unnormed, outer = reads(one.stream), _normed_sum(block)
-            whole = {norm.call.number: unnormed, one.call.number: outer}
-            yield other(norm.call, _of(_value(one.call.result), norm))
-            yield other(norm.call, unnormed)
-            yield other(one.call, outer, where=norm.call.module)
-            yield Alteration(where=norm.call.module, rewrites=whole)
+        before: Block | None = None
+        for block in sorted(pre_norm(anatomy), key=lambda block: block.sum.call.number):
+            where, norm = block.norm.call.module, block.norm
+            streams = [block.sum.stream, *([before.norm.output] if before else [])]
+            for stream in streams:
+                normed = _normed_sum(stream, block)
+                yield other(norm.call, normed)
+                yield other(block.sum.call, normed, where=where)
+                for reader in anatomy.tape.users(norm.output):
+                    yield other(reader, _reads_recorded(norm.output, stream), where=where)
+                yield Alteration(where=where, rewrites={norm.call.number: reads(stream), block.sum.call.number: normed})
+            # Where the norm is probed, the layer gives what the probe was given in its place.
+            yield other(block.sum.call, _recorded(norm.output), where=where)
+            before = block
 
 
-def _normed_sum(block: Block) -> Rewrite:
-    return lambda values, call: _normed(values[block.sum.stream] + values[block.sum.branch], block.norm, values)
+def _normed_sum(stream: Ref, block: Block) -> Rewrite:
+    return lambda values, call: _normed(values[stream] + values[block.sum.branch], block.norm, values)
+
+
+def _recorded(ref: Ref) -> Rewrite:
+    return lambda values, call: values.tape[ref]
+
+
+def _reads_recorded(ref: Ref, stream: Ref) -> Rewrite:
+    """A call that is given the recorded stream in place of a normed one."""
+    return lambda values, call: _with(values, call, ref, values.tape[stream])
 
 
 class ResidualAfterNorm(Cause):
