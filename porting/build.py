@@ -188,6 +188,19 @@ def _empty(module: nn.Module) -> None:
                 raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
+class Named(dict[str, object]):
+    """A config whose fields are its items and its attributes: a builder may read them either way.
+
+    >>> Named(width=4).width
+    4
+    """
+
+    def __getattr__(self, name: str) -> object:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"the config has no field {name!r}")
+
+
 def call(into: Callable[..., nn.Module], config: Callable[[], object], fields: Mapping[str, object]) -> nn.Module:
     """Call a class or function with what its parameters ask for.
 

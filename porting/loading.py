@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.architecture import choose, recognise
-from porting.build import Bounds, bounds, build, call, make_config
+from porting.build import Bounds, Named, bounds, build, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault
 from porting.lineage import Provenance, provenance, remember
@@ -221,7 +221,7 @@ def maker(
 
     def config() -> object:
         if not table.config_class:
-            return fields
+            return Named(fields)
         where = f"{checkpoint.location}/config.json"
         return make_config(import_path(table.config_class, trust=trust), fields, where=where)
 

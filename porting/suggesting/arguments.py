@@ -20,6 +20,7 @@ from porting.errors import Code, Fault
 from porting.frames import users_line
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.fields import normal
+from porting.suggesting.widening import Widening
 from porting.verification.faults import VerifyError
 from porting.verification.inputs import for_port
 
@@ -94,7 +95,7 @@ def roles(module: nn.Module, available: Sequence[str]) -> tuple[dict[str, str], 
         required = one.default is one.empty
         word = normal(name)
         role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
-        if not required and _NEVER.fullmatch(word):
+        if not required and (_NEVER.fullmatch(word) or role == POSITIONS):
             continue
         if role == IDS and IDS not in available:
             role = PIXELS
@@ -190,13 +191,24 @@ def _refused(module: nn.Module, rules: Sequence[tuple[str, str]], error: Excepti
     return VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=f"at {users_line(error)}"))
 
 
-def sample(available: Sequence[str], vocabulary: int, padding: int, *, seed: int = 0) -> dict[str, Tensor]:
+def sample(
+    available: Sequence[str],
+    vocabulary: int,
+    padding: int,
+    *,
+    seed: int = 0,
+    image: tuple[int, int, int] = (3, 12, 12),
+    end: int | None = None,
+) -> dict[str, Tensor]:
     """A batch without padding: words that are not the padding's, two segments."""
     generator = torch.Generator().manual_seed(seed)
 
     def words(length: int) -> Tensor:
         drawn = torch.randint(3, vocabulary - 2, (BATCH, length), generator=generator)
-        return torch.where(drawn == padding, drawn + 1, drawn)
+        drawn = torch.where(drawn == padding, drawn + 1, drawn)
+        if end is not None:
+            drawn[:, -1] = end
+        return drawn
 
     segments = torch.zeros(BATCH, LENGTH, dtype=torch.long)
     segments[:, LENGTH // 2 :] = 1
@@ -207,7 +219,7 @@ def sample(available: Sequence[str], vocabulary: int, padding: int, *, seed: int
         POSITIONS: torch.arange(LENGTH).expand(BATCH, LENGTH).clone(),
         DECODER_IDS: words(OTHERS),
         DECODER_MASK: torch.ones(BATCH, OTHERS, dtype=torch.long),
-        PIXELS: torch.randn(BATCH, 3, 12, 12, dtype=torch.float64, generator=generator),
+        PIXELS: torch.randn(BATCH, *image, dtype=torch.float64, generator=generator),
     }
     return {name: value for name, value in made.items() if name in available}
 
@@ -283,7 +295,7 @@ def _cut(value: Tensor, shape: torch.Size) -> Tensor | None:
 
 
 def _outputs(module: nn.Module, way: Way, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    with torch.no_grad():
+    with torch.no_grad(), Widening():
         returned = module(**way.given(inputs))
     flat = tree_flatten(dict(returned) if isinstance(returned, Mapping) else returned)[0]
     return [one for one in flat if isinstance(one, Tensor) and one.is_floating_point()]

@@ -6,7 +6,6 @@ config.  What it asks for is looked up by role, and remembered: that is the tabl
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError
 from porting.frames import users_line
 from porting.suggesting.fields import Role, field_for, role_of
@@ -96,7 +96,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> Built:
     """
     if isinstance(into, nn.Module):
         try:
-            copied = copy.deepcopy(into)
+            copied = duplicate(into)
         except Exception as error:  # a module may hold anything
             message = f"the module cannot be copied: {type(error).__name__}: {error}"
             hint = "pass a function that builds it"

@@ -176,8 +176,29 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[t
         yield (Move((Piece(theirs.weights[0], theirs.weights),), (Piece(ours.weights[0], ours.weights),)), *bias)
     made = list(_laid(ours, theirs, 0, heads))
     yield from sorted(made, key=lambda moves: _strange(moves, ours))
+    if ours.out == theirs.out == 3 * theirs.summed and len(ours.shape) == len(theirs.shape) == 2:
+        yield from _reordered(ours, theirs)
     if same and not as_is and bias is not None:
         yield (Move((Piece(theirs.weights[0], theirs.weights),), (Piece(ours.weights[0], ours.weights),)), *bias)
+
+
+THIRDS = ("x", "y", "z")
+"""Indices of the thirds of a fused projection, each as wide as the model."""
+
+
+def _reordered(ours: Matrix, theirs: Matrix) -> Iterator[tuple[Move, ...]]:
+    """Query, key and value in one tensor on both sides, and in another order."""
+    source = f"({'|'.join(THIRDS)})"
+    left = f"e {source}" if theirs.into_first else f"{source} e"
+    for turned in list(permutations(THIRDS))[1:]:
+        joint = f"({'|'.join(turned)})"
+        for right in (f"e {joint}", f"{joint} e")[:: 1 if ours.into_first else -1]:
+            weights = (Piece(theirs.weights[0], theirs.weights, left),), (Piece(ours.weights[0], ours.weights, right),)
+            moves = [Move(*weights)]
+            if ours.biases and theirs.biases:
+                biases = (Piece(theirs.biases[0], theirs.biases, source),), (Piece(ours.biases[0], ours.biases, joint),)
+                moves.append(Move(*biases))
+            yield tuple(moves)
 
 
 def _strange(moves: tuple[Move, ...], ours: Matrix) -> tuple[int, bool]:
@@ -222,13 +243,8 @@ def _laid(ours: Matrix, theirs: Matrix, count: int, heads: Mapping[str, int]) ->
         if (number and (number < 2 or out % number)) or (per_head and number != per_head):
             continue
         single = {"o": out} if not number else {name: number, "d": out // number}
-        fused = (
-            {"p": 3}
-            if not count and not per_head and number and out % (3 * number) == 0 and out == 3 * theirs.summed
-            else {}
-        )
-        if fused:
-            single = {"p": 3, name: number, "d": out // (3 * number)}
+        if number and not count and not per_head and out == 3 * theirs.summed and out % (3 * number) == 0:
+            single = {"c": 3, name: number, "d": out // (3 * number)}  # c: query, key or value, in one tensor already
         inputs = {"e": theirs.summed}
         yield from _with(ours, theirs, count, per_head, name, single, inputs)
         if number and not count and not per_head and theirs.summed % number == 0:

@@ -13,6 +13,7 @@ from porting.checkpoint import Checkpoint
 from porting.loading import same_bits
 from porting.notation.table import parse_table
 from porting.plan.align import align
+from porting.suggesting.bundles import THIRDS
 from porting.suggesting.fields import Role, fields_of, role_of
 from porting.suggesting.finding import Found
 from porting.suggesting.generalise import Line, lines
@@ -42,9 +43,12 @@ class Sizes:
 
 def sizes_of(config: Mapping[str, object]) -> Sizes:
     """Heads, and key heads where there are fewer, from the config's fields."""
-    values: dict[str, int] = {}
-    texts: dict[str, str] = {}
-    heads = next(fields_of(Role.HEADS, config), None)
+    values: dict[str, int] = {"c": 3}
+    texts: dict[str, str] = {"c": "3"}
+    heads, width = (next(fields_of(role, config), None) for role in (Role.HEADS, Role.HIDDEN))
+    if width is not None:
+        values |= dict.fromkeys(THIRDS, number_of(config, Role.HIDDEN))
+        texts |= dict.fromkeys(THIRDS, width)
     if heads is not None:
         values["h"], texts["h"] = number_of(config, Role.HEADS), heads
     groups = next(fields_of(Role.GROUPS, config), None)
@@ -87,8 +91,6 @@ def draft(
     known = {
         index: expression for index, expression in sizes.texts.items() if index in letters or f"{{{index}}}" in named
     }
-    if "p" in letters and "{p" not in named:
-        known["p"] = "3"
     return (
         Draft(
             name=name,

@@ -64,7 +64,33 @@ def lines(moves: Iterable[Move]) -> list[Line]:
     ]
     counted = _counted(single)
     paired = _merged(counted, "w", _weight_and_bias)
-    return _merged(paired, "p", _projections)
+    return _told_apart(_merged(paired, "p", _projections))
+
+
+def _told_apart(found: Sequence[Line]) -> list[Line]:
+    """A counted ``{p}`` spelled out as ``{p:0,1,2}`` where a number behind these is another line's."""
+    names = [name for line in found for name in (*line.reads, *line.writes)]
+    result = []
+    for line in found:
+        mine = {*line.reads, *line.writes}
+        others = [name for name in names if name not in mine]
+
+        def spelled(term: tuple[str, str], mine: set[str] = mine, others: list[str] = others) -> tuple[str, str]:
+            name, axes = term
+            if "{p}" not in name:
+                return term
+            shape = re.compile(
+                re.sub(r"\\{p\\}", r"(\\d+)", re.sub(r"\\{[^p}][^}]*\\}|\\{p:[^}]*\\}", r"[^.]+", re.escape(name)))
+            )
+            if not any(shape.fullmatch(one) for one in others):
+                return term
+            values = sorted({int(match.group(1)) for one in mine if (match := shape.fullmatch(one))})
+            return name.replace("{p}", f"{{p:{','.join(map(str, values))}}}"), axes
+
+        result.append(
+            replace(line, sources=tuple(map(spelled, line.sources)), targets=tuple(map(spelled, line.targets)))
+        )
+    return result
 
 
 def indexed(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -108,13 +134,25 @@ def _explain(group: list[Line]) -> list[Line]:
         spelled = {place: _affine(columns[base], columns[place]) for place in varying}
         if all(spelled.values()) and len(set(columns[base])) == len(group):
             return [_spelled(group, {place: text for place, text in spelled.items() if text})]
-    for place in varying:  # another number tells two rows of layers apart
+    for place in _inner_first(group, varying):  # another number tells two rows of layers apart
         parts: dict[int, list[Line]] = {}
         for line, value in zip(group, columns[place], strict=True):
             parts.setdefault(value, []).append(line)
         if 1 < len(parts) < len(group):
             return [line for part in parts.values() for line in _explain(part)]
     return group
+
+
+def _inner_first(group: Sequence[Line], varying: Sequence[int]) -> list[int]:
+    """The numbers of which a layer has several before those that count layers: ``ln_1`` before ``h.1``."""
+    names = [name for name, _ in (*group[0].sources, *group[0].targets)]
+    glued = [
+        found.start() > 0 and name[found.start() - 1] != "."
+        for name in names
+        for found in _NUMBER.finditer(name)
+        if not found.group().startswith("{")
+    ]
+    return sorted(varying, key=lambda place: (not glued[place], -place))
 
 
 def _affine(base: Sequence[int], other: Sequence[int]) -> str:

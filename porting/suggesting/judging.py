@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ def judge(
     *Exact* and *trunk only* need both: the float64 proof, with nothing found that differs, and a table that fits the
     checkpoint itself.
     """
-    fatal = [*_fatal(subjects, found, checkpoint, unmapped)]
+    fatal = _once(_fatal(subjects, found, checkpoint, unmapped))
     small = [*_small(found)]
     missing = tuple(patterns([name for unit in found.lacking for name in unit.names], _mapped(found)))
     missing = tuple(one.removesuffix(".{*rest}") for one in missing)
@@ -84,6 +85,15 @@ def judge(
     )
 
 
+def _once(reasons: Iterator[Reason]) -> list[Reason]:
+    """The reasons, one for all layers."""
+    found: dict[tuple[str, str], Reason] = {}
+    for one in reasons:
+        key = (one.kind, re.sub(r"[0-9.e+-]+", "#", one.said))
+        found.setdefault(key, one)
+    return list(found.values())
+
+
 def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[int, int]) -> str:
     where = "the checkpoint itself and a small random twin of it" if own is not None else "a small random twin"
     best = own or proof
@@ -91,6 +101,8 @@ def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[in
         return ""
     far = f"{best.difference:.0e}"
     if verdict in {Verdict.EXACT, Verdict.TRUNK}:
+        if best.widened:
+            where += ", the module's own casts to float32 left out,"
         seen = f"{shown[0]} of {shown[1]} parameters shown at work, the others equal by copy"
         return f"Proven in float64 on {where}: off by {far} of the activations' scale at most; {seen}."
     return f"In float64, on {where}, it is off by {far} of the activations' scale."
@@ -150,7 +162,9 @@ def _structural(one: Divergence, subjects: Subjects, found: Found, checkpoint: C
 def _strange(found: Found) -> Iterator[Reason]:
     """What the module returns and the reference never computes, though all weights are in their places."""
     for number, value in enumerate(found.outputs):
-        if value.ndim > 1 and all(distance(value, other) > SAME for other in found.reference.values):
+        known = found.reference.values
+        parts = value.unbind(0) if value.ndim > 3 else (value,)  # several activations in one, as caches have them
+        if value.ndim > 1 and any(all(distance(part, other) > SAME for other in known) for part in parts):
             said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
             yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")
 

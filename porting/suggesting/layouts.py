@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from porting.notation.expression import Expression
+from porting.notation.faults import NotationError
 from porting.notation.rule import Rule, Term, make_rule
 from porting.plan.align import align
 from porting.plan.move import forward
@@ -86,7 +87,10 @@ def carry(
     config: Mapping[str, object],
 ) -> dict[str, Tensor] | None:
     """What the module's tensors become; None when the move does not fit them."""
-    rule = move.rule
+    try:
+        rule = move.rule
+    except NotationError:  # a candidate that cannot be written down
+        return None
     theirs = {name: tuple(sources[name].shape) for name in move.reads}
     ours = {name: tuple(targets[name].shape) for name in move.writes}
     alignment = align([rule], theirs, ours, sizes=sizes)

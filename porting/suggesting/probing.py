@@ -61,8 +61,7 @@ def probes(
         (f"{a} [b s e]", f"{b} [s b e]")
         for a, b in indexed([(theirs, ours) for theirs, ours, turned in chosen if turned])
     ]
-    turned_at = any(turned for _, _, turned in chosen)
-    return [*_fused(moves, port, reference, turned=turned_at), *lines]
+    return [*_fused(moves, port, reference), *lines]
 
 
 def _kind(theirs: str, ours: str) -> tuple[str, str]:
@@ -106,9 +105,7 @@ def _close(one: Tensor, other: Tensor, bound: float) -> bool:
     return far <= bound * (scale or 1.0)
 
 
-def _fused(
-    moves: Sequence[Move], port: Mapping[str, Tensor], reference: Mapping[str, Tensor], *, turned: bool
-) -> list[tuple[str, str]]:
+def _fused(moves: Sequence[Move], port: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> list[tuple[str, str]]:
     """Projections that are fused or cut up on one side: what comes out of them has their biases' axes."""
     found = []
     for move in moves:
@@ -120,7 +117,10 @@ def _fused(
         ends = source.pattern.endswith(".bias") and target.pattern.endswith(".bias")
         if not known or not ends or any(port[path].ndim != 3 for path in ours):
             continue
-        batch = "s b" if turned else "b s"
+        first = reference[theirs[0]]
+        if first.ndim != 3:
+            continue
+        batch = "b s" if port[ours[0]].shape[:2] == first.shape[:2] else "s b"
         left = f"{source.pattern.removesuffix('.bias')} [b s {source.axes}]"
         right = f"{target.pattern.removesuffix('.bias')} [{batch} {target.axes}]"
         found.append((left, right))

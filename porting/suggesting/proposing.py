@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import textwrap
@@ -29,7 +30,7 @@ from porting.suggesting.judging import Judgement, judge
 from porting.suggesting.proving import SMALL, Proof, prove
 from porting.suggesting.search import Search
 from porting.suggesting.subject import Subjects, prepare, sides
-from porting.suggesting.suggestion import Evidence, Suggestion
+from porting.suggesting.suggestion import Evidence, Suggestion, Verdict
 from porting.suggesting.twin import architecture_of
 from porting.suggesting.writing import Draft, quoted, write
 from porting.verification.compare import Progress
@@ -188,7 +189,12 @@ def _headed(made: Draft, judged: Judgement, architecture: str, checkpoint: Check
     if judged.missing:
         head.append(f"The module has no place for {', '.join(judged.missing)}.")
     head.append("Lines with a comment were decided by what they compute; the others by where they stand.")
-    return replace(made, head=tuple(line for text in head if text for line in _wrapped(text)))
+    approximate = None
+    if judged.verdict is Verdict.APPROXIMATE and judged.difference:
+        within = 10.0 ** math.ceil(math.log10(judged.difference) + 0.5)  # the checkpoint's own weights may show it more
+        approximate = (judged.reasons[0].said if judged.reasons else judged.sentence, within)
+    lines = tuple(line for text in head if text for line in _wrapped(text))
+    return replace(made, head=lines, approximate=approximate)
 
 
 def _wrapped(text: str) -> list[str]:

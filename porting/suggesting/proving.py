@@ -15,7 +15,8 @@ from porting.notation.table import Table
 from porting.suggesting.arguments import DECODER_IDS, DECODER_MASK, IDS, MASK, PIXELS, POSITIONS, SEGMENTS
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.fields import Role
-from porting.suggesting.subject import Subjects, number_of
+from porting.suggesting.subject import Subjects, complete, end_of, image_of, number_of
+from porting.suggesting.widening import widened
 from porting.verification import verify
 from porting.verification.inputs import Case
 from porting.verification.measure import MEANING
@@ -35,11 +36,13 @@ class Proof:
         report: verify's; None when it could not be run.
         refused: why it could not.
         builder: the user's own builder was used, and took what the table's [config] gives it.
+        widened: the module's own casts to fewer digits were left out: with them it cannot run in float64.
     """
 
     report: Report | None
     refused: str = ""
     builder: bool = True
+    widened: bool = False
 
     @property
     def exact(self) -> bool:
@@ -83,12 +86,16 @@ def prove(
         first = str(error)
     if module is not None:
         return Proof(report=None, refused=first)
-    full = subjects.twin.config if small else subjects.config
-    try:
-        built = build_for(into, full).module
-        return Proof(report=verify(checkpoint, built, table, **arguments), builder=False)  # type: ignore[arg-type]
-    except PortingError:
-        return Proof(report=None, refused=first, builder=False)
+    full = complete(config, subjects.twin.architecture)
+    for widen in (False, True):
+        try:
+            built = build_for(into, full).module
+            built = widened(built) if widen else built
+            report = verify(checkpoint, built, table, **arguments)  # type: ignore[arg-type]
+        except PortingError:
+            continue
+        return Proof(report=report, builder=False, widened=widen)
+    return Proof(report=None, refused=first, builder=False)
 
 
 def _longest(subjects: Subjects, config: Mapping[str, object], *, small: bool) -> int:
@@ -104,7 +111,7 @@ def cases(subjects: Subjects, config: Mapping[str, object], *, seed: int, longes
     """
     way, fields = subjects.way, dict(config)
     if IDS not in subjects.available:
-        images = torch.randn(4, 3, *_image(fields), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        images = torch.randn(4, *image_of(fields), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         return [Case("4 images", {PIXELS: images.float()})]
     padded = MASK in way.named or way.internal or DECODER_MASK in way.named
     short = [min(length, longest) for length in LENGTHS]
@@ -120,7 +127,7 @@ def _case(subjects: Subjects, config: dict[str, object], lengths: Sequence[int],
     padding = number_of(config, Role.PADDING, 0)
     types = number_of(config, Role.SEGMENTS, 0)
     generator = torch.Generator().manual_seed(seed)
-    words = _words(lengths, vocabulary, padding, generator)
+    words = _words(lengths, vocabulary, padding, generator, end_of(config))
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     segments = torch.zeros_like(words)
     for row, length in enumerate(lengths):
@@ -135,7 +142,7 @@ def _case(subjects: Subjects, config: dict[str, object], lengths: Sequence[int],
         made[POSITIONS] = torch.arange(max(lengths)).expand(len(lengths), -1).clone()
     if DECODER_IDS in subjects.available:
         others = [max(3 * length // 4, 1) for length in reversed(lengths)]
-        made[DECODER_IDS] = _words(others, vocabulary, padding, generator)
+        made[DECODER_IDS] = _words(others, vocabulary, padding, generator, end_of(config))
         if DECODER_MASK in way.named:
             made[DECODER_MASK] = (torch.arange(max(others)) < torch.tensor(others)[:, None]).long()
     known = {name: value for name, value in made.items() if name in subjects.available}
@@ -149,14 +156,12 @@ def _case(subjects: Subjects, config: dict[str, object], lengths: Sequence[int],
     return Case(name + (", padded" if padded else ""), known)
 
 
-def _words(lengths: Sequence[int], vocabulary: int, padding: int, generator: torch.Generator) -> Tensor:
-    drawn = torch.randint(0, vocabulary - 1, (len(lengths), max(lengths)), generator=generator)
-    return drawn + (drawn >= padding)
-
-
-def _image(config: dict[str, object]) -> tuple[int, int]:
-    inner = config.get("vision_config")
-    found = config.get("image_size") or (inner.get("image_size") if isinstance(inner, dict) else None) or 12
-    if isinstance(found, list | tuple):
-        return int(found[0]), int(found[1])
-    return (found, found) if isinstance(found, int) else (12, 12)
+def _words(
+    lengths: Sequence[int], vocabulary: int, padding: int, generator: torch.Generator, end: int | None
+) -> Tensor:
+    """Words that are not the padding's; a row ends with the word that ends one."""
+    drawn = torch.randint(0, vocabulary - 2, (len(lengths), max(lengths)), generator=generator)
+    drawn = drawn + (drawn >= padding)
+    if end is not None:
+        drawn[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
+    return drawn

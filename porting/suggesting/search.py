@@ -124,7 +124,8 @@ class Search:
                 theirs.append(one)
         following = self._next(group, trace)
         ways = tables.candidates(group, theirs, self.port.shapes, self.reference.shapes, self._scales)
-        self._choose(group, theirs, ways, following, trace)
+        if not self._choose(group, theirs, ways, following, trace):
+            self._give_up(group[0], theirs[0] if theirs else None)
 
     # ---------------------------------------------------------------------------------------------- norms
 
@@ -250,13 +251,16 @@ class Search:
         until = following.number if following is not None else None
         again = self.port.run(until=until, forced=self._forced)
         by_number = {one.number: one for one in again.units}
-        if len(group) == 1 and len(mates) == 1 and group[0].kind is Kind.LINEAR:
-            return distance(by_number[group[0].number].output, mates[0].output)
+        own = 0.0
+        if len(group) == 1 and len(mates) == 1 and group[0].kind is Kind.LINEAR:  # features in another order show later
+            own = distance(by_number[group[0].number].output, mates[0].output)
         if following is not None and following.number in by_number:
             now = by_number[following.number]
             like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
             skipped = [0.0 for one in later if one not in mates and skips(now, one)]
-            return min([*(self._apart(now, one) for one in like), *skipped], default=float("inf"))
+            return max(own, min([*(self._apart(now, one) for one in like), *skipped], default=float("inf")))
+        if own > SAME:
+            return own
         outputs = again.outputs or [by_number[number].output for number in by_number if number >= last]
         theirs = [*self.found.reference.outputs, *(one.output for one in mates), *self.found.reference.modules.values()]
         return max(
@@ -351,10 +355,10 @@ class Search:
             self._filled |= set(unit.biases)
             self._put({name: torch.zeros_like(self.port.leaves[name]) for name in unit.biases})
 
-    def _give_up(self, unit: Unit, mate: Unit) -> None:
-        self._note("shape", unit, mate)
+    def _give_up(self, unit: Unit, mate: Unit | None) -> None:
+        self._note("extra" if mate is None else "shape", unit, mate)
         self._filled |= set(unit.names)
-        self._used |= set(mate.names)
+        self._used |= set(() if mate is None else mate.names)
 
     def _note(self, what: str, unit: Unit, mate: Unit | None, size: float = float("nan"), cause: str = "") -> None:
         before = tuple(name for move in self.found.moves[-4:] for name in move.writes)
@@ -387,7 +391,7 @@ class Search:
         self.found.moves += moves
         self._filled |= set(values)
         self._used |= {name for move in moves for name in move.reads}
-        for one in group:
+        for one in group if mates else ():
             self.found.mates[one.number] = mates[0]
 
     def _apart(self, unit: Unit, mate: Unit) -> float:

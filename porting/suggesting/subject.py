@@ -18,6 +18,7 @@ from porting.suggesting.arguments import (
     DECODER_IDS,
     DECODER_MASK,
     IDS,
+    LENGTH,
     MASK,
     PIXELS,
     POSITIONS,
@@ -30,7 +31,8 @@ from porting.suggesting.building import Builder, Built, build_for
 from porting.suggesting.fields import Role, fields_of
 from porting.suggesting.finding import Side
 from porting.suggesting.tracing import run
-from porting.suggesting.twin import Twin, draw, make_twin
+from porting.suggesting.twin import Twin, draw, is_mask, make_twin
+from porting.suggesting.widening import Widening
 from porting.target import named_tensors
 from porting.verification.faults import VerifyError
 
@@ -66,7 +68,7 @@ def complete(config: Mapping[str, object], architecture: str) -> dict[str, objec
     if kind is None or not hasattr(kind, "config_class"):
         return dict(config)
     made = kind.config_class.from_dict(dict(config))
-    found: dict[str, object] = made.to_dict()
+    found: dict[str, object] = {"num_labels": getattr(made, "num_labels", 2), **made.to_dict()}
     return found
 
 
@@ -82,7 +84,7 @@ def prepare(
     twin, built = _sized(config, into, architecture, folder, seed)
     module = built.module.double()
     _warm(module)
-    draw(module, seed + 1)
+    draw(module, seed + 1, buffers=False)
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     causal = _causal(twin.reference, available, vocabulary, padding)
@@ -109,7 +111,7 @@ def _sized(
         return make_twin(config, architecture, folder / "real", small=False, seed=seed), build_for(into, config)
     twin = make_twin(config, architecture, folder / "small", small=True, seed=seed)
     try:
-        built = build_for(into, twin.config)
+        built = build_for(into, complete(twin.config, architecture))
     except PortingError:
         small = None
     else:
@@ -142,7 +144,7 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
     """The inputs that the reference takes, as far as batches are made of them."""
     taken = inspect.signature(reference.forward).parameters
     names = [name for name in (IDS, MASK, SEGMENTS, POSITIONS, DECODER_IDS, DECODER_MASK, PIXELS) if name in taken]
-    if not config.get("type_vocab_size"):
+    if _number(config, Role.SEGMENTS, 0) < 2:
         names = [name for name in names if name != SEGMENTS]
     if PIXELS in names and IDS not in names:
         return (PIXELS,)
@@ -165,6 +167,21 @@ def _warm(module: nn.Module) -> None:
         raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=f"{message}: {error}", hint=hint)) from error
 
 
+def end_of(config: Mapping[str, object]) -> int | None:
+    """The word that ends a row, where a model may look for it; None if there is none of its own."""
+    end, padding = config.get("eos_token_id"), config.get("pad_token_id")
+    return end if isinstance(end, int) and end != padding and end < _number(config, Role.VOCABULARY, 0) else None
+
+
+def image_of(config: Mapping[str, object]) -> tuple[int, int, int]:
+    """Channels, height and width of an image."""
+    inner = config.get("vision_config")
+    fields = {**config, **(inner if isinstance(inner, dict) else {})}
+    size = fields.get("image_size") or 12
+    high, wide = size if isinstance(size, list | tuple) else (size, size)
+    return _number(fields, Role.CHANNELS, 3), int(str(high)), int(str(wide))
+
+
 def tensors_in(returned: object) -> list[Tensor]:
     """The floating-point tensors of what a forward returned, in order."""
     flat = tree_flatten(dict(returned) if isinstance(returned, Mapping) else returned)[0]
@@ -179,8 +196,9 @@ def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, p
     other = {**inputs, IDS: inputs[IDS].clone()}
     other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
     with torch.no_grad():
-        one, two = (tensors_in(reference(**given))[0] for given in (inputs, other))
-    return one.ndim == 3 and bool(torch.allclose(one[:, :-1], two[:, :-1], rtol=1e-9, atol=1e-9))
+        pairs = zip(tensors_in(reference(**inputs)), tensors_in(reference(**other)), strict=True)
+        rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == LENGTH]
+    return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
 
 
 def _longest(twin: Twin, module: nn.Module, way: Way, available: tuple[str, ...], vocabulary: int, padding: int) -> int:
@@ -199,7 +217,8 @@ def _longest(twin: Twin, module: nn.Module, way: Way, available: tuple[str, ...]
                 twin.reference(
                     **{name: value for name, value in given.items() if name in available and name != POSITIONS}
                 )
-                module(**way.given({name: value for name, value in given.items() if name in available}))
+                with Widening():
+                    module(**way.given({name: value for name, value in given.items() if name in available}))
         except Exception:  # noqa: BLE001, S112  # it is too long for one of them
             continue
         return length
@@ -215,17 +234,18 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
     twin, way, module = subjects.twin, subjects.way, subjects.built.module
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     heard = [name for name in subjects.available if name in way.named]
-    batch = sample(heard, vocabulary, padding, seed=seed)
+    batch = sample(heard, vocabulary, padding, seed=seed, image=image_of(twin.config), end=end_of(twin.config))
     theirs = {**batch}
     if way.internal or way.unmasked or MASK not in batch:
         theirs.pop(MASK, None)
     given = way.given(batch)
-    leaves = {name: one for name, one in named_tensors(module) if one.is_floating_point()}
+    leaves = {name: one for name, one in named_tensors(module) if one.is_floating_point() and not is_mask(one)}
     loadable = frozenset(leaves)
     for path, part in module.named_modules():
         stem = f"{path}." if path else ""
         for name, value in (*part._buffers.items(), *vars(part).items()):
-            if isinstance(value, Tensor) and value.is_floating_point() and stem + name not in leaves:
+            new = isinstance(value, Tensor) and stem + name not in leaves
+            if isinstance(value, Tensor) and new and value.is_floating_point() and not is_mask(value):
                 leaves[stem + name] = value
     port = Side(module, leaves, loadable, lambda one: one(**given), list(given.values()))
     _steady(module, port)

@@ -9,10 +9,8 @@ from porting.suggesting.layouts import Move, Piece, Shape
 from porting.suggesting.naming import likeness
 from porting.suggesting.tracing import Kind, Unit
 
-
-def own_rows(move: Move) -> bool:
-    """Whether a move changes how many rows a table has."""
-    return "_" in "".join(one.axes for one in (*move.sources, *move.targets))
+FEW = 4
+"""Rows that are nobody's: in front of the positions, or a padding segment.  More are a table of another length."""
 
 
 def candidates(
@@ -73,39 +71,43 @@ def _single(
     if shape == their_shape:
         yield Move((Piece(source, (source,)),), (Piece(name, (name,)),))
     rows = [size for size in their_shape if size != 1]
-    if len(rows) != 2:
-        if sorted(one for one in shape if one != 1) == sorted(rows) and shape != their_shape:
-            left = " ".join("1" if size == 1 else "e" for size in their_shape)
-            right = " ".join("1" if size == 1 else "e" for size in shape)
-            yield Move((Piece(source, (source,), left),), (Piece(name, (name,), right),))
+    squeezed = [size for size in shape if size != 1]
+    if len(rows) != 2 and squeezed == rows and shape != their_shape:
+        left, right = (" ".join("1" if size == 1 else "e" for size in one) for one in (their_shape, shape))
+        yield Move((Piece(source, (source,), left),), (Piece(name, (name,), right),))
+    if len(rows) != 2 or len(squeezed) != 2:
         return
     left = _axes(their_shape, "t", "e")
-    squeezed = tuple(size for size in shape if size != 1)
-    if len(squeezed) != 2:
-        return
-    if squeezed == tuple(rows) and shape != their_shape:
+    if squeezed == rows and shape != their_shape:
         yield Move((Piece(source, (source,), left),), (Piece(name, (name,), _axes(shape, "t", "e")),))
-    if squeezed == (rows[1], rows[0]) and rows[0] != rows[1]:
+    if squeezed == rows[::-1] and rows[0] != rows[1]:
         yield Move((Piece(source, (source,), left),), (Piece(name, (name,), _axes(shape, "e", "t")),))
-    more = squeezed[0] - rows[0]
-    if squeezed[1] != rows[1] or not 0 <= abs(more) <= 4:
-        return
+    if squeezed[1] == rows[1]:
+        tabular = Kind.TABLE in {ours.kind, theirs.kind}
+        for parts, others in _rows(squeezed[0] - rows[0], their_shape, shape, tabular=tabular):
+            yield Move((Piece(source, (source,), parts),), (Piece(name, (name,), others),), fill=0.0)
+
+
+def _rows(more: int, theirs: Shape, ours: Shape, *, tabular: bool) -> Iterator[tuple[str, str]]:
+    """The axes of two tables of which one has rows that are nobody's.
+
+    Args:
+        more: how many rows ours has more; negative for fewer.
+        theirs, ours: the shapes.
+        tabular: the rows are positions, so that tables of different lengths have the first ones in common.
+    """
+    left, right = _axes(theirs, "t", "e"), _axes(ours, "t", "e")
     number = abs(more)
-    if number:
+    if number > FEW:
+        if tabular:
+            parts = "(t|_rest)"
+            yield (left, _axes(ours, parts, "e")) if more > 0 else (_axes(theirs, parts, "e"), right)
+    elif number:
         for parts in (f"(_{number}|t)", f"(t|_{number})"):
-            pair = (
-                (left, _axes(shape, parts, "e"))
-                if more > 0
-                else (_axes(their_shape, parts, "e"), _axes(shape, "t", "e"))
-            )
-            yield Move((Piece(source, (source,), pair[0]),), (Piece(name, (name,), pair[1]),), fill=0.0)
-        return
-    for shift in (2, 1):  # the reference's rows begin later, and the module's table has as many
-        yield Move(
-            (Piece(source, (source,), _axes(their_shape, f"(_{shift}|t)", "e")),),
-            (Piece(name, (name,), _axes(shape, f"(t|_{shift})", "e")),),
-            fill=0.0,
-        )
+            yield (left, _axes(ours, parts, "e")) if more > 0 else (_axes(theirs, parts, "e"), right)
+    else:
+        for shift in (2, 1):  # the reference's rows begin later, and the module's table has as many
+            yield _axes(theirs, f"(_{shift}|t)", "e"), _axes(ours, f"(t|_{shift})", "e")
 
 
 def _axes(shape: Shape, rows: str, columns: str) -> str:

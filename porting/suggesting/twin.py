@@ -192,13 +192,31 @@ def _complete(path: Path, config: Mapping[str, object], known: Mapping[str, obje
     path.write_text(json.dumps(said, indent=2, default=str), encoding="utf-8")
 
 
-def draw(model: nn.Module, seed: int) -> None:
-    """Draw every parameter, and every buffer that is saved, at the scale that training leaves behind."""
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a buffer is a constant of two values, such as a causal mask: nothing that is learned.
+
+    >>> is_mask(torch.ones(3, 3).tril()), is_mask(torch.zeros(3, 3))
+    (True, False)
+    """
+    if isinstance(tensor, nn.Parameter) or tensor.numel() < 3 or tensor.is_meta:
+        return False
+    return len(torch.unique(tensor)) == 2
+
+
+def draw(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
+    """Draw every parameter at the scale that training leaves behind.
+
+    Args:
+        model: what is drawn.
+        seed: of the numbers.
+        buffers: draw the buffers that are saved as well, masks left out.
+    """
     generator = torch.Generator().manual_seed(seed)
     saved = set(model.state_dict())
     with torch.no_grad():
-        buffers = [(name, one) for name, one in model.named_buffers() if name in saved and one.is_floating_point()]
-        for name, tensor in (*model.named_parameters(), *buffers):
+        kept = [(name, one) for name, one in model.named_buffers() if name in saved and one.is_floating_point()]
+        kept = [(name, one) for name, one in kept if buffers and not is_mask(one)]
+        for name, tensor in (*model.named_parameters(), *kept):
             if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
                 continue  # a table that is computed
             noise = torch.randn(tensor.shape, dtype=torch.float64, generator=generator)

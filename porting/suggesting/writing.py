@@ -31,6 +31,7 @@ class Draft:
         ties: tied name -> the name that is written.
         fresh: name -> reason.
         inputs, probes: lines of these sections.
+        approximate: why the module is not quite the reference, and how far it may be off; nothing for most.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Draft:
     fresh: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[tuple[str, str]] = ()
     probes: Sequence[tuple[str, str]] = ()
+    approximate: tuple[str, float] | None = None
 
 
 def quoted(text: str) -> str:
@@ -66,6 +68,9 @@ def write(draft: Draft) -> str:
     parts.append(
         _section("require", ((name, f"[{', '.join(map(_plain, values))}]") for name, values in draft.require.items()))
     )
+    if draft.approximate is not None:
+        reason, within = draft.approximate
+        parts.append(["[approximate]", f"reason = {quoted(reason)}", f"within = {within!r}"])
     parts.append(_section("sizes", ((name, quoted(text)) for name, text in draft.sizes.items())))
     parts.append(_tensors([line for line in draft.lines if line.short]))
     parts += [_rule(line) for line in draft.lines if not line.short]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
+from porting.duplicate import duplicate
 from porting.errors import Code, Fault
 from porting.loading import (
     Into,
@@ -138,7 +138,7 @@ def _reference_name(checkpoint: Checkpoint, kind: Architecture | None, architect
 
 def _copied(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:
     try:
-        return copy.deepcopy(module, memo)
+        return duplicate(module, memo)
     except Exception as error:  # a module may hold anything
         message = f"the module cannot be copied: {type(error).__name__}: {error}"
         hint = "pass a function that builds it, or keep in it only what can be copied"
