@@ -29,7 +29,8 @@ import porting
 from porting.errors import PortingError
 from porting.suggesting import Suggestion, suggest
 from porting.suggesting.twin import draw
-from tests.suggesting.variants import Style, builder, drawn, told
+from tests.suggesting.styles import Style, drawn
+from tests.suggesting.variants import builder, told
 
 BOUND = 1e-10
 """The variant and the reference agree to this in float64, relative to the activation's scale."""

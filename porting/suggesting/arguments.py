@@ -20,9 +20,9 @@ from porting.errors import Code, Fault
 from porting.frames import users_line
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.fields import normal
-from porting.suggesting.widening import Widening
 from porting.verification.faults import VerifyError
 from porting.verification.inputs import for_port
+from porting.verification.lift import lifted
 
 IDS, MASK, SEGMENTS, POSITIONS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values"
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
@@ -295,7 +295,7 @@ def _cut(value: Tensor, shape: torch.Size) -> Tensor | None:
 
 
 def _outputs(module: nn.Module, way: Way, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    with torch.no_grad(), Widening():
+    with torch.no_grad(), lifted(module):
         returned = module(**way.given(inputs))
     flat = tree_flatten(dict(returned) if isinstance(returned, Mapping) else returned)[0]
     return [one for one in flat if isinstance(one, Tensor) and one.is_floating_point()]

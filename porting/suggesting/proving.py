@@ -16,7 +16,6 @@ from porting.suggesting.arguments import DECODER_IDS, DECODER_MASK, IDS, MASK, P
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.fields import Role
 from porting.suggesting.subject import Subjects, complete, end_of, image_of, number_of
-from porting.suggesting.widening import widened
 from porting.verification import verify
 from porting.verification.inputs import Case
 from porting.verification.measure import MEANING
@@ -36,13 +35,11 @@ class Proof:
         report: verify's; None when it could not be run.
         refused: why it could not.
         builder: the user's own builder was used, and took what the table's [config] gives it.
-        widened: the module's own casts to fewer digits were left out: with them it cannot run in float64.
     """
 
     report: Report | None
     refused: str = ""
     builder: bool = True
-    widened: bool = False
 
     @property
     def exact(self) -> bool:
@@ -79,7 +76,14 @@ def prove(
     config = checkpoint.config
     made = cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
     module = into if isinstance(into, nn.Module) else None
-    arguments = {"architecture": subjects.twin.architecture, "inputs": made, "fresh": fresh, "seed": seed}
+    arguments = {
+        "architecture": subjects.twin.architecture,
+        "inputs": made,
+        "fresh": fresh,
+        "seed": seed,
+        "causes": False,
+        "dtypes": (),
+    }
     try:
         return Proof(report=verify(checkpoint, module or into, table, **arguments))  # type: ignore[arg-type]  # by name
     except PortingError as error:
@@ -87,14 +91,12 @@ def prove(
     if module is not None:
         return Proof(report=None, refused=first)
     full = complete(config, subjects.twin.architecture)
-    for widen in (False, True):
+    for change in (lambda built: built, fitted):
         try:
-            built = build_for(into, full).module
-            built = widened(built) if widen else built
-            report = verify(checkpoint, built, table, **arguments)  # type: ignore[arg-type]
+            report = verify(checkpoint, change(build_for(into, full).module), table, **arguments)  # type: ignore[arg-type]
         except PortingError:
             continue
-        return Proof(report=report, builder=False, widened=widen)
+        return Proof(report=report, builder=False)
     return Proof(report=None, refused=first, builder=False)
 
 
@@ -165,3 +167,19 @@ def _words(
     if end is not None:
         drawn[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
     return drawn
+
+
+def fitted(module: nn.Module) -> nn.Module:
+    """The same module, which takes images in its weights' type from now on, whatever type they have."""
+    kind = type(module)
+
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+        dtype = next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float64)
+
+        def fit(one: object) -> object:
+            return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
+
+        return kind.forward(self, *map(fit, args), **{name: fit(one) for name, one in kwargs.items()})
+
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return module

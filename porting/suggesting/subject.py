@@ -32,9 +32,9 @@ from porting.suggesting.fields import Role, fields_of
 from porting.suggesting.finding import Side
 from porting.suggesting.tracing import run
 from porting.suggesting.twin import Twin, draw, is_mask, make_twin
-from porting.suggesting.widening import Widening
 from porting.target import named_tensors
 from porting.verification.faults import VerifyError
+from porting.verification.lift import lifted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ def _longest(twin: Twin, module: nn.Module, way: Way, available: tuple[str, ...]
                 twin.reference(
                     **{name: value for name, value in given.items() if name in available and name != POSITIONS}
                 )
-                with Widening():
+                with lifted(module):
                     module(**way.given({name: value for name, value in given.items() if name in available}))
         except Exception:  # noqa: BLE001, S112  # it is too long for one of them
             continue

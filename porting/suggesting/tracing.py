@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from porting.frames import current_line
-from porting.suggesting.widening import Widening
+from porting.verification.lift import lifted
 
 Call = Callable[[nn.Module], object]
 
@@ -157,7 +157,7 @@ def run(
         keep: keep every activation.
     """
     watch = _Watch(leaves, inputs, until, instead or {}, after or {}, keep=keep)
-    with watch.attached(module), torch.no_grad(), _written_out(), watch, Widening():
+    with watch.attached(module), torch.no_grad(), _written_out(), watch, lifted(module):
         try:
             returned = call(module)
         except _Enough:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scripts.suggest_zoo import Outcome, tried
-from tests.suggesting.variants import FLAWS, Variant, drawn
+from tests.suggesting.styles import FLAWS, drawn
+from tests.suggesting.variants import Variant
 
 WITHOUT = (2, 27, 28)
 """Seeds of three families."""

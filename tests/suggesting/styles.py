@@ -1,0 +1,189 @@
+"""How a variant is written, drawn from a seed: its family, its names, its groupings, its layouts, its flaw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from porting.suggesting import Verdict
+
+SIZES = {"vocabulary": 107, "hidden": 24, "depth": 3, "heads": 4, "inner": 52, "positions": 30, "segments": 2}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A reference.
+
+    Attributes:
+        architecture: as transformers spells it.
+        fields: its config.
+        causal, pre_norm: how it computes.
+        segments: whether it has token types.
+        offset: rows of its positions that are nobody's.
+        act: its activation.
+        eps: of its norms.
+        complete: whether the variants have all its parts; BERT's pooler is missing.
+    """
+
+    architecture: str
+    fields: Mapping[str, object]
+    causal: bool = False
+    pre_norm: bool = False
+    segments: bool = False
+    offset: int = 0
+    act: str = "gelu"
+    eps: float = 1e-12
+    complete: bool = True
+
+
+_BERT = {
+    "vocab_size": 107, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 52,
+    "max_position_embeddings": 30, "type_vocab_size": 2,
+}  # fmt: skip
+FAMILIES = (
+    Family("BertModel", _BERT, segments=True, complete=False),
+    Family(
+        "DistilBertModel",
+        {"vocab_size": 107, "dim": 24, "n_layers": 3, "n_heads": 4, "hidden_dim": 52, "max_position_embeddings": 30},
+    ),
+    Family(
+        "RobertaModel",
+        {**_BERT, "max_position_embeddings": 32, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-12},
+        offset=2,
+        complete=False,
+    ),
+    Family(
+        "GPT2Model",
+        {"vocab_size": 107, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_inner": 52, "n_positions": 30},
+        causal=True,
+        pre_norm=True,
+        act="tanh",
+        eps=1e-5,
+    ),
+)
+
+FLAWS: Mapping[str, tuple[Verdict, str]] = {
+    "no query bias": (Verdict.IMPOSSIBLE, "bias"),
+    "no embedding norm": (Verdict.IMPOSSIBLE, "norm"),
+    "other gelu": (Verdict.APPROXIMATE, "activation"),
+    "relu": (Verdict.IMPOSSIBLE, "activation"),
+    "other eps": (Verdict.APPROXIMATE, "eps"),
+    "no mask": (Verdict.IMPOSSIBLE, "mask"),
+    "extra norm": (Verdict.IMPOSSIBLE, "extra"),
+    "unscaled attention": (Verdict.IMPOSSIBLE, ""),
+    "residual dropped": (Verdict.IMPOSSIBLE, ""),
+    "positions shifted": (Verdict.IMPOSSIBLE, ""),
+}
+
+_POOLS: Mapping[str, Sequence[str]] = {
+    "words": ("tok", "wte", "token_embedding", "word_emb", "embed", "lut"),
+    "places": ("pos", "wpe", "position_embedding", "pos_emb", "pe"),
+    "kinds": ("seg", "segment_embedding", "type_emb", "token_type"),
+    "start": ("norm", "ln", "layer_norm", "emb_ln"),
+    "end": ("final_norm", "ln_f", "norm_out"),
+    "blocks": ("layers", "blocks", "h", "encoder", "transformer_blocks", "stack"),
+    "query": ("q", "query", "wq", "q_proj", "to_q", "W_query"),
+    "key": ("k", "key", "wk", "k_proj", "to_k", "W_key"),
+    "value": ("v", "value", "wv", "v_proj", "to_v", "W_value"),
+    "fused": ("qkv", "in_proj", "c_attn", "to_qkv", "attn_in"),
+    "pair": ("kv", "to_kv", "key_value"),
+    "out": ("out", "proj", "o_proj", "wo", "dense", "c_proj", "to_out"),
+    "norm1": ("norm1", "ln_1", "attn_norm", "sa_norm", "n_a"),
+    "norm2": ("norm2", "ln_2", "ffn_norm", "out_norm", "n_b"),
+    "up": ("fc1", "up", "linear1", "w_1", "c_fc", "lin1"),
+    "down": ("fc2", "down", "linear2", "w_2", "lin2", "ff_out"),
+    "gain": ("weight", "gamma", "scale", "a_2", "g"),
+    "shift": ("bias", "beta", "shift", "b_2", "b"),
+    "list": ("heads", "attn_heads", "parts"),
+    "ids": ("ids", "x", "input_ids", "tokens", "idx", "src"),
+    "mask": ("mask", "attention_mask", "keep", "pad_mask"),
+    "types": ("segments", "token_type_ids", "segment_ids"),
+}
+_FIELDS: Mapping[str, Sequence[str]] = {
+    "vocabulary": ("vocab_size", "vocab", "n_vocab", "num_tokens"),
+    "hidden": ("hidden_size", "d_model", "width", "n_embd", "dim", "embed_dim"),
+    "depth": ("num_layers", "n_layers", "depth", "num_hidden_layers", "n_layer"),
+    "heads": ("num_heads", "n_heads", "heads", "num_attention_heads", "nhead"),
+    "inner": ("intermediate_size", "d_ff", "ffn_dim", "inner", "mlp_dim"),
+    "positions": ("max_len", "positions", "max_position_embeddings", "block_size", "seq_len"),
+    "segments": ("segments", "type_vocab_size", "n_segments"),
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """One draw: how a variant is written.  What each choice can be stands in :func:`drawn`."""
+
+    seed: int
+    family: Family
+    flaw: str
+    names: Mapping[str, str]
+    fields: Mapping[str, str]
+    qkv: str
+    order: tuple[str, ...]
+    matrices: str
+    norms: str
+    tables: str
+    grouping: str
+    mask: str
+    first: str
+    config: str
+    shuffle: int
+
+    @property
+    def expected(self) -> tuple[Verdict, str]:
+        """The right verdict, and what the right reason is about."""
+        if self.flaw:
+            return FLAWS[self.flaw]
+        return (Verdict.EXACT if self.family.complete else Verdict.TRUNK), ""
+
+
+def drawn(seed: int, *, flawed: bool | None = None) -> Style:
+    """The style of a seed.
+
+    Args:
+        seed: of the draw.
+        flawed: with a flaw, without one, or as the seed says: one of three has one.
+    """
+    draw = random.Random(seed)  # noqa: S311  # a test's draw, no secret
+    family = FAMILIES[seed % len(FAMILIES)]
+    names = {role: draw.choice(pool) for role, pool in _POOLS.items()}
+    if draw.random() < 0.25:  # names that say nothing
+        for role in _POOLS:
+            if role not in {"ids", "mask", "types"}:
+                names[role] = "".join(draw.choice("bcdfghjklmnp") for _ in range(3)) + str(len(role))
+    if len(set(names.values())) < len(names):
+        listed = list(names.values())
+        names = {role: name if listed.count(name) == 1 else f"{name}_{role}" for role, name in names.items()}
+        names |= {role: draw.choice(_POOLS[role]) for role in ("ids", "mask", "types")}
+    order = ["query", "key", "value"]
+    if draw.random() < 0.3:
+        draw.shuffle(order)
+    possible = [name for name in FLAWS if _fits(name, family)]
+    wants = draw.random() < 1 / 3 if flawed is None else flawed
+    return Style(
+        seed=seed,
+        family=family,
+        flaw=draw.choice(possible) if wants else "",
+        names=names,
+        fields={role: draw.choice(pool) for role, pool in _FIELDS.items()},
+        qkv=draw.choice(("separate", "fused", "interleaved", "inside", "pair", "heads", "raw heads")),
+        order=tuple(order),
+        matrices=draw.choice(("linear", "turned", "raw")),
+        norms=draw.choice(("torch", "own")),
+        tables=draw.choice(("embedding", "parameter", "one more axis", *(() if family.offset else ("joint",)))),
+        grouping=draw.choice(("layers", "kinds", "alternating")),
+        mask=draw.choice(("bool", "padding", "additive", "long", "bool 4")),
+        first=draw.choice(("batch", "batch", "sequence")),
+        config=draw.choice(("items", "attributes", "arguments")),
+        shuffle=draw.randrange(1 << 30),
+    )
+
+
+def _fits(flaw: str, family: Family) -> bool:
+    if flaw == "no embedding norm":
+        return not family.pre_norm
+    if flaw == "positions shifted":  # with rows to spare a table can shift them back
+        return not family.offset
+    return not (flaw == "no mask" and family.causal)
