@@ -22,7 +22,7 @@ from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import Extent
 from porting.converting.casts import NONE, Losses, can_lose, losses
 from porting.converting.digests import PIECE, of_range
-from porting.converting.kernel import Copier, write_at
+from porting.converting.kernel import PAGE, Copier, write_at
 from porting.converting.pieces import parts, reading, within
 from porting.converting.recipe import Recipe
 from porting.errors import Code, Fault
@@ -146,12 +146,13 @@ class Maker:
         for copy in runs:
             file, extent = self._place(copy.source)
             start, count = extent.start + copy.source_offset * width, copy.numel * width
-            for done in range(0, count, PIECE):
-                piece = self._view[: min(PIECE, len(self._view), count - done)]
-                self._copier.copy(file, start + done, target, at, len(piece))
-                _read_back(target, piece, at)  # the digest is of what is there, not of what should be
+            end = at + count
+            while at < end:
+                piece = self._view[: min(PIECE - at % min(PAGE, PIECE), len(self._view), end - at)]  # then whole pages
+                if not self._copier.copy(file, start, target, at, len(piece)):
+                    _read_back(target, piece, at)
                 state.update(piece)
-                at += len(piece)
+                start, at = start + len(piece), at + len(piece)
                 self._told(len(piece))
         digest = state.hexdigest()
         name = runs[0].source

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.converting import Converted, Progress, convert, prepare
+from porting.converting import Converted, Progress, convert, kernel, prepare
 from porting.converting.making import Made, Maker
 from porting.converting.recipe import Recipe
 from porting.converting.workplace import root_of, workplace
@@ -28,6 +28,12 @@ from tests.guards.tree import ROOT
 TABLE = parse_table(
     '[mapping]\nname = "t"\n[tensors]\n"a.{i} [k o]" = "b.{i} [o k]"\n"c.{i}" = "d.{i}"\n"e.{i}" = "f.{i}"\n'
 )
+
+
+@pytest.fixture(autouse=True)
+def every_place_is_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel copies whatever it may: the tensors here are smaller than a page."""
+    monkeypatch.setattr(kernel, "PAGE", 1)
 
 
 @pytest.fixture
