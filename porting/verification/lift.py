@@ -24,6 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 LESS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 ITSELF = "the model itself"
+LAZY = 0
+"""In the place of an address: a weight or a buffer that is read where an operation needs it."""
 
 Lifted = dict[str, dict[str, None]]
 """Module -> the operations in it that were asked for less than float64."""
@@ -55,7 +57,7 @@ def lifted(module: nn.Module) -> Iterator[Lifted]:
         Which modules asked for less, of what they had in float64.
     """
     names = {part: path or ITSELF for path, part in module.named_modules()}
-    mode = _Lift({_address(one) for one in module.buffers()} - {0})
+    mode = _Lift({_address(one) for one in module.buffers()} | {LAZY})
 
     def enter(part: nn.Module, args: Any) -> None:  # whatever the module is given
         if part in names:
@@ -103,11 +105,11 @@ class _Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
 
 
 def _address(tensor: Tensor) -> int:
-    """Where its values lie; 0 when it has none."""
+    """Where its values lie."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except RuntimeError:  # a fake tensor
-        return 0
+    except RuntimeError:  # a weight that is read where it is needed, and is nowhere yet
+        return LAZY
 
 
 def spelled(found: Mapping[str, Iterable[str]]) -> str:

@@ -126,6 +126,7 @@ class Streamed(Comparison):
 
         with watch:
             reference.run(case, visit)
+        self._told("the reference", reference)
 
 
 class Relay(Mapping[Point, Tensor]):
