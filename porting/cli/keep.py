@@ -53,6 +53,7 @@ WorkingTypes = Annotated[
     typer.Option("--dtype", help="A working dtype to record; may be given more than once.", show_default="float32"),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
+Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that stands there.")]
 
 
@@ -68,6 +69,7 @@ def record(
     cases: CaseNumbers = None,
     inputs: Inputs = None,
     seed: Seed = 0,
+    longest: Longest = 512,
     overwrite: Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
@@ -99,6 +101,7 @@ def record(
             cases=cases,
             inputs=batch_of(inputs),
             seed=seed,
+            longest=longest,
             overwrite=overwrite,
         )
         screen.document({"path": str(made), "bytes": made.stat().st_size})

@@ -38,6 +38,7 @@ Explain = Annotated[
     str | None, typer.Option("--explain", metavar="TEXT", help="Show what speaks for the lines that contain this.")
 ]
 Interactive = Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write over a file that is there.")]
 Seconds = Annotated[float, typer.Option("--seconds", help="End the search after so long.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="Of the twin's weights and of all inputs.")]
 
@@ -50,6 +51,7 @@ def suggest(
     inputs: Input = None,
     explain: Explain = None,
     interactive: Interactive = False,
+    overwrite: Overwrite = False,
     seconds: Seconds = 120.0,
     seed: Seed = 0,
     as_json: options.Json = False,
@@ -72,6 +74,11 @@ def suggest(
         from porting.checkpoint import open_checkpoint
         from porting.suggesting import suggest as make
 
+        if output is not None and output.exists() and not (overwrite or interactive):  # before the work, not after it
+            hint = "choose another file, or pass --overwrite"
+            raise PortingError(
+                Fault(code=Code.DESTINATION_REFUSED, where=str(output), message="the file exists already", hint=hint)
+            )
         lines = dict(_line(one) for one in inputs or ())
         builder = options.builder(into)
         checkpoint = open_checkpoint(options.where(source))

@@ -266,7 +266,8 @@ def verify(
         if report.as_claimed and reference is None:
             screen.next("export", *(options.again(source) or [str(options.where(source))]), "./exported", *same)
             return
-        screen.next("verify", *options.again(source), *same, *([] if every else ["--all"]))
+        shorter = options.given(longest=None if longest == 512 else longest)
+        screen.next("verify", *options.again(source), *same, *shorter, *([] if every else ["--all"]))
         if report.as_claimed:
             return
         raise typer.Exit(DIFFERENT)

@@ -89,7 +89,9 @@ class Side:
             takes = "" if is_users(error) else signature_of(self.module.forward)
             where = f"its forward takes {takes}" if takes else f"at {users_line(error)}"
             hint = f"{where}; [inputs] says which arguments it is given"
-            if any("mask" in name for name in arguments):
+            if isinstance(error, IndexError) or "out of bounds" in str(error) or "out of range" in str(error):
+                hint += "; if a row is too long for it, longest= (--longest) makes shorter ones"
+            elif any("mask" in name for name in arguments):
                 hint += " and how a mask: -> bool, -> padding or -> additive"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
         for name, operations in found.items():

@@ -18,7 +18,10 @@ from porting.verification.limits import clause
 from porting.verification.measure import MEANING, ROUNDING, luck
 from porting.verification.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
 from porting.verification.rows import Row, rows_of
-from porting.verification.trace import ARROW
+from porting.verification.trace import ARROW, ROOT
+
+ITSELF = "the model itself"
+"""What a report calls the point of the whole model."""
 
 MOST_NAMED = 8
 """Names are listed up to this many; then comes how many more there are."""
@@ -139,11 +142,15 @@ def listed(names: Sequence[str]) -> str:
         groups.setdefault(_NUMBER.sub("{}", name, count=1), []).append(name)
     outputs: dict[str, list[str]] = {}
     for pattern, members in groups.items():
-        numbers = [int(found.group()) for name in members if (found := _NUMBER.search(name))]
+        numbers = [int(number.group()) for name in members if (number := _NUMBER.search(name))]
         name = pattern.replace("{}", f"{{{_ranges(numbers)}}}", 1) if len(numbers) > 1 else members[0]
         path, _, output = name.partition(ARROW)
         outputs.setdefault(path, []).append(output)
-    short = [path + (ARROW if any(found) else "") + "/".join(found) for path, found in outputs.items()]
+    short: list[str] = []
+    for path, of_path in outputs.items():
+        inner = "/".join(one for one in of_path if one)
+        short += [ITSELF if path == ROOT else path] if "" in of_path else []
+        short += [f"{path}{ARROW}{inner}"] if inner else []
     more = len(short) - MOST_NAMED
     return ", ".join(short[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -162,7 +169,7 @@ def culprit_lines(report: Report) -> Iterator[Text]:
     """Which modules are at fault, and what is known of them."""
     if report.guilty:
         first = report.guilty[0]
-        yield Text.assemble(("first guilty module: ", "bold"), (first.port, "bold red"))
+        yield Text.assemble(("first guilty module: ", "bold"), (listed([first.port]), "bold red"))
         if math.isinf(first.meaning.isolated or 0.0):
             yield Text(
                 "  given the reference's own inputs some of its values are NaN or infinite: a softmax over a row"

@@ -52,3 +52,12 @@ def test_a_wrong_input_line_is_refused(run: Run, checkpoint: Path) -> None:
     result = run("suggest", checkpoint, *INTO, "--input", "attention_mask")
     assert result.exit_code == 2
     assert "--input 'attention_mask' is not of the form REFERENCE=YOURS" in result.stderr
+
+
+def test_a_table_that_is_there_is_not_written_over(run: Run, checkpoint: Path) -> None:
+    """Before the work, and whatever would have come out of it."""
+    Path("mine.toml").write_text("by hand")
+    result = run("suggest", checkpoint, "--into", "nowhere.py:build", "-o", "mine.toml")
+    assert result.exit_code == 2
+    assert "mine.toml: the file exists already (choose another file, or pass --overwrite)" in result.stderr
+    assert Path("mine.toml").read_text() == "by hand"

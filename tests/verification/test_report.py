@@ -15,7 +15,7 @@ from torch import nn
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
 from porting.verification import Cost, Probe, Report, Shown, View, verify
-from porting.verification.terminal import as_text, render
+from porting.verification.terminal import as_text, listed, render
 from tests.verification.planted import BUGS, ROUNDS_WORSE, Bug
 
 
@@ -255,3 +255,8 @@ def test_parts_that_nothing_uses_are_not_called_shown(checkpoint: Path) -> None:
     assert set(report.skipped) == {"bert.pooler", "cls.seq_relationship"}
     assert report.idle == ("bert.pooler", "nsp")
     assert "as far as was shown: what never ran (bert.pooler, nsp)" in " ".join(str(report).split())
+
+
+def test_names_are_listed_with_their_outputs_and_the_model_by_a_word() -> None:
+    assert listed(["a.0.att -> scores", "a.0.att", "."]) == "a.0.att, a.0.att -> scores, the model itself"
+    assert listed([". -> logits", "a.0.b -> 0", "a.0.b -> 1"]) == ". -> logits, a.0.b -> 0/1"
