@@ -38,6 +38,10 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
 `verify(causes=False)` does without. `Report.causes` has the findings as data: `name`, `detail`, `where` (the modules of
 the reference that were altered), `probes`, `difference`, `residual`, `what`, `fix`, `ties`, `nearest`.
 
+Limits: weights that are not the checkpoint's can be solved for only where a probe has more rows than the layer has
+inputs; a rounding error is reproduced only where the port's kernels round as the reference's do, which a fused or
+differently laid out product need not; and a reference that is a recording has no functions to rewrite.
+
 This page is written from the catalogue by `python -m scripts.causes --write`.
 """
 

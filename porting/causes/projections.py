@@ -12,7 +12,7 @@ from torch import Tensor
 from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
 from porting.causes.cause import Cause, after, other, reads
-from porting.causes.functions import SUM
+from porting.causes.functions import CASTING, SUM
 from porting.causes.linear import Linear
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
@@ -65,9 +65,16 @@ def added_biases(anatomy: Anatomy) -> Iterator[tuple[Call, Linear, Ref]]:
     made = {one.call.result: one for one in anatomy.linears if one.bias is None}
     for call in anatomy.called(*SUM):
         linear = next((made[ref] for ref in call.reads if ref in made), None)
-        bias = next((ref for ref in call.reads if ref in anatomy.tape.weights), None)
+        bias = next((ref for ref in call.reads if _stored(anatomy, ref)), None)
         if linear is not None and bias is not None:
             yield call, linear, bias
+
+
+def _stored(anatomy: Anatomy, ref: Ref) -> bool:
+    """Whether a tensor is a weight, or one that was cast."""
+    while (call := anatomy.tape.maker(ref)) is not None and call.name in CASTING:
+        ref = call.reads[0]
+    return ref in anatomy.tape.weights
 
 
 def without(linear: Linear, third: int | None = None) -> Rewrite:
