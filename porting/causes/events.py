@@ -57,6 +57,7 @@ class Scores:
         scale: what their product is multiplied by.
         bias: what is added to it and is no mask, or None.
         allowed: where a query may look, [... q k] of bool, or None for everywhere.
+        mixed: bias and mask came as one, so that nobody knows the bias where it is masked.
     """
 
     query: Tensor
@@ -64,6 +65,7 @@ class Scores:
     scale: float = 1.0
     bias: Tensor | None = None
     allowed: Tensor | None = None
+    mixed: bool = False
 
     def product(self) -> Tensor:
         """Without any mask, [... q k]."""
@@ -83,7 +85,7 @@ class Scores:
         kept = self.closed(mask > LOWEST) if bool((mask <= LOWEST).any()) else self
         if not bool(soft.any()):
             return kept
-        return replace(kept, bias=soft if kept.bias is None else kept.bias + soft)
+        return replace(kept, bias=soft if kept.bias is None else kept.bias + soft, mixed=kept is not self)
 
     def closed(self, allowed: Tensor) -> Scores:
         """With fewer places to look at."""

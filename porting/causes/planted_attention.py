@@ -44,8 +44,8 @@ def times(factor: Callable[[Scores], float]) -> Callable[[Scores], Tensor | None
 
 
 def columns(scores: Scores) -> Tensor | None:
-    """The keys that any query looks at, [... 1 k]; None where there is no padding or no mask."""
-    if scores.allowed is None:
+    """The keys that any query looks at, [... 1 k]; None where there is no padding or no mask of its own."""
+    if scores.allowed is None or scores.mixed:
         return None
     kept = scores.allowed.any(-2, keepdim=True)
     return None if bool(kept.all()) else kept
