@@ -9,6 +9,7 @@ Shapes stand beside the tensors, in these letters:
 
     b batch   s sequence   e hidden_size   h heads   f intermediate_size
 
+>>> import torch
 >>> config = ClassifierConfig(vocab_size=30, hidden_size=8, intermediate_size=16, num_labels=3)
 >>> classifier = Classifier(config=config).eval()
 >>> input_ids = torch.tensor([[1, 7, 9, 2], [1, 5, 2, 0]])

@@ -28,14 +28,14 @@ from porting.errors import PortingError
 from porting.tables import find_table
 from porting.verification import verify
 from porting.verification.measure import MEANING, ROUNDING
-from porting.verification.report import DIFFERENT, FAITHFUL, IMPRECISE, Report
+from porting.verification.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Report
 from scripts.families_page import family, page, rooms, tables
 from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import make
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
 REFUSED = "refused"
-_STYLES = {FAITHFUL: "green", IMPRECISE: "yellow", DIFFERENT: "bold red", REFUSED: "bold red"}
+_STYLES = {FAITHFUL: "green", IMPRECISE: "yellow", APPROXIMATE: "yellow", DIFFERENT: "bold red", REFUSED: "bold red"}
 _WORST_LAST = list(_STYLES)
 _CELL = 15  # characters of a column with the space beside it
 

@@ -107,7 +107,7 @@ def shares(costs: Sequence[int], size: int) -> list[list[int]]:
     """Jobs divided among processes by their cost, the largest first, each to the one that has least.
 
     >>> shares([5, 1, 4, 3, 3], 2)
-    [[0, 3], [2, 4, 1]]
+    [[0, 4], [2, 3, 1]]
     """
     found: list[list[int]] = [[] for _ in range(size)]
     loads = [0] * size

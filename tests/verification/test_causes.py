@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from porting.causes.naming import Finding
 from porting.loading import load
@@ -60,10 +60,16 @@ def test_two_bugs_are_two_findings(checkpoint: Path) -> None:
 
 
 def test_two_bugs_behind_one_probe_are_one_finding_with_both(checkpoint: Path) -> None:
-    """The norm and the projection before it lie between the same two probes."""
-    transposed = next(bug for bug in BUGS if bug.name == "output weight transposed")
-    (found,) = verified(checkpoint, transposed, Bug("eps", epsilon, ())).causes
-    assert set(found.name.split(" + ")) == {"LayerNorm eps", "square weight transposed"}
+    """The sum of the embeddings and the norm over it lie between the same two probes."""
+    ignored = next(bug for bug in BUGS if bug.name == "token types ignored")
+
+    def eps(model: BertForPreTraining) -> None:
+        norm = model.get_submodule("bert.embeddings.norm")
+        assert isinstance(norm, nn.LayerNorm)
+        norm.eps = 1e-5
+
+    (found,) = verified(checkpoint, ignored, Bug("eps", eps, ())).causes
+    assert set(found.name.split(" + ")) == {"LayerNorm eps", "token types ignored"}
     assert found.residual < 1e-12
 
 
