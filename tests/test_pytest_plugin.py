@@ -64,6 +64,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pytester.path), str(ROOT)]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.delenv("CI", raising=False)  # there pytest prints whole messages in its summary once more
     monkeypatch.setattr(sys, "path", [str(pytester.path), *sys.path])
     monkeypatch.delitem(sys.modules, "own_model", raising=False)
     write_checkpoint(pytester.path / "c")
