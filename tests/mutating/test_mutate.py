@@ -12,6 +12,8 @@ from porting.cli.app import app
 from porting.mutating import MutationError, mutate
 from tests.small_checkpoint import write_checkpoint
 
+ROOT = Path(__file__).parents[2]
+
 MODEL = """
 import torch
 from torch import nn
@@ -96,7 +98,8 @@ def test_what_a_weak_test_misses_is_listed(folder: Path) -> None:
 
 
 @pytest.mark.timeout(300)  # two processes that import transformers
-def test_a_proof_catches_what_closeness_does_not(folder: Path) -> None:
+def test_a_proof_catches_what_closeness_does_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the user's tests run in a process of their own and use this suite's
     write_checkpoint(folder / "c")
     (folder / "mine.py").write_text(PORT, encoding="utf-8")
     (folder / "test_strong.py").write_text(STRONG, encoding="utf-8")
