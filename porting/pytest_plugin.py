@@ -117,7 +117,7 @@ def _source(item: pytest.Item, source: object, revision: str | None) -> object:
 
 
 def _message(item: pytest.Item, report: Report) -> str:
-    from porting.verification.terminal import as_text  # noqa: PLC0415  # as above
+    from porting.reporting.terminal import as_text  # noqa: PLC0415  # as above
 
     folder = item.config.stash[_PAGES]
     if folder is None:

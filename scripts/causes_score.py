@@ -17,8 +17,8 @@ from torch import nn
 from porting.causes.events import Inventory, Meddling
 from porting.causes.meddling import plant, watch
 from porting.causes.planting import PLANTS, truth
+from porting.reporting.report import FAITHFUL
 from porting.verification import Probe, Report, verify
-from porting.verification.report import FAITHFUL
 from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import Ported, draw, make
 

@@ -25,10 +25,10 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting.errors import PortingError
+from porting.reporting.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Report
 from porting.tables import find_table
+from porting.tracing.measure import MEANING, ROUNDING
 from porting.verification import verify
-from porting.verification.measure import MEANING, ROUNDING
-from porting.verification.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Report
 from scripts.families_page import family, page, rooms, tables
 from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import make

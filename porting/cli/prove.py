@@ -216,8 +216,8 @@ def verify(
     with Screen("verify", as_json=as_json) as screen:
         import torch
 
+        from porting.reporting.terminal import render
         from porting.verification import verify as prove
-        from porting.verification.terminal import render
 
         if html is not None and not html.parent.is_dir():  # said before the work, and not after it
             raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(html.parent))

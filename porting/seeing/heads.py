@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from porting.verification.trace import ARROW, PROBABILITIES
+from porting.tracing.trace import ARROW, PROBABILITIES
 
 CLOSE = 1e-3
 """A row of probabilities sums to 1 as nearly as this, in the coarsest floating-point type."""

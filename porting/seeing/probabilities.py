@@ -19,9 +19,9 @@ from porting.loading import Into
 from porting.notation.table import Table
 from porting.seeing.heads import gather, square
 from porting.text import Source, TextModel, open_text_model
+from porting.tracing.running import Side
+from porting.tracing.trace import ARROW, PROBABILITIES, ROOT
 from porting.verification.inputs import for_port
-from porting.verification.running import Side
-from porting.verification.trace import ARROW, PROBABILITIES, ROOT
 
 HTML, PNG = ".html", ".png"
 

@@ -20,9 +20,9 @@ from porting.errors import Code, Fault
 from porting.frames import users_line
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.fields import normal
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
+from porting.tracing.lift import lifted
 from porting.verification.inputs import for_port
-from porting.verification.lift import lifted
 
 IDS, MASK, SEGMENTS, POSITIONS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values"
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"

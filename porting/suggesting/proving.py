@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint
 from porting.errors import PortingError
 from porting.notation.table import Table
+from porting.reporting.report import Report
 from porting.suggesting.arguments import DECODER_IDS, DECODER_MASK, IDS, MASK, PIXELS, POSITIONS, SEGMENTS
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.fields import Role
 from porting.suggesting.subject import Subjects, complete, end_of, image_of, number_of
+from porting.tracing.measure import MEANING
 from porting.verification import verify
 from porting.verification.inputs import Case
-from porting.verification.measure import MEANING
-from porting.verification.report import Report
 
 SMALL = 20_000_000
 """A checkpoint with fewer numbers than this is proven itself, besides its twin."""

@@ -33,8 +33,8 @@ from porting.suggesting.finding import Side
 from porting.suggesting.tracing import run
 from porting.suggesting.twin import Twin, draw, is_mask, make_twin
 from porting.target import named_tensors
-from porting.verification.faults import VerifyError
-from porting.verification.lift import lifted
+from porting.tracing.faults import VerifyError
+from porting.tracing.lift import lifted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from porting.frames import current_line
-from porting.verification.lift import lifted
+from porting.tracing.lift import lifted
 
 Call = Callable[[nn.Module], object]
 

@@ -21,7 +21,7 @@ from porting.errors import Code, Fault
 from porting.loading import same_bits
 from porting.suggesting.fields import Role, fields_of, role_of
 from porting.target import named_tensors
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
 from porting.verification.reference import load_reference
 
 HEADS, HEAD_SIZE, VOCABULARY, POSITIONS, DEPTH, NARROW = 5, 8, 97, 61, 2, 24

@@ -1,9 +1,9 @@
 """Proof that a port is faithful: layer by layer, in float64 for meaning and anchored in float64 for rounding."""
 
-from porting.verification.faults import VerifyError
+from porting.reporting.report import Cost, Probe, Report, Shown, View
+from porting.tracing.faults import VerifyError
 from porting.verification.inputs import Case
 from porting.verification.proof import verify
 from porting.verification.recording import record
-from porting.verification.report import Cost, Probe, Report, Shown, View
 
 __all__ = ["Case", "Cost", "Probe", "Report", "Shown", "VerifyError", "View", "record", "verify"]

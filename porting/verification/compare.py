@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from porting.notation.table import Table
-from porting.verification.lift import spelled
-from porting.verification.measure import MEANING, Anchor, Error, bound, error, finite, pooled, ratio
+from porting.reporting.report import Probe, View
+from porting.tracing.lift import spelled
+from porting.tracing.measure import MEANING, Anchor, Error, bound, error, finite, pooled, ratio
+from porting.tracing.running import Side
+from porting.tracing.span import Span, Watch
+from porting.tracing.spread import Spread, spread_of
+from porting.tracing.trace import Point, Trace
 from porting.verification.observe import Observer
 from porting.verification.pairing import Pair, Pairing, pair
-from porting.verification.report import Probe, View
-from porting.verification.running import Side
-from porting.verification.span import Span, Watch
-from porting.verification.spread import Spread, spread_of
-from porting.verification.trace import Point, Trace
 
 Errors = dict[Point, list[Error]]
 

@@ -17,7 +17,7 @@ from porting.loading import Into
 from porting.notation.table import Table, parse_table
 from porting.tables import find_table
 from porting.target import unwrapped
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
 from porting.verification.golden import read_recording
 from porting.verification.held import HeldWeights
 from porting.verification.references import Living, Recorded, Reference

@@ -18,12 +18,12 @@ from porting.causes.functions import SOFTMAX
 from porting.causes.naming import APART, Finding, Gap, Mark, Search
 from porting.causes.replay import Stage
 from porting.causes.tape import Recorder, Ref, Tape
+from porting.reporting.report import Probe
+from porting.tracing.measure import Anchor, error
+from porting.tracing.running import Side
+from porting.tracing.trace import ARROW, INNER, Point, Trace, split
 from porting.verification.compare import Comparison
-from porting.verification.measure import Anchor, error
 from porting.verification.pairing import Pairing
-from porting.verification.report import Probe
-from porting.verification.running import Side
-from porting.verification.trace import ARROW, INNER, Point, Trace, split
 
 Both = Callable[[torch.dtype], tuple[Side, Side]]
 """Makes the reference and the port in a dtype."""

@@ -26,9 +26,9 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.write import write_safetensors
 from porting.errors import Code, Fault
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
+from porting.tracing.trace import Point, Trace
 from porting.verification.inputs import Case
-from porting.verification.trace import Point, Trace
 
 FORMAT, VERSION = "porting trace", "1"
 INPUTS, EXACT, ISOLATED = "inputs", "float64", " isolated"

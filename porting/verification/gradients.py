@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from porting.reporting.learned import Gradient
 from porting.target import named_tensors
+from porting.tracing.measure import Anchor, Error, bound, error, ratio
+from porting.tracing.running import Side
+from porting.tracing.trace import ARROW, INNER, Point, Trace, split
 from porting.verification.compare import Comparison
 from porting.verification.counterparts import Counterpart, Counterparts
-from porting.verification.learned import Gradient
-from porting.verification.measure import Anchor, Error, bound, error, ratio
-from porting.verification.running import Side
-from porting.verification.trace import ARROW, INNER, Point, Trace, split
 
 Make = Callable[[torch.dtype], Side]
 """Gives a side with a model of its own in a dtype."""

@@ -12,7 +12,7 @@ from porting.checkpoint import Checkpoint
 from porting.checkpoint.layout import TensorInfo
 from porting.errors import Code, Fault, nearest
 from porting.target import named_tensors
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
 
 
 class HeldWeights(Checkpoint):

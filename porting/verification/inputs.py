@@ -21,8 +21,8 @@ from porting.notation.axes import Mismatch, size_of, solve_all
 from porting.notation.rule import MASK_KINDS, Rule
 from porting.plan.align import align
 from porting.plan.move import forward
+from porting.tracing.faults import VerifyError
 from porting.verification.deck import Deck
-from porting.verification.faults import VerifyError
 
 LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
 """Tokens in each row of the short batch."""

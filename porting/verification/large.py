@@ -10,19 +10,19 @@ from functools import partial
 import torch
 
 from porting.plan.config import sizes
+from porting.reporting.limits import never_ran
+from porting.reporting.report import Cost, Report, Shown
 from porting.tables import chosen_for
+from porting.tracing.environment import peak, versions
+from porting.tracing.running import Clock, Side
 from porting.verification.batches import make_batches
 from porting.verification.compare import Progress
 from porting.verification.contenders import Contenders
-from porting.verification.environment import peak, versions
 from porting.verification.inputs import Case
-from porting.verification.limits import never_ran
 from porting.verification.observe import unseen
 from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, floating, port_side
-from porting.verification.report import Cost, Report, Shown
-from porting.verification.running import Clock, Side
 from porting.verification.streaming import Streamed, lazy_port, lazy_reference
 from porting.verification.subject import prepare_lazily, stored_dtype, warned, writers
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
+from porting.reporting.learned import Learned
 from porting.verification.compare import Comparison
 from porting.verification.counterparts import Counterparts
 from porting.verification.gradients import (
@@ -21,7 +22,6 @@ from porting.verification.gradients import (
     slope,
     with_padding,
 )
-from porting.verification.learned import Learned
 from porting.verification.training import OPTIMISERS, trained
 
 

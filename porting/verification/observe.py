@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from porting.reporting.report import Shown
 from porting.target import named_tensors
+from porting.tracing.measure import MEANING
 from porting.verification.inputs import Case
-from porting.verification.measure import MEANING
-from porting.verification.report import Shown
 
 MASKS = {"attention_mask": "attention", "decoder_attention_mask": "decoder's attention"}
 TYPES, WORDS = "token_type_ids", "input_ids"

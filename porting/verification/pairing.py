@@ -13,8 +13,8 @@ from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.align import Alignment, Shape, Step, align
 from porting.plan.move import gather
-from porting.verification.faults import VerifyError
-from porting.verification.trace import Point, numbered, points, split
+from porting.tracing.faults import VerifyError
+from porting.tracing.trace import Point, numbered, points, split
 
 
 @dataclass(frozen=True)

@@ -14,26 +14,26 @@ from porting.errors import Code, Fault
 from porting.loading import Into, weights
 from porting.notation.table import Table
 from porting.plan.config import sizes
+from porting.reporting.call import spelled_call
+from porting.reporting.limits import never_ran
+from porting.reporting.report import Cost, Report
 from porting.tables import chosen_for
+from porting.tracing.environment import peak, undisturbed, versions
+from porting.tracing.faults import VerifyError
+from porting.tracing.running import Clock, Side
 from porting.verification.batches import make_batches
-from porting.verification.call import spelled_call
 from porting.verification.compare import Comparison, Progress
 from porting.verification.contenders import Contenders, Given, Source, contenders
 from porting.verification.counterparts import counterparts
 from porting.verification.culprit import Both, name_causes
-from porting.verification.environment import peak, undisturbed, versions
-from porting.verification.faults import VerifyError
 from porting.verification.golden import refuse_with_recording, without_rounding
 from porting.verification.inputs import Case
 from porting.verification.large import verify_streamed
 from porting.verification.learning import learn
-from porting.verification.limits import never_ran
 from porting.verification.observe import Observer, shown, unseen
 from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, Recorded, Reference, port_side
-from porting.verification.report import Cost, Report
-from porting.verification.running import Clock, Side
 from porting.verification.subject import (
     Subject,
     cast,

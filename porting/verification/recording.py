@@ -19,19 +19,19 @@ from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.config import effective
 from porting.tables import find_table
+from porting.tracing.environment import undisturbed, versions
+from porting.tracing.faults import VerifyError
+from porting.tracing.running import Clock, Side
+from porting.tracing.span import Watch
+from porting.tracing.trace import Point, Trace, Visit
 from porting.verification.batches import make_batches
-from porting.verification.environment import undisturbed, versions
-from porting.verification.faults import VerifyError
 from porting.verification.golden import EXACT, ISOLATED, write_recording
 from porting.verification.held import HeldWeights
 from porting.verification.inputs import Case
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, stored
-from porting.verification.running import Clock, Side
 from porting.verification.same_names import same_names
-from porting.verification.span import Watch
 from porting.verification.subject import stored_dtype
-from porting.verification.trace import Point, Trace, Visit
 
 
 def record(

@@ -12,7 +12,7 @@ from torch import nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, nearest
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
 
 CHOICES = 2
 """How many continuations a multiple-choice model is given."""

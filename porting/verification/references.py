@@ -13,11 +13,11 @@ from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.matching import Matcher
 from porting.target import named_tensors
+from porting.tracing.running import Clock, Side
+from porting.tracing.trace import Point, Trace, Visit, points, split
 from porting.verification.golden import Recording
 from porting.verification.inputs import Case, for_port
-from porting.verification.running import Clock, Side
 from porting.verification.subject import cast
-from porting.verification.trace import Point, Trace, Visit, points, split
 
 
 @dataclass

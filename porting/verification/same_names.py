@@ -9,7 +9,7 @@ from torch import nn
 
 from porting.notation.table import Table, parse_table
 from porting.target import named_tensors
-from porting.verification.trace import ARROW, PROBABILITIES, ROOT, SCORES, Point, split
+from porting.tracing.trace import ARROW, PROBABILITIES, ROOT, SCORES, Point, split
 
 
 def same_names(reference: nn.Module, port: nn.Module) -> Table:

@@ -1,6 +1,6 @@
 """Verifying a model that is larger than memory: all passes go through it side by side, one probe at a time.
 
-What a pass needs of a layer is read when it gets there (:mod:`porting.verification.lazy`), and the others are there
+What a pass needs of a layer is read when it gets there (:mod:`porting.tracing.lazy`), and the others are there
 at the same time: each part of the files is read from disk once, and the reference's activations are forgotten as soon
 as everybody has been measured by them.
 """
@@ -21,15 +21,15 @@ from porting.plan.align import Step
 from porting.plan.move import forward
 from porting.plan.plan import Plan
 from porting.target import named_tensors
+from porting.tracing.convoy import Convoy
+from porting.tracing.faults import VerifyError
+from porting.tracing.lazy import with_lazy_weights
+from porting.tracing.measure import Anchor, Error, finite, pooled
+from porting.tracing.running import Side
+from porting.tracing.span import Watch
+from porting.tracing.trace import Point, Visit
 from porting.verification.compare import ALONE, END, Comparison, Errors, Tier
-from porting.verification.convoy import Convoy
-from porting.verification.faults import VerifyError
-from porting.verification.lazy import with_lazy_weights
-from porting.verification.measure import Anchor, Error, finite, pooled
 from porting.verification.pairing import Pairing, pair
-from porting.verification.running import Side
-from porting.verification.span import Watch
-from porting.verification.trace import Point, Visit
 
 MakeSide = Callable[[torch.dtype, bool], Side]
 """A side of its own for a pass: its dtype, and whether its weights are hollow, for shapes only."""

@@ -29,7 +29,7 @@ from porting.plan.check import check
 from porting.plan.move import forward
 from porting.plan.plan import Plan
 from porting.target import assign, named_tensors
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from porting.reporting.learned import Steps
 from porting.target import named_tensors
+from porting.tracing.measure import Anchor, Error, bound, error, luck, ratio
+from porting.tracing.running import Side
 from porting.verification.counterparts import Counterpart, Counterparts
 from porting.verification.gradients import DOUBLE, Compared, Make, Objective, value_of
-from porting.verification.learned import Steps
-from porting.verification.measure import Anchor, Error, bound, error, luck, ratio
-from porting.verification.running import Side
 
 Optimiser = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 

@@ -14,8 +14,8 @@ import porting
 from porting.plan.check import check
 from porting.plan.move import backward, forward
 from porting.plan.plan import Plan
+from porting.tracing.measure import MEANING, luck
 from porting.verification import verify
-from porting.verification.measure import MEANING, luck
 from tests.families.pairs import PAIRS
 from tests.families.ported import Ported, inexact, make
 

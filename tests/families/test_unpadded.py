@@ -17,9 +17,9 @@ import porting
 from porting.models.bert_heads import BertForPreTraining
 from porting.models.unpadded import Rows
 from porting.notation.table import Table, read_table
+from porting.reporting.report import Report
 from porting.verification import verify
 from porting.verification.inputs import Case
-from porting.verification.report import Report
 from tests.families.pairs import BERT, Pair
 from tests.families.ported import make
 

@@ -23,7 +23,18 @@ ROOMS = {
     "porting.checkpoint": ("porting.errors",),
     "porting.pages": ("porting.errors", "porting.printable"),
     "porting.printable": (),
+    "porting.reporting": (
+        "porting.causes",
+        "porting.checkpoint",
+        "porting.errors",
+        "porting.notation",
+        "porting.pages",
+        "porting.printable",
+        "porting.target",
+        "porting.tracing",
+    ),
     "porting.target": ("porting.errors",),
+    "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan"),
     "porting.plan": ("porting.errors", "porting.notation", "porting.pages", "porting.target"),
 }
 

@@ -28,8 +28,8 @@ from porting.models.modern_bert import ModernBert, rotate, rotation, window_bias
 from porting.models.modern_bert_config import ModernBertConfig
 from porting.models.modern_bert_heads import ModernBertForMaskedLM, ModernBertForSequenceClassification
 from porting.tables import find_table
+from porting.tracing.measure import MEANING
 from porting.verification import verify
-from porting.verification.measure import MEANING
 from tests.families.pairs import MODERN_BERT
 from tests.families.ported import draw
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
 from tests.zoo.alternating import Alternating
 from tests.zoo.parts import Config
 from tests.zoo.plain import Layer

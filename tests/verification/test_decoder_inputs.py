@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from porting.verification.faults import VerifyError
+from porting.tracing.faults import VerifyError
 from porting.verification.inputs import make_cases
 
 CONFIG: dict[str, Any] = {  # Any: fields of several types

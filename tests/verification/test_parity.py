@@ -18,7 +18,7 @@ from torch import Tensor
 
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
-from porting.verification.measure import MEANING, Anchor, error, luck, ratio
+from porting.tracing.measure import MEANING, Anchor, error, luck, ratio
 from tests.small_checkpoint import CONFIG
 
 LENGTH = CONFIG["max_position_embeddings"]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from porting.models import BertConfig, BertForPreTraining
+from porting.tracing.convoy import Convoy
+from porting.tracing.lazy import LazyWeight, with_lazy_weights
 from porting.verification import Report, VerifyError, verify
-from porting.verification.convoy import Convoy
-from porting.verification.lazy import LazyWeight, with_lazy_weights
 from tests.families.pairs import PAIRS
 from tests.families.ported import make
 from tests.small_checkpoint import write_checkpoint
@@ -143,7 +143,7 @@ def test_a_lazy_module_computes_the_same(module: nn.Module, inputs: Tensor | tup
 
 def test_a_large_map_is_cast_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many rows at a time as PIECE allows: here two of five."""
-    monkeypatch.setattr("porting.verification.lazy.PIECE", 2 * 6 * 8)
+    monkeypatch.setattr("porting.tracing.lazy.PIECE", 2 * 6 * 8)
     module, x = nn.Linear(6, 5), torch.randn(2, 3, 6).double()
     lazy, _ = lazily(module, torch.float64)
     widths: list[int] = []

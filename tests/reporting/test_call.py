@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from porting.checkpoint import open_checkpoint
+from porting.reporting.call import spelled_call
 from porting.verification import verify
-from porting.verification.call import spelled_call
 
 DEFAULTS = {
     name: None if parameter.default is parameter.empty else parameter.default

@@ -14,8 +14,8 @@ from torch import nn
 
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
+from porting.reporting.terminal import as_text, listed, render
 from porting.verification import Cost, Probe, Report, Shown, View, verify
-from porting.verification.terminal import as_text, listed, render
 from tests.verification.planted import BUGS, ROUNDS_WORSE, Bug
 
 

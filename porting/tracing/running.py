@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault
 from porting.frames import is_users, signature_of, users_line
-from porting.verification.faults import VerifyError
-from porting.verification.lift import Lifted, lifted
-from porting.verification.trace import Point, Trace, Visit, trace
+from porting.tracing.faults import VerifyError
+from porting.tracing.lift import Lifted, lifted
+from porting.tracing.trace import Point, Trace, Visit, trace
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Side:
 
         Args:
             case: the number of the case.
-            visit, ran: as in :func:`porting.verification.trace.trace`.
+            visit, ran: as in :func:`porting.tracing.trace.trace`.
             wanted: the points to see, if not all.
             gradients: let values have their gradient graph.
             isolated: the visitor puts the exact values in place; a recording shows the run where that was done.
@@ -104,7 +104,7 @@ class Side:
 
         Args:
             case: the number of the case.
-            ran: as in :func:`porting.verification.trace.trace`.
+            ran: as in :func:`porting.tracing.trace.trace`.
             after: is given each activation when it has been recorded, and may return another to go on with.
         """
         found: Trace = {}

@@ -12,13 +12,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting.printable import safe
-from porting.verification.because import cause_lines
-from porting.verification.learned_lines import tell_learned
-from porting.verification.limits import clause
-from porting.verification.measure import MEANING, ROUNDING, luck
-from porting.verification.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
-from porting.verification.rows import Row, rows_of
-from porting.verification.trace import ARROW, ROOT
+from porting.reporting.because import cause_lines
+from porting.reporting.learned_lines import tell_learned
+from porting.reporting.limits import clause
+from porting.reporting.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
+from porting.reporting.rows import Row, rows_of
+from porting.tracing.measure import MEANING, ROUNDING, luck
+from porting.tracing.trace import ARROW, ROOT
 
 ITSELF = "the model itself"
 """What a report calls the point of the whole model."""

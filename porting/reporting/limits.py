@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from porting.reporting.report import Report, Shown
 from porting.target import named_tensors
-from porting.verification.report import Report, Shown
 
 _SUBJECT = re.compile(r"(?:.*: )?(?P<what>.+?) (?P<verb>was|were) not shown")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from porting.causes.naming import Finding
 from porting.notation.table import Approximation
-from porting.verification.learned import Learned
-from porting.verification.measure import MEANING, ROUNDING, luck
-from porting.verification.spread import Spread
+from porting.reporting.learned import Learned
+from porting.tracing.measure import MEANING, ROUNDING, luck
+from porting.tracing.spread import Spread
 
 FAITHFUL, DIFFERENT, IMPRECISE, APPROXIMATE = "faithful", "different", "imprecise", "approximate"
 
@@ -244,7 +244,7 @@ class Report:
 
     def to_html(self) -> str:
         """The report as a page: one HTML file that needs nothing beside itself, for any browser."""
-        from porting.verification.webpage import report_page  # noqa: PLC0415  # it draws, and takes a second to import
+        from porting.reporting.webpage import report_page  # noqa: PLC0415  # it draws, and takes a second to import
 
         return report_page(self)
 
@@ -263,7 +263,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from porting.verification.webpage import report_part  # noqa: PLC0415  # as above
+        from porting.reporting.webpage import report_part  # noqa: PLC0415  # as above
 
         return report_part(self)
 
@@ -272,7 +272,7 @@ class Report:
         printer.text(str(self).rstrip())
 
     def __str__(self) -> str:
-        from porting.verification.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
+        from porting.reporting.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
 
         return as_text(self)
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from porting.verification.measure import luck
-from porting.verification.report import IMPRECISE, Probe, Report
-from porting.verification.rows import OUTPUT, rows_of
+from porting.reporting.report import IMPRECISE, Probe, Report
+from porting.reporting.rows import OUTPUT, rows_of
+from porting.tracing.measure import luck
 
 DOUBLE = "float64"
 ALONE, END = "isolated", "end to end"

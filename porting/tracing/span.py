@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from porting.verification.lift import Lifted, running, spelled
+from porting.tracing.lift import Lifted, running, spelled
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Span:
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
     """Watches a float64 run and cuts what it sees into spans.
 
-    What computes in float32 whatever its weights are, and is not put right (:mod:`porting.verification.lift`), agrees
+    What computes in float32 whatever its weights are, and is not put right (:mod:`porting.tracing.lift`), agrees
     with the float64 reference to float32's rounding only; that must be known before the difference is called a bug.
     """
 

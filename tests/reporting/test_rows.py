@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from porting.reporting.rows import rows_of
 from porting.verification import Probe, View
-from porting.verification.rows import rows_of
 
 
 def labels(*points: str) -> list[tuple[str, tuple[str, ...]]]:

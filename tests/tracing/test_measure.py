@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from porting.verification.measure import (
+from porting.tracing.measure import (
     MEANING,
     PIECE,
     ROUNDING,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
 
-from porting.verification.learned import Learned, Steps
-from porting.verification.measure import ROUNDING
+from porting.reporting.learned import Learned, Steps
+from porting.tracing.measure import ROUNDING
 
 Listed = Callable[[Sequence[str]], str]
 

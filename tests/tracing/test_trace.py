@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.notation.rule import Term
-from porting.verification.trace import (
+from porting.tracing.trace import (
     MASKED,
     Trace,
     Visit,

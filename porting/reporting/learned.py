@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from porting.verification.measure import MEANING, luck
+from porting.tracing.measure import MEANING, luck
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ import torch
 
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
+from porting.tracing.measure import MEANING
+from porting.tracing.spread import MOST_CHANNELS, MOST_POSITIONS, MOST_ROWS, spread_of
 from porting.verification import verify
 from porting.verification.compare import MOST_SPREADS
-from porting.verification.measure import MEANING
-from porting.verification.spread import MOST_CHANNELS, MOST_POSITIONS, MOST_ROWS, spread_of
 from tests.verification.planted import BUGS, FAR_FROM_ZERO
 
 

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from porting.printable import safe
-from porting.verification.measure import ROUNDING
-from porting.verification.report import Report
-from porting.verification.rows import rows_of
-from porting.verification.spread import Spread
+from porting.reporting.report import Report
+from porting.reporting.rows import rows_of
+from porting.tracing.measure import ROUNDING
+from porting.tracing.spread import Spread
 
 LEAST, MOST = 1e-17, 1e12
 """What is smaller or larger is drawn here: zero and infinity have no place on a logarithmic axis."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import porting
 from porting.models.bert_heads import BertForPreTraining
+from porting.tracing.lift import lifted, spelled
 from porting.verification import Case, verify
-from porting.verification.lift import lifted, spelled
 from tests.families.ported import draw
 from tests.verification.planted import becomes
 from tests.verification.test_hostile_ports import Single

@@ -15,11 +15,11 @@ from playwright.sync_api import Page
 
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
+from porting.tracing.spread import Spread
 from porting.verification import Probe, Report, View, verify
-from porting.verification.spread import Spread
 from tests.browser import opened
+from tests.reporting.test_report import small
 from tests.verification.planted import BUGS, ROUNDS_WORSE, Bug
-from tests.verification.test_report import small
 
 HOSTILE = (
     "</td><script>document.body.dataset.ran = 'yes'</script>\"'><img src=x onerror=alert(1)>\u202egnp\x1b[2J $x^2$ 层"

@@ -8,13 +8,13 @@ from markupsafe import Markup
 from rich.text import Text
 
 from porting.pages.page import render_page, render_part
-from porting.verification.because import cause_lines
-from porting.verification.figures import growth, spread_plot
-from porting.verification.heatmap import Cell, heat_map
-from porting.verification.learned_lines import tell_learned
-from porting.verification.report import Report
-from porting.verification.rows import rows_of
-from porting.verification.terminal import culprit_lines, listed, mark, other_lines, shown_lines, verdict_lines
+from porting.reporting.because import cause_lines
+from porting.reporting.figures import growth, spread_plot
+from porting.reporting.heatmap import Cell, heat_map
+from porting.reporting.learned_lines import tell_learned
+from porting.reporting.report import Report
+from porting.reporting.rows import rows_of
+from porting.reporting.terminal import culprit_lines, listed, mark, other_lines, shown_lines, verdict_lines
 
 MOST_DRAWN = 3
 """Where a guilty module differs is drawn for so many of them."""
