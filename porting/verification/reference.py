@@ -23,13 +23,17 @@ def choices(architecture: str) -> int | None:
     return CHOICES if architecture.endswith("ForMultipleChoice") else None
 
 
-def load_reference(checkpoint: Checkpoint, architecture: str, dtype: torch.dtype) -> nn.Module:
+def load_reference(
+    checkpoint: Checkpoint, architecture: str, dtype: torch.dtype, *, untouched: bool = False
+) -> nn.Module:
     """The checkpoint in transformers' own model, in eval mode, with attention written out.
 
     Args:
         checkpoint: a checkpoint with a directory and a config.
         architecture: the class, as ``config.json`` spells it.
         dtype: what the weights are cast to.
+        untouched: no value is read before it is used.  transformers' own reading maps the files as well, but has half
+            of each fetched ahead.
 
     Raises:
         VerifyError: transformers has no such class, or cannot load the checkpoint.
@@ -47,7 +51,8 @@ def load_reference(checkpoint: Checkpoint, architecture: str, dtype: torch.dtype
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message))
     config: Any = make.config_class
     given: dict[str, Any] = {}
-    if Path(checkpoint.location).is_file():  # transformers would read what it finds in the directory, not this file
+    alone = Path(checkpoint.location).is_file()  # transformers would read what it finds in the directory, not this file
+    if alone or untouched:
         given["state_dict"] = {name: checkpoint.read(name) for name in checkpoint.tensors}
     with _quiet():
         try:

@@ -61,6 +61,18 @@ def test_it_finds_what_passes_in_turn_find(table: str, tmp_path: Path) -> None:
     assert "as far as was shown: " in str(report)
 
 
+def test_no_value_is_read_before_it_is_used(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference's own reading has the kernel fetch half of each file ahead, which is read again when it is used."""
+
+    def refused(*args: object, **kwargs: object) -> None:
+        raise AssertionError(args)
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_open", refused)
+    assert verify(checkpoint, stream=True, longest=24).faithful
+    with pytest.raises(VerifyError, match="AssertionError"):
+        verify(checkpoint, longest=24)
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_it_places_a_bug(checkpoint: Path, bug: Bug) -> None:
     def build(config: BertConfig) -> BertForPreTraining:
