@@ -270,7 +270,7 @@ class Seq2Seq(nn.Module):
     def __init__(self, *, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.encoder = Encoder(config=config)
         self.decoder = Decoder(config=config)
         self.projection = Projection(config=config)
@@ -341,10 +341,11 @@ class Seq2Seq(nn.Module):
 
 
 def initialize(model: Seq2Seq) -> None:
-    """Draws the weights: Glorot's uniform distribution for matrices, e^-0.5 for embeddings; biases are 0."""
+    """Draws the weights: Glorot's uniform distribution for matrices, e^-0.5 for embeddings; biases, padding: 0."""
     for part in model.modules():
         if isinstance(part, nn.Linear) and not part.weight.is_meta:
             nn.init.xavier_uniform_(part.weight)
             nn.init.zeros_(part.bias)
         if isinstance(part, nn.Embedding) and not part.weight.is_meta:
             nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
+            nn.init.zeros_(part.weight[part.padding_idx])

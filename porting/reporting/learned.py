@@ -20,6 +20,8 @@ class Gradient:
         rounding: dtype -> the port's rounding error over the reference's.
         count: how many numbers these ratios rest on.
         zero: it is mathematically zero on both sides: what is there is rounding, and was not compared.
+        buffer: it has no gradient in the port, where it is a buffer, and was not compared; with ``zero`` it has none in
+            the reference either, else the reference trains what stays as it is in the port.
         wrong: what else sets the two apart, in words; empty for most.
     """
 
@@ -30,6 +32,7 @@ class Gradient:
     rounding: Mapping[str, float] = field(default_factory=dict)
     count: int = 0
     zero: bool = False
+    buffer: bool = False
     wrong: str = ""
 
     @property
@@ -56,7 +59,8 @@ class Steps:
         rounding: dtype -> the port's largest rounding error over the reference's, by root mean square.
         undetermined: parameter -> the share of its elements that were not compared, since their gradient is lost in
             rounding and the optimiser divides by its size.
-        fixed: parameters that were held fixed on both sides, since the table sums or scales them.
+        fixed: parameters that were held fixed on both sides, since the table sums or scales them, or they are buffers
+            of the port.
     """
 
     optimiser: str
@@ -105,6 +109,11 @@ class Learned:
     def differing(self) -> tuple[Gradient, ...]:
         """The gradients that differ in meaning."""
         return tuple(one for one in self.gradients if one.differs)
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Buffers of the port that stand for what the reference trains: training leaves them as they are."""
+        return tuple(name for one in self.gradients if one.buffer and not one.zero for name in one.port)
 
     @property
     def differs(self) -> bool:

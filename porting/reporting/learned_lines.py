@@ -35,7 +35,7 @@ def tell_learned(learned: Learned | None, listed: Listed) -> Iterator[Text]:
 
 
 def _agreeing(learned: Learned, listed: Listed) -> Text:
-    compared = [one for one in learned.gradients if not one.zero]
+    compared = [one for one in learned.gradients if not one.zero and not one.buffer]
     same = [one for one in compared if not one.differs]
     largest = max((one.meaning for one in same), default=0.0)
     dtypes = dict.fromkeys(dtype for one in same for dtype in one.rounding)
@@ -49,9 +49,15 @@ def _agreeing(learned: Learned, listed: Listed) -> Text:
 
 
 def _differing(learned: Learned, listed: Listed) -> Iterator[Text]:
-    zero = [name for one in learned.gradients if one.zero and not one.differs for name in one.port]
+    zero = [name for one in learned.gradients if one.zero and not one.buffer and not one.differs for name in one.port]
     if zero:
         yield Text(f"  zero on both sides but for rounding: {listed(zero)}")
+    neither = [name for one in learned.gradients if one.zero and one.buffer for name in one.port]
+    if neither:
+        yield Text(f"  no gradient on either side: {listed(neither)}, a buffer here")
+    if learned.untrained:
+        said = "has no gradient here, where it is a buffer; the reference trains it"
+        yield Text(f"  {listed(learned.untrained)}: {said}", "yellow")
     for reason in dict.fromkeys(one.wrong for one in learned.differing):
         found = [one for one in learned.differing if one.wrong == reason]
         said = reason or f"off by up to {max(one.meaning for one in found):.1e} of itself"
@@ -86,4 +92,7 @@ def _trained(steps: Steps, listed: Listed) -> Iterator[Text]:
             f"  of {len(partly)} others up to {100 * max(partly):.2g} % of the elements are, and were not compared"
         )
     if steps.fixed:
-        yield Text(f"  held fixed, since the table sums, scales or repeats them: {listed(steps.fixed)}", "yellow")
+        yield Text(
+            f"  held fixed, since the table sums, scales or repeats them, or they are buffers: {listed(steps.fixed)}",
+            "yellow",
+        )

@@ -72,6 +72,8 @@ def verdict_lines(report: Report) -> Iterator[Text]:
         sentence += f", within the {report.approximate.within:.0e} of the scale that the table allows"
     if report.verdict != DIFFERENT:
         sentence += clause(report)
+    if report.learned and report.learned.untrained:
+        sentence += f"; training leaves {listed(report.learned.untrained)} as it is here"
     yield Text.assemble((report.verdict.upper(), style), "  ", sentence)
     yield Text(f"float64: off by {_largest(report.probes):.1e} of the activations' scale at most (bound {MEANING:.0e})")
     for dtype, noise in report.noise.items():

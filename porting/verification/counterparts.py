@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ class Counterpart:
         steps: what carries it over; more than one where the port has it several times.
         shape: the parameter's.
         trains: whether the reference's and the port's take gradients, as their owners left them.
-        padded: whether the reference's and the port's is an embedding whose padding word takes no gradient.
+        padded: whether the reference's and the port's is an embedding whose padding word takes no gradient; not so in
+            the reference if the port does not have that row at all.
+        buffer: whether all that the port has of it are buffers, which no optimiser moves.
     """
 
     names: tuple[str, ...]
@@ -31,6 +33,7 @@ class Counterpart:
     shape: tuple[int, ...]
     trains: tuple[bool, bool]
     padded: tuple[bool, bool] = (False, False)
+    buffer: bool = False
 
     @property
     def name(self) -> str:
@@ -46,10 +49,23 @@ class Counterpart:
     @property
     def movable(self) -> bool:
         """Whether one optimiser step on both sides moves both alike: not where a rule sums, scales or repeats."""
-        return len(self.steps) == 1 and not any(
-            step.rule.fold or step.rule.scale is not None or any(0 in copy.source_strides for copy in step.copies)
-            for step in self.steps
+        return (
+            len(self.steps) == 1
+            and not self.buffer
+            and not any(
+                step.rule.fold or step.rule.scale is not None or any(0 in copy.source_strides for copy in step.copies)
+                for step in self.steps
+            )
         )
+
+    def covered(self) -> Tensor:
+        """Which elements of the parameter the port has."""
+        mask = torch.zeros(self.shape, dtype=torch.bool)
+        for step in self.steps:
+            for copy in step.copies:
+                if copy.source in self.names:
+                    mask.as_strided(copy.sizes, copy.source_strides, copy.source_offset).fill_(True)
+        return mask
 
 
 @dataclass(frozen=True)
@@ -83,15 +99,6 @@ class Counterparts:
             for name in step.sources
             if name in one.names
         ]
-
-    def covered(self, one: Counterpart) -> Tensor:
-        """Which elements of a parameter of the reference the port has."""
-        mask = torch.zeros(one.shape, dtype=torch.bool)
-        for step in one.steps:
-            for copy in step.copies:
-                if copy.source in one.names:
-                    mask.as_strided(copy.sizes, copy.source_strides, copy.source_offset).fill_(True)
-        return mask
 
     def _scale(self, step: Step) -> float | None:
         return None if step.rule.scale is None else float(step.rule.scale.evaluate(self.config))
@@ -135,8 +142,12 @@ def counterparts(
             if trained or _trains(tensor):  # a table that is computed and frozen on both sides is no parameter
                 shape = tuple(tensor.shape)
                 trains = _trains(tensor), trained
-                padded = key in _padded(reference), any(id(ours[name]) in _padded(port) for name in targets)
-                found.append(Counterpart(tuple(same), tuple(steps[key]), shape, trains, padded))
+                buffer = not any(isinstance(ours[name], nn.Parameter) for name in targets)
+                one = Counterpart(tuple(same), tuple(steps[key]), shape, trains, buffer=buffer)
+                padding = _padded(reference).get(key)
+                theirs_padded = padding is not None and bool(one.covered()[padding].any())
+                ours_padded = any(id(ours[name]) in _padded(port) for name in targets)
+                found.append(replace(one, padded=(theirs_padded, ours_padded)))
     alone = {id(one): name for name, one in reversed(ours.items()) if isinstance(one, nn.Parameter)}
     return Counterparts(
         table, config, tuple(found), tuple(sorted(name for key, name in alone.items() if key not in reached))
@@ -147,7 +158,7 @@ def _trains(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
-def _padded(module: nn.Module) -> set[int]:
-    """The embeddings that leave the row of the padding word out of their gradient."""
+def _padded(module: nn.Module) -> dict[int, int]:
+    """The embeddings that leave the row of the padding word out of their gradient, and that row."""
     parts = (part for part in module.modules() if isinstance(part, nn.Embedding))
-    return {id(part.weight) for part in parts if part.padding_idx is not None}
+    return {id(part.weight): part.padding_idx for part in parts if part.padding_idx is not None}

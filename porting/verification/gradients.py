@@ -9,7 +9,7 @@ roundoff from float32 to float64 where a gradient does not.  By that it is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -244,7 +244,10 @@ def judged(
     if theirs <= max(least, shrunk * anchor.scale * reference.largest):
         wrong = f"it is zero in the reference and up to {ours:.1e} in the port"
         wrong = "" if ours <= max(least, shrunk * anchor.scale * port.largest) else wrong
-        return Gradient(**named, zero=True, wrong=wrong or _apart(one))  # type: ignore[arg-type]  # as named above
+        zero = Gradient(**named, zero=True, wrong=wrong or _apart(one))  # type: ignore[arg-type]  # as named above
+        return replace(zero, wrong="", buffer=True) if one.buffer else zero
+    if one.buffer:
+        return Gradient(**named, buffer=True)  # type: ignore[arg-type]  # as named above
     allowed = bound(port, reference, finest, single=single)
     return Gradient(
         **named,  # type: ignore[arg-type]  # as named above
@@ -274,7 +277,7 @@ def _apart(one: Counterpart) -> str:
         )
     reference, port = one.trains
     if reference and not port:
-        return "it is frozen in the port (requires_grad=False, or it is a buffer) and trains in the reference"
+        return "it is frozen in the port (requires_grad=False) and trains in the reference"
     if port and not reference:
         return "it trains in the port and is frozen in the reference"
     return ""

@@ -20,7 +20,8 @@ class Observer:
     """Gathers, over several passes, which elements of the weights have a gradient to some probe.
 
     Args:
-        module: the port in float64; its floating-point parameters and persistent buffers get ``requires_grad``.
+        module: a copy of the port in float64; its floating-point parameters and persistent buffers get
+            ``requires_grad``, and padding words their gradient.
         seed: of the linear function that is differentiated.
 
     Attributes:
@@ -32,6 +33,9 @@ class Observer:
         self._reached: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self.failed = ""
+        for part in module.modules():
+            if isinstance(part, nn.Embedding):
+                part.padding_idx = None  # it takes no gradient there, and what it computes is compared all the same
         known: set[int] = set()
         for name, tensor in named_tensors(module):
             if tensor.is_floating_point() and id(tensor) not in known:

@@ -62,7 +62,7 @@ def trained(
         errors[dtype] = {}
         for when in range(len(exact)):
             for one in movable:
-                keep = _kept(one, table, gradients[one.name], dtype)
+                keep = _kept(one, gradients[one.name], dtype)
                 anchor = Anchor.of(exact[when][one.name][keep])
                 pulled, own = table.pulled(one, ours[when]), theirs[when][one.name]
                 errors[dtype][when, one.name] = error(pulled[keep], anchor), error(own[keep], anchor)
@@ -71,7 +71,7 @@ def trained(
     largest, limit, ratios = 0.0, 0.0, dict.fromkeys((_title(dtype) for dtype in dtypes), 0.0)
     for when in range(len(exact)):
         for one in movable:
-            keep = _kept(one, table, gradients[one.name], finest)
+            keep = _kept(one, gradients[one.name], finest)
             far = error(table.pulled(one, port[when])[keep], Anchor.of(exact[when][one.name][keep])).largest
             allowed = bound(*errors[finest][when, one.name], finest, single=single)
             if not far <= allowed:
@@ -135,9 +135,9 @@ def _moved(
             yield {name: tensor.detach().double() - before[name] for name, tensor in weights.items()}
 
 
-def _kept(one: Counterpart, table: Counterparts, gradient: Compared, dtype: torch.dtype) -> Tensor:
+def _kept(one: Counterpart, gradient: Compared, dtype: torch.dtype) -> Tensor:
     """The elements that are compared: those that the port has, and whose gradient is more than rounding."""
-    return gradient.determined[dtype] & table.covered(one)
+    return gradient.determined[dtype] & one.covered()
 
 
 def _title(dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ from porting.models.bert_heads import BertForPreTraining
 from porting.notation.table import parse_table
 from porting.tables import shipped
 from porting.verification import Report, verify
-from tests.families.pairs import OPENAI_GPT, Pair
+from tests.families.pairs import OPENAI_GPT, PAIRS, Pair
 from tests.families.ported import make
 from tests.small_checkpoint import tensors, write_checkpoint
 from tests.verification.planted import NoBias, becomes
@@ -185,9 +185,42 @@ def test_a_frozen_parameter_is_named(checkpoint: Path) -> None:
 
     report = differentiated(checkpoint, freeze, steps=2)
     assert wrong(report) == ["bert.layers.1.output.weight"]
-    assert "it is frozen in the port (requires_grad=False, or it is a buffer)" in " ".join(str(report).split())
+    assert "it is frozen in the port (requires_grad=False) and trains in the reference" in " ".join(str(report).split())
     assert report.learned is not None
     assert all(one.differing[1] == ("bert.layers.1.output.weight",) for one in report.learned.steps)
+
+
+BUFFERS = {
+    "openai_gpt": (("positions.table",), ()),
+    "bart": (("encoder.positions.table", "decoder.positions.table"), ()),
+    "marian": ((), ("encoder.positions.table", "decoder.positions.table")),
+}
+"""What the reference trains and the port has in a buffer; what is computed on both sides."""
+
+
+@pytest.mark.parametrize("table", BUFFERS)
+def test_a_buffer_has_no_gradient_here_which_is_named_and_no_fault(tmp_path: Path, table: str) -> None:
+    trained, computed = BUFFERS[table]
+    source = make(next(pair for pair in PAIRS if pair.table == table), tmp_path).directory
+    report = verify(source, table=table, gradients=True, steps=2)
+    learned, text = report.learned, " ".join(str(report).split())
+    assert report.faithful, text
+    assert learned is not None
+    assert learned.untrained == trained
+    assert tuple(name for one in learned.gradients if one.buffer and one.zero for name in one.port) == computed
+    assert learned.padding == ()  # the padding word takes no gradient on either side
+    assert all(set(trained) <= set(steps.fixed) for steps in learned.steps)
+    assert ("; training leaves" in text.partition(" float64: ")[0]) == bool(trained)
+    assert ("has no gradient here, where it is a buffer; the reference trains it" in text) == bool(trained)
+    assert ("no gradient on either side: " in text) == bool(computed)
+
+
+def test_a_padding_row_that_the_port_does_not_have_is_no_difference(tmp_path: Path) -> None:
+    """The rows of the position table before the first position belong to nobody, and are cut off."""
+    source = make(next(pair for pair in PAIRS if pair.table == "camembert"), tmp_path).directory
+    learned = verify(source, table="camembert", gradients=True).learned
+    assert learned is not None
+    assert learned.padding == ()
 
 
 class Leaky(BertAttention):
