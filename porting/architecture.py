@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 
 from torch import nn
 
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, nearest, option
 from porting.notation.table import Architecture, Table
 from porting.target import TargetError
 
@@ -30,7 +30,9 @@ def choose(
     names = [one.name for one in table.architectures]
     if not names and architecture is None:
         message = f"table '{table.name}' names no module to build"
-        raise TargetError(Fault(code=Code.BAD_TARGET, where=table.where, message=message, hint="pass into="))
+        raise TargetError(
+            Fault(code=Code.BAD_TARGET, where=table.where, message=message, hint=f"pass {option('into')}")
+        )
     if architecture is not None:
         if architecture not in names:
             hint = nearest(architecture, names) or f"it has {', '.join(names) or 'none'}"

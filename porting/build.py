@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from porting.errors import Code, Fault, PortingError, nearest
+from porting.errors import Code, Fault, PortingError, nearest, told
 from porting.frames import users_line
 from porting.target import TargetError, named_tensors
 
@@ -227,7 +227,9 @@ def call(into: Callable[..., nn.Module], config: Callable[[], object], fields: M
         return into(config())
     listed = ", ".join(repr(name) for name in unknown)
     message = f"{getattr(into, '__name__', into)!s} must be given {listed}, which the table's [config] does not have"
-    hint = nearest(unknown[0], list(fields)) or "pass a function of the config, or the built module"
+    hint = nearest(unknown[0], list(fields)) or told(
+        called="pass a function of the config, or the built module", typed="name a function with one parameter, config"
+    )
     raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 

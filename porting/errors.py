@@ -8,9 +8,11 @@ found, never only the first.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Event
 
 
 class Code(StrEnum):
@@ -159,6 +161,41 @@ class PortingError(Exception):
     def __init__(self, faults: Fault | Iterable[Fault]) -> None:
         self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+_typed = Event()  # seen by every thread, as a context variable is not
+
+
+@contextmanager
+def typed() -> Iterator[None]:
+    """Speak to somebody who typed a command, and not to one who called a function, of what can be passed."""
+    before = _typed.is_set()
+    _typed.set()
+    try:
+        yield
+    finally:
+        if not before:
+            _typed.clear()
+
+
+def told(*, called: str, typed: str) -> str:
+    """What is said to a reader who called a function, or to one who typed a command."""
+    return typed if _typed.is_set() else called
+
+
+def option(name: str, value: object = None) -> str:
+    """How the reader passes an option, whether they called a function or typed a command.
+
+    >>> print(option("table"), option("reverse", True), option("shard_size", "5GB"))
+    table= reverse=True shard_size='5GB'
+    >>> with typed():
+    ...     print(option("table"), option("reverse", True), option("shard_size", "5GB"))
+    --table --reverse --shard-size 5GB
+    """
+    flag = f"--{name.replace('_', '-')}"
+    if value is None:
+        return told(called=f"{name}=", typed=flag)
+    return told(called=f"{name}={value!r}", typed=flag if value is True else f"{flag} {value}")
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from porting.checkpoint.config import CONFIG_NAME, parse_config
 from porting.checkpoint.files import member, read_small
 from porting.checkpoint.names import COMPANIONS, SAFETENSORS, SAFETENSORS_INDEX
 from porting.checkpoint.write import Content
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, told
 from porting.notation.field import held, value_of, with_field
 
 METADATA = {"format": "pt"}
@@ -121,7 +121,7 @@ def config_of(checkpoint: Checkpoint) -> bytes | None:
     raw = read_small(path, where=str(path), limit=LARGEST) if path.exists() else None
     if (parse_config(raw, where=str(path)) if raw is not None else {}) != checkpoint.config:
         message = "it is not what it was when the checkpoint was opened"
-        hint = "load the checkpoint again, or pass like= (--like) a copy of it as it was"
+        hint = told(called="load the checkpoint again, or pass like= a copy of it as it was", typed="try again")
         raise CheckpointError(Fault(code=Code.FILE_CHANGED, where=str(path), message=message, hint=hint))
     return raw
 
@@ -129,7 +129,9 @@ def config_of(checkpoint: Checkpoint) -> bytes | None:
 def _directory(checkpoint: Checkpoint) -> Path:
     if checkpoint.path is None or not checkpoint.path.is_dir():
         message = "the checkpoint that the export follows is not there any more"
-        hint = "pass like= (--like) a copy of it; anew=True (--anew) follows none"
+        hint = told(
+            called="pass like= a copy of it; anew=True follows none", typed="try again with the checkpoint in its place"
+        )
         raise CheckpointError(Fault(code=Code.FILE_MISSING, where=checkpoint.location, message=message, hint=hint))
     return checkpoint.path
 
@@ -155,7 +157,7 @@ def new_config(fields: Mapping[str, object]) -> bytes:
             json.dumps(value)
         except (TypeError, ValueError):
             message = f"the config's {field} is {value!r}, which JSON cannot say"
-            hint = "pass config= with plain values"
+            hint = told(called="pass config= with plain values", typed="let the module's config have plain values")
             faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=CONFIG_NAME, message=message, hint=hint))
     if faults:
         raise CheckpointError(faults)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option, told
 from porting.export_files import (
     companions,
     config_bytes,
@@ -285,7 +285,7 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dic
     if dtype is None:
         return dict(tensors), {}
     if not dtype.is_floating_point:
-        message = f"dtype={str(dtype).removeprefix('torch.')}, expected a floating-point dtype"
+        message = f"{option('dtype', dtype)}, expected a floating-point dtype"
         raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
     result = {name: cast(tensor, dtype) for name, tensor in tensors.items()}
     infinite = {
@@ -333,6 +333,13 @@ def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[s
     return changed
 
 
+def _pass_config() -> str:
+    return told(
+        called="pass config=, the target's config or the content of config.json as a dictionary",
+        typed="let the module keep its config as `config`",
+    )
+
+
 def _own_fields(module: nn.Module, table: Table, config: object) -> dict[str, object]:
     """A whole config: the one that was passed, or the target's read backwards through the table.
 
@@ -345,7 +352,7 @@ def _own_fields(module: nn.Module, table: Table, config: object) -> dict[str, ob
     name = type(module).__qualname__
     if mine is None:
         message = f"nothing says the config of this {name}: neither it nor a part of it has one"
-        hint = "pass config=, the target's config or the content of config.json as a dictionary"
+        hint = _pass_config()
         raise TargetError(Fault(code=Code.CONFIG_UNKNOWN, message=message, hint=hint))
     found = original(table, mine)
     lacking = [f"{ours!r}" for theirs, ours in table.config.items() if theirs not in found]
@@ -362,7 +369,7 @@ def _own_fields(module: nn.Module, table: Table, config: object) -> dict[str, ob
     ]
     if lacking:
         message = f"the {type(mine).__qualname__} of this {name} has no {', '.join(lacking)}, which [config] names"
-        hint = "pass config=, the target's config or the content of config.json as a dictionary"
+        hint = _pass_config()
         faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=table.where, message=message, hint=hint))
     if not table.model_types:
         message = "the table names no model_types, and config.json must have one"

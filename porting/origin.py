@@ -11,7 +11,7 @@ from torch import nn
 
 from porting.architecture import choose, recognise
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option, told
 from porting.lineage import provenance
 from porting.loading import prove_left_out
 from porting.notation.faults import TableError
@@ -20,7 +20,7 @@ from porting.notation.table import Architecture, Table, read_table
 from porting.plan.align import align
 from porting.plan.check import check
 from porting.plan.config import sizes
-from porting.plan.imagine import LIKE, imagine
+from porting.plan.imagine import a_like, imagine
 from porting.plan.matching import Matcher
 from porting.plan.move import Described
 from porting.plan.plan import LeftOut, Plan, PlanError
@@ -89,7 +89,7 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     which = f"these name it: {', '.join(one.name for one in found)}" if found else "none names it"
     message = f"load() did not fill this {name}, and of the shipped tables {which}"
-    raise TableError(Fault(code=Code.NO_TABLE, message=message, hint="pass table= (--table)"))
+    raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=f"pass {option('table')}"))
 
 
 def follow(module: nn.Module, table: Table, checkpoint: Checkpoint, architecture: str | None) -> Origin:
@@ -192,7 +192,10 @@ def _held_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, lo
     except PlanError as error:
         which = "the checkpoint that it was loaded from" if loaded else "the checkpoint that it is to follow"
         message = f"the module does not fit {which}, {checkpoint.location}"
-        hint = "anew=True (--anew) follows none: the table's own names, and a config of the module's"
+        hint = told(
+            called="anew=True follows none: the table's own names, and a config of the module's",
+            typed="take the checkpoint that it was loaded from, as it was",
+        )
         raise PlanError((*error.faults, Fault(code=Code.MODULE_CHANGED, message=message, hint=hint))) from error
     prove_left_out(plan, checkpoint)
     return plan
@@ -240,7 +243,7 @@ def _lacks_values(rule: Rule) -> bool:
 
 def _irreversible(rule: Rule) -> Fault:
     message = f"'{rule}' has a part on the left that no tensor of the module holds"
-    return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=f"give the rule a fill, or {LIKE}")
+    return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=f"give the rule a fill, or {a_like()}")
 
 
 def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from porting.errors import Code, Fault, PortingError, nearest
+from porting.errors import Code, Fault, PortingError, nearest, option
 from porting.notation.extends import SHIPPED
 from porting.notation.faults import TableError
 from porting.notation.table import Table, read_table
@@ -61,9 +61,9 @@ def _for_config(config: Mapping[str, object]) -> Table:
             asked.append(path.stem)
     found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     names = [path.stem for path in paths]
-    hint = nearest(str(model_type), names) or "pass table= (--table)"
+    hint = nearest(str(model_type), names) or f"pass {option('table')}"
     if asked:
-        hint = f"it takes one that is asked for: table={asked[0]!r} (--table {asked[0]})"
+        hint = f"it takes one that is asked for: {option('table', asked[0])}"
     message = f"config.json has {found}, and no shipped table is for it; shipped: {', '.join(names)}"
     raise TableError(Fault(code=Code.UNKNOWN_ARCHITECTURE, message=message, hint=hint))
 
@@ -77,6 +77,6 @@ def chosen_for(table: Table | str | Path | None, into: object, chosen: Table) ->
         if table is not None or into is None:
             raise
         message = f"'{chosen.name}' was chosen by config.json's model_type, and is for its own handwritten models"
-        hint = "a module of your own needs a table of its own: table= (--table)"
+        hint = f"a module of your own needs a table of its own: {option('table')}"
         fault = Fault(code=Code.NO_TABLE, where=chosen.where, message=message, hint=hint)
         raise type(error)([*error.faults, fault]) from error

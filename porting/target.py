@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, PortingError, nearest
+from porting.errors import Code, Fault, PortingError, nearest, option
 
 OURS = "porting.models."
 """Import paths that a table may name without being trusted."""
@@ -128,7 +128,7 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 def _untrusted(path: str) -> TargetError:
     message = f"the table names {path!r}, which is not part of this library"
-    hint = "pass the module yourself with into=, or trust=True (--trust) if you know the table"
+    hint = f"pass the module yourself with {option('into')}, or {option('trust', True)} if you know the table"
     return TargetError(Fault(code=Code.UNTRUSTED_TARGET, message=message, hint=hint))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.embedded import embedded_checkpoint
-from porting.errors import Code, Fault, PortingError
+from porting.errors import Code, Fault, PortingError, told
 from porting.loading import Into, load
 from porting.notation.table import Table
 from porting.tables import find_table
@@ -108,7 +108,10 @@ class TextModel:
             else:
                 known[token] = number
         if faults:
-            hint = "pass the text itself, and the tokenizer takes it apart"
+            hint = told(
+                called="pass the text itself, and the tokenizer takes it apart",
+                typed="leave --pieces out, and the tokenizer takes the text apart",
+            )
             raise TextError(
                 Fault(code=Code.TEXT_REFUSED, where=self.where, message=message, hint=hint) for message in faults
             )

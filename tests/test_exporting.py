@@ -126,7 +126,7 @@ def test_a_cast_that_makes_values_infinite_says_so(module: own.Own, tmp_path: Pa
     ):
         result = porting.export(module, None, tmp_path / "half", dtype=torch.float16)
     assert result.infinite == {"model.tokens.weight": 2, "decoder.weight": 2}
-    with pytest.raises(TargetError, match="dtype=int8, expected a floating-point dtype"):
+    with pytest.raises(TargetError, match=r"dtype=torch\.int8, expected a floating-point dtype"):
         porting.export(module, None, tmp_path / "eight", dtype=torch.int8)
 
 
@@ -331,7 +331,7 @@ def test_nothing_is_left_when_writing_fails(module: own.Own, tmp_path: Path, mon
 
 def test_a_source_that_is_gone_is_missed(module: own.Own, source: Path, tmp_path: Path) -> None:
     shutil.move(source, tmp_path / "moved")
-    with pytest.raises(CheckpointError, match=r"is not there any more \(pass like= \(--like\) a copy of it"):
+    with pytest.raises(CheckpointError, match=r"is not there any more \(pass like= a copy of it"):
         porting.export(module, None, tmp_path / "again")
     porting.export(module, None, tmp_path / "again", like=tmp_path / "moved")
     own.assert_same_files(tmp_path / "moved", tmp_path / "again")

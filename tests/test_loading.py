@@ -283,7 +283,7 @@ def test_all_faults_are_reported_at_once(source: Path, table: Path) -> None:
 
 
 def test_a_new_parameter_is_refused_unless_it_is_allowed(source: Path, table: Path) -> None:
-    with pytest.raises(PlanError, match=r"head\.weight.*fresh=True \(--fresh\)"):
+    with pytest.raises(PlanError, match=r"head\.weight.*fresh=True"):
         porting.load(source, own.with_head, table, trust=True)
 
 
@@ -327,7 +327,7 @@ def test_a_cast_that_is_asked_for(dtype: torch.dtype, source: Path, table: Path)
 
 
 def test_a_cast_that_is_not_asked_for_is_refused(source: Path, table: Path) -> None:
-    with pytest.raises(PlanError, match=r"float32.*float64.*dtype=float64"):
+    with pytest.raises(PlanError, match=r"float32.*float64.*dtype=torch\.float64"):
         porting.load(source, own.Own(own.SIZES).double(), table)
     assert_holds(porting.load(source, own.Own, table, trust=True), own.tensors())
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from porting.checkpoint.errors import CheckpointError, quote
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 
 MARK = ".porting-"
 """Temporary siblings of ``name`` are called ``.name.porting-<random>``."""
@@ -48,7 +48,7 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     if not path.parent.is_dir():
         raise refused(path, "its directory does not exist", f"run `mkdir -p {path.parent}`")
     if path.exists() and not overwrite:
-        raise refused(path, "exists already", "choose another destination, or pass overwrite=True (--overwrite)")
+        raise refused(path, "exists already", f"choose another destination, or pass {option('overwrite', True)}")
 
 
 def refused(path: Path, message: str, hint: str) -> CheckpointError:

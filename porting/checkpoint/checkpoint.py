@@ -13,7 +13,7 @@ from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.index import Index, check_against_shards, total_size_warning
 from porting.checkpoint.layout import Contents, Extent, Record, TensorInfo, WeightFile
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, nearest, told
 
 CHECKSUM_PIECE = 1 << 18
 """Bytes read at a time: larger pieces fall out of the processor's cache and cost several times as much."""
@@ -83,7 +83,12 @@ class Checkpoint:
         source = self._sources.get(info.file)
         if not isinstance(source, LocalFile):
             message = f"the values of tensor {quote(name)} were not fetched, only the headers"
-            raise self._fault(Code.WEIGHTS_NOT_FETCHED, self.location, message, "open the checkpoint with weights=True")
+            raise self._fault(
+                Code.WEIGHTS_NOT_FETCHED,
+                self.location,
+                message,
+                told(called="open the checkpoint with weights=True", typed="leave --headers-only out"),
+            )
         extent = self._extents[name]
         self._verify_checksum(source, extent.record)
         return source, extent

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from porting.checkpoint.errors import CheckpointError, quote
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, told
 
 MOST_ROWS = 1024
 """The most buffers that one call of the system fills (IOV_MAX)."""
@@ -240,7 +240,7 @@ def member(root: Path, name: str, *, follow_links: bool = False) -> Path:
         code=Code.LINK_LEAVES_CHECKPOINT,
         where=str(path),
         message=f"a link to {quote(str(target))}, outside the checkpoint",
-        hint="copy the file here, or pass follow_links=True if you trust it",
+        hint=told(called="copy the file here, or pass follow_links=True if you trust it", typed="copy the file here"),
     )
     raise CheckpointError(fault)
 

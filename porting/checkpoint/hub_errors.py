@@ -9,13 +9,21 @@ from contextlib import contextmanager
 from huggingface_hub import constants, errors
 
 from porting.checkpoint.errors import HubError
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, told
 
 # The root of what the HTTP client raises, whichever client huggingface_hub was built on.
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 
-LOG_IN = "run `hf auth login`, or pass token="
-OFFLINE = "what the cache holds is taken with local_files_only=True, or HF_HUB_OFFLINE=1 in the environment"
+
+def _log_in() -> str:
+    return told(called="run `hf auth login`, or pass token=", typed="run `hf auth login`")
+
+
+def _offline_way() -> str:
+    way = told(
+        called="local_files_only=True, or HF_HUB_OFFLINE=1 in the environment", typed="HF_HUB_OFFLINE=1 before it"
+    )
+    return f"what the cache holds is taken with {way}"
 
 
 @contextmanager
@@ -66,7 +74,7 @@ def _gated(error: BaseException, model: str) -> Explanation:
     return (
         Code.HUB_ACCESS,
         message,
-        f"accept them at {constants.ENDPOINT}/{model.partition('@')[0]}, then {LOG_IN}",
+        f"accept them at {constants.ENDPOINT}/{model.partition('@')[0]}, then {_log_in()}",
     )
 
 
@@ -75,7 +83,7 @@ def _no_repository(error: BaseException, model: str) -> Explanation:
     return (
         Code.HUB_NOT_FOUND,
         message,
-        f"check the spelling, of a path too if one was meant; if it is private, {LOG_IN}",
+        f"check the spelling, of a path too if one was meant; if it is private, {_log_in()}",
     )
 
 
@@ -98,7 +106,7 @@ def _no_entry(error: BaseException, model: str) -> Explanation:
 def _no_token(error: BaseException, model: str) -> Explanation:
     return (
         Code.HUB_ACCESS,
-        "token=True was passed, and no token is stored on this machine",
+        "a token was asked for, and none is stored on this machine",
         "run `hf auth login`",
     )
 
@@ -131,7 +139,7 @@ def _status(error: BaseException, model: str) -> Explanation:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", 0)
     if status == 401:
-        return Code.HUB_ACCESS, "the hub does not accept the token (401)", LOG_IN
+        return Code.HUB_ACCESS, "the hub does not accept the token (401)", _log_in()
     if status == 403:
         return (
             Code.HUB_ACCESS,
@@ -148,19 +156,20 @@ def _status(error: BaseException, model: str) -> Explanation:
             "too many requests (429)",
             f"try again{after}; logging in raises the limit",
         )
-    return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", f"try again later; {OFFLINE}"
+    return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", f"try again later; {_offline_way()}"
 
 
 def _network(error: BaseException, model: str) -> Explanation:
     message = f"{constants.ENDPOINT} cannot be reached, or the connection broke ({_first_line(error)})"
-    return Code.HUB_UNREACHABLE, message, f"check the network and try again; {OFFLINE}"
+    return Code.HUB_UNREACHABLE, message, f"check the network and try again; {_offline_way()}"
 
 
 def _system(error: BaseException, model: str) -> Explanation:
     number = getattr(error, "errno", None)
     if number in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}:
         message = f"the cache cannot be written: {getattr(error, 'strerror', None) or error}"
-        return Code.HUB_CACHE, message, "pass cache_dir=, or set HF_HOME to a place with room"
+        room = "set HF_HOME to a place with room"
+        return Code.HUB_CACHE, message, told(called=f"pass cache_dir=, or {room}", typed=room)
     return Code.HUB_UNREACHABLE, f"the download failed ({_first_line(error)})", "try again"
 
 

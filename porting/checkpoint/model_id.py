@@ -36,7 +36,7 @@ def parse_model_id(text: str, *, revision: str | None) -> ModelId | None:
     if not NAME.fullmatch(repo) or repo.endswith((".safetensors", ".bin", ".json")):
         return None
     if at and revision is not None and written != revision:
-        message = f"two revisions are given, {written!r} and revision={revision!r}"
+        message = f"two revisions are given, {written!r} in the name and {revision!r} beside it"
         raise _fault(text, message, "leave one of them out")
     wanted = written if at else revision if revision is not None else "main"
     if not REVISION.fullmatch(wanted) or ".." in wanted:

@@ -7,7 +7,7 @@ import tarfile
 from typing import NamedTuple
 
 from porting.checkpoint.files import ByteSource
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option, told
 
 _TOML = re.compile(rb"\[\[?[a-z_]+\]\]?\s|[a-z_]+ *= ")
 
@@ -61,12 +61,15 @@ def _by_text(head: bytes, text: bytes, source: ByteSource) -> Finding | None:
         (
             "a TOML text",
             _TOML.match(text) or source.where.endswith(".toml"),
-            "a mapping table is passed as table= (--table)",
+            f"a mapping table is passed as {option('table')}",
         ),
         (
             "a Python file",
             source.where.endswith(".py"),
-            "what builds a module is passed as into= (--into file.py:NAME)",
+            told(
+                called="what builds a module is passed as into=",
+                typed="what builds a module is passed as --into file.py:NAME",
+            ),
         ),
         (
             "a JSON text",

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from porting.errors import Fault, PortingError
+from porting.errors import Fault, PortingError, typed
 from porting.printable import safe
 
 DIFFERENT = 1
@@ -79,6 +79,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def __enter__(self) -> Screen:
         self._borrowed.enter_context(redirect_stdout(sys.stderr))
+        self._borrowed.enter_context(typed())
         self._borrowed.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = self._show_warning

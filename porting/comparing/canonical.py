@@ -13,7 +13,7 @@ from typing import Literal
 
 from porting.checkpoint import Checkpoint, TensorInfo
 from porting.comparing.counterparts import reads
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, nearest, option
 from porting.notation.axes import Mismatch, pieces, solve_all
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
@@ -70,11 +70,8 @@ def _side(checkpoint: Checkpoint, table: Table) -> Side:
     if left == right and any(rule.sources != rule.targets for rule in table.rules):
         found = f"{left} of its {len(checkpoint.tensors)} tensors on either side of '{table.name}'"
         message = f"{checkpoint.location}: the table has names for {found}, so that its layout cannot be told"
-        raise PlanError(
-            Fault(
-                code=Code.NO_SOURCE, where=table.where, message=message, hint="say which: --side left or --side right"
-            )
-        )
+        hint = f"say which: {option('side', 'left')} or {option('side', 'right')}"
+        raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint=hint))
     return "left" if left >= right else "right"
 
 

@@ -20,7 +20,7 @@ from porting.converting.proving import prove_same
 from porting.converting.team import current_team
 from porting.converting.workplace import workplace
 from porting.converting.writing import Written, write_files
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option, told
 from porting.export_files import is_single_file
 from porting.loading import Into
 from porting.notation.table import Table
@@ -169,16 +169,17 @@ def prepare(
     """All of :func:`convert` that comes before the first weight is read; its arguments and errors."""
     path = Path(destination)
     if dtype is not None and not dtype.is_floating_point:
-        message = f"dtype={str(dtype).removeprefix('torch.')}, expected a floating-point dtype"
+        message = f"{option('dtype', dtype)}, expected a floating-point dtype"
         raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
     if shard_size is not None and shard_size < 1:
-        raise _wrong(f"shard_size={shard_size}, expected a positive number of bytes")
+        raise _wrong(f"{option('shard_size', shard_size)}, expected a positive number of bytes")
     if reverse and (into is not None or architecture is not None or derive or fresh):
         raise _wrong(
-            "reverse=True reads the port's tensors from the source: no module is built", "leave the module out"
+            f"{option('reverse', True)} reads the port's tensors from the source: no module is built",
+            "leave the module out",
         )
     if like is not None and not reverse:
-        raise _wrong("like= is for the way back", "pass reverse=True (--reverse), or leave it out")
+        raise _wrong(f"{option('like')} is for the way back", f"pass {option('reverse', True)}, or leave it out")
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
     sources = [place for one in (checkpoint, followed) if one is not None for place in _places(one)]
@@ -214,10 +215,11 @@ def carry_out(
 ) -> Converted:
     """Do what a draft says; arguments and errors as in :func:`convert`."""
     if threads < 1:
-        raise _wrong(f"threads={threads}, expected at least 1")
+        raise _wrong(f"{option('threads', threads)}, expected at least 1")
     if memory < threads * LEAST:
-        hint = f"pass memory={threads * LEAST} (--memory {threads * LEAST >> 20}MiB), or fewer threads"
-        raise _wrong(f"memory={memory}: each of {threads} threads needs {LEAST} bytes", hint)
+        enough = told(called=f"memory={threads * LEAST}", typed=f"--memory {threads * LEAST >> 20}MiB")
+        message = f"{option('memory', memory)}: each of {threads} threads needs {LEAST} bytes"
+        raise _wrong(message, f"pass {enough}, or fewer threads")
     path = Path(destination)
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
     team = current_team()

@@ -14,7 +14,7 @@ from porting.converting.recipe import Recipe, Recipes
 from porting.errors import Code, Fault
 from porting.plan.align import Step
 from porting.plan.copies import Copy
-from porting.plan.imagine import LIKE
+from porting.plan.imagine import a_like
 from porting.plan.move import Described
 from porting.plan.plan import LeftOut, Plan, PlanError
 
@@ -131,7 +131,7 @@ def _restored(
 def _irreversible(step: Step, name: str) -> Fault:
     message = f"'{step.rule}' has a part in {name!r} that no tensor of the port holds"
     return Fault(
-        code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint=f"give the rule a fill, or {LIKE}"
+        code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint=f"give the rule a fill, or {a_like()}"
     )
 
 

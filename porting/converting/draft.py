@@ -18,7 +18,7 @@ from porting.converting.outline import Outline, outline
 from porting.converting.recipe import Recipe, Recipes
 from porting.converting.record import RECORD, read_record, versions
 from porting.converting.sides import held, places_of, sources_of
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 from porting.export_files import METADATA, companions, config_bytes, config_of, is_single_file
 from porting.loading import Into, maker
 from porting.notation.table import Table
@@ -116,7 +116,7 @@ def draft_into_port(
         if _recorded(checkpoint, chosen, None) is None:
             raise
         message = f"{checkpoint.location} is in the port's layout already: a conversion through this table made it"
-        hint = "pass reverse=True (--reverse) to go back"
+        hint = f"pass {option('reverse', True)} to go back"
         raise PlanError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint)) from error
     recipes = into_port(plan)
     return _draft(checkpoint, None, chosen, recipes, reverse=False, dtype=dtype, shard_size=shard_size, where=where)

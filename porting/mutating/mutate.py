@@ -20,7 +20,7 @@ from porting.causes.catalogue import CATALOGUE
 from porting.causes.dropout import LOOKS, NAME
 from porting.causes.planting import PLANTS, truth
 from porting.causes.weights import LOOKS as OTHER_LOOKS
-from porting.errors import Code, Fault, PortingError, nearest
+from porting.errors import Code, Fault, PortingError, nearest, option
 from porting.mutating.orders import APPLIES, EQUIVALENT, VARIABLE, Orders, Seen
 
 CAUGHT, SURVIVED, TIMED_OUT = "caught", "survived", "timed out"
@@ -199,7 +199,7 @@ def _refuse(first: _Ended, seen: Seen | None, run: _Run) -> None:
     last = next((line for line in reversed(first.said.splitlines()) if line.strip()), "")
     where = " ".join(run.tests)
     if first.code is None:
-        message, hint = "the tests did not end in time as they are", "give them more: timeout= (--timeout)"
+        message, hint = "the tests did not end in time as they are", f"give them more: {option('timeout')}"
     elif first.code == NO_TESTS:
         message, hint = "pytest found no tests", "name files, folders or tests as for pytest"
     elif first.code != PASSED:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option, told
 from porting.notation.faults import NotationError
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
@@ -137,7 +137,7 @@ def _dtypes(
             floating = {one.is_floating_point for one in (*found, slot.dtype)}
             if len(found) > 1 and dtype is None:
                 message = f"{pair}: the sources are {theirs}, and one tensor has one dtype"
-                hint = "say which: dtype= (--dtype)"
+                hint = f"say which: {option('dtype')}"
             elif len(floating) > 1:
                 message = f"{pair}: {theirs} would become {ours}; integers and floats are never cast into each other"
                 hint = "a quantised tensor needs its scales; a mask or a table of positions is no weight: drop it"
@@ -146,7 +146,8 @@ def _dtypes(
                 hint = f"give the module's buffer the dtype {theirs}, or drop the tensor"
             elif slot.built and dtype is None and found != {slot.dtype}:
                 message = f"{pair}: the checkpoint has {theirs}, the module {ours}"
-                hint = f"declare the cast with dtype={ours} (--dtype), or cast the module first"
+                cast = told(called=f"dtype=torch.{ours}, or cast the module first", typed=f"--dtype {ours}")
+                hint = f"declare the cast: {cast}"
             else:
                 continue
             yield Fault(code=Code.DTYPE_CHANGE, where=step.rule.where, message=message, hint=hint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 from porting.notation.axes import Axis, Index, Mismatch, Row, leaves, size_of, solve_all
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
@@ -21,7 +21,10 @@ from porting.plan.plan import PlanError
 
 Shape = tuple[int, ...]
 
-LIKE = "pass like= (--like) a checkpoint that has it"
+
+def a_like() -> str:
+    """What helps where the module alone cannot tell."""
+    return f"pass {option('like')} a checkpoint that has it"
 
 
 def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, int]) -> dict[str, Shape]:
@@ -110,9 +113,13 @@ def _sources(
 def _unknown(rule: Rule, term: Term, axis: Axis, sizes: Mapping[str, int]) -> Fault:
     if isinstance(axis, Row):
         named = f'give it in [sizes]: {axis.index} = "...", or ' if axis.index else ""
-        what, hint = f"how many rows the axis {axis} of '{term}' has", named + LIKE
+        what, hint = (
+            f"how many rows the axis {axis} of '{term}' has",
+            named + a_like(),
+        )
     else:
         names = [name for name in leaves((axis,)) if size_of(Index(name), sizes) is None]
-        what, hint = f"the size of {', '.join(names)} in '{term}'", f'give it in [sizes]: {names[0]} = "...", or {LIKE}'
+        what = f"the size of {', '.join(names)} in '{term}'"
+        hint = f'give it in [sizes]: {names[0]} = "...", or {a_like()}'
     message = f"{what} cannot be known from the module alone, in '{rule}'"
     return Fault(code=Code.SIZE_UNKNOWN, where=rule.where, message=message, hint=hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 from porting.notation.table import Table
 from porting.plan.align import Alignment, Lone
 from porting.plan.matching import Match, Matcher
@@ -122,7 +122,7 @@ def renew(
         faults.append(Fault(code=Code.NO_SOURCE, where=lones[0].rule.where, message=message, hint=hint))
     if new and not allowed:
         message = f"the checkpoint has nothing for {', '.join(listed(names) for names in group_alike(new))}"
-        hint = "fresh=True (--fresh) keeps the module's own initialisation there"
+        hint = f"{option('fresh', True)} keeps the module's own initialisation there"
         faults.append(Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=message, hint=hint))
     return tuple(new), tuple(computed), faults
 

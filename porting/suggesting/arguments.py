@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, told
 from porting.frames import users_line
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.fields import normal
@@ -112,7 +112,10 @@ def roles(module: nn.Module, available: Sequence[str]) -> tuple[dict[str, str], 
     if unknown:
         listed = ", ".join(map(repr, unknown))
         message = f"{type(module).__name__}.forward takes {listed}, and nothing tells what to give it"
-        hint = "say it: inputs={'input_ids': 'x', 'attention_mask': 'm -> bool'} (--input 'attention_mask=m -> bool')"
+        hint = told(
+            called="say it: inputs={'input_ids': 'x', 'attention_mask': 'm -> bool'}",
+            typed="say it: --input input_ids=x --input 'attention_mask=m -> bool'",
+        )
         raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint=hint))
     return found, tuple(loose)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, PortingError
+from porting.errors import Code, Fault, PortingError, told
 from porting.frames import users_line
 from porting.suggesting.fields import Role, field_for, role_of
 from porting.target import TargetError
@@ -123,7 +123,10 @@ def _called(into: Callable[..., Any], config: Mapping[str, object]) -> tuple[Any
     if unknown:
         listed = ", ".join(map(repr, unknown))
         message = f"{getattr(into, '__name__', into)!s} asks for {listed}, and no field of config.json is known by that"
-        hint = "give it a default, or pass a function that builds the module from the config, or the built module"
+        hint = told(
+            called="give it a default, or pass a function that builds the module from the config, or the built module",
+            typed="give it a default, or name a function with one parameter, config, that builds the module",
+        )
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     return _guarded(into, **{name: config[theirs] for name, theirs in asked.items()}), asked, wished
 

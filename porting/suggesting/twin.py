@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 from porting.loading import same_bits
 from porting.suggesting.fields import Role, fields_of, role_of
 from porting.target import named_tensors
@@ -66,7 +66,7 @@ def architecture_of(config: Mapping[str, object], asked: str | None) -> str:
     names = [asked] if asked else list(declared) if isinstance(declared, list) else []
     if not names:
         message = "config.json does not say which architecture the reference has"
-        hint = "name it: architecture= (--architecture), as transformers spells it"
+        hint = f"name it: {option('architecture')}, as transformers spells it"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     return str(names[0])
 
@@ -145,7 +145,7 @@ def make_twin(config: Mapping[str, object], architecture: str, folder: Path, *, 
     found = getattr(transformers, architecture, None)
     if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
         message = f"transformers {transformers.__version__} has no model {architecture!r}"
-        hint = "name another: architecture= (--architecture), as transformers spells it"
+        hint = f"name another: {option('architecture')}, as transformers spells it"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     kind: Any = found  # its methods have no types
     complete: Any = kind.config_class.from_dict(dict(config))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 from porting.frames import is_users, signature_of, users_line
 from porting.tracing.faults import VerifyError
 from porting.tracing.lift import Lifted, lifted
@@ -90,7 +90,7 @@ class Side:
             where = f"its forward takes {takes}" if takes else f"at {users_line(error)}"
             hint = f"{where}; [inputs] says which arguments it is given"
             if isinstance(error, IndexError) or "out of bounds" in str(error) or "out of range" in str(error):
-                hint += "; if a row is too long for it, longest= (--longest) makes shorter ones"
+                hint += f"; if a row is too long for it, {option('longest')} makes shorter ones"
             elif any("mask" in name for name in arguments):
                 hint += " and how a mask: -> bool, -> padding or -> additive"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error

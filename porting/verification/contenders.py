@@ -12,7 +12,7 @@ from torch import nn
 from porting.build import build, call
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option, told
 from porting.loading import Into
 from porting.notation.table import Table, parse_table
 from porting.tables import find_table
@@ -90,7 +90,7 @@ def _living(
         chosen = find_table(table, checkpoint.config)
     elif into is None:
         message = "there are a reference and nothing that is compared with it"
-        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint="say what: into= (--into)"))
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
     else:
         chosen = same_names(module, _built(into, module, checkpoint.config))
     return Contenders(checkpoint=checkpoint, table=chosen, into=into, reference=Living.of(module, title))
@@ -121,7 +121,10 @@ def _recorded(
         return Contenders(checkpoint=opened, table=chosen, into=into, reference=Recorded(recording=recording))
     if not loaded or not isinstance(into, nn.Module):
         message = "a recording holds activations and no weights, and no checkpoint was given"
-        hint = "give the checkpoint, or a module that holds its weights, with loaded=True"
+        hint = told(
+            called="give the checkpoint, or a module that holds its weights, with loaded=True",
+            typed="name the checkpoint, or with --into what builds a module that holds its weights",
+        )
         raise VerifyError(Fault(code=Code.BAD_TARGET, where=recording.where, message=message, hint=hint))
     port = unwrapped(into)
     own = "\n".join(weight_rules(port, port))

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, nearest, option
 from porting.notation.axes import Mismatch, size_of, solve_all
 from porting.notation.rule import MASK_KINDS, Rule
 from porting.plan.align import align
@@ -160,7 +160,7 @@ def _integer(config: Mapping[str, object], field: str, default: int | None = Non
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         message = f"config.json has {field} = {value!r}, inputs cannot be made without a number"
-        raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint="pass inputs="))
+        raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint=f"pass {option('inputs')}"))
     return value
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from porting.architecture import choose
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option, told
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.config import effective
@@ -94,7 +94,8 @@ def record(
         terms = [term for rule in chosen.probes for term in rule.sources]
         traces, lowered = _traces(living, terms, chosen.prefix, taken, dtypes, only, held)
         if not taken or not all(traces[EXACT]):
-            message = "nothing would be recorded: no point of the reference is named by the table's [probes] and only="
+            chosen_by = told(called="only=", typed="--probe")
+            message = f"nothing would be recorded: no point of the reference is named by [probes] and {chosen_by}"
             raise VerifyError(Fault(code=Code.NO_PROBES, where=chosen.where, message=message))
         said = {"reference": living.title, "seed": str(seed), **versions()}
         if lowered:
@@ -112,7 +113,7 @@ def _architecture(table: Table, checkpoint: Checkpoint, architecture: str | None
     names = [architecture] if architecture else list(declared) if isinstance(declared, list) else []
     if not names:
         message = "neither the table nor config.json says which architecture the reference has"
-        hint = "name it: architecture= (--architecture), as transformers spells it"
+        hint = f"name it: {option('architecture')}, as transformers spells it"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
     return str(names[0])
 

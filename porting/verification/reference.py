@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, nearest, option
 from porting.tracing.faults import VerifyError
 
 CHOICES = 2
@@ -43,7 +43,7 @@ def load_reference(
     make: Any = getattr(transformers, architecture, None)  # whatever transformers has under this name
     if not isinstance(make, type) or not issubclass(make, transformers.PreTrainedModel):
         known = [name for name in dir(transformers) if name[:1].isupper()]
-        hint = nearest(architecture, known) or "say which class the reference is: architecture= (--architecture)"
+        hint = nearest(architecture, known) or f"say which class the reference is: {option('architecture')}"
         message = f"transformers {transformers.__version__} has no model {architecture!r}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     if checkpoint.path is None or not checkpoint.config:

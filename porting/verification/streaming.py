@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 from porting.plan.align import Step
 from porting.plan.move import forward
 from porting.plan.plan import Plan
@@ -118,7 +118,7 @@ class Streamed(Comparison):
                 return
             if not finite(value):
                 message = f"the reference's {point} has values that are no numbers"
-                hint = "without stream=True (--stream) such a probe is left out, and the others are compared"
+                hint = f"without {option('stream', True)} such a probe is left out, and the others are compared"
                 raise VerifyError(Fault(code=Code.NO_REFERENCE, where=point, message=message, hint=hint))
             told()
             relay.publish(point, value.detach().clone(memory_format=torch.contiguous_format))

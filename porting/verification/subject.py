@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 from porting.loading import (
     Into,
     PortingWarning,
@@ -67,7 +67,7 @@ def prepare(
     named = architecture if table.architectures else None
     if loaded:
         if not isinstance(into, nn.Module):
-            message = "loaded=True takes a module that holds its weights, not a function that builds one"
+            message = "a module that holds its weights was expected, and what builds one was given"
             raise VerifyError(Fault(code=Code.BAD_TARGET, message=message))
         port, (_, kind) = _copied(into), maker(table, checkpoint, into, named, trust=trust)
         plan = check(table, checkpoint, port, dtype=_cast_of(checkpoint, port), fresh=fresh)
@@ -98,7 +98,8 @@ def prepare_lazily(
     fitted = fit(checkpoint, into, table, architecture=named, fresh=fresh, trust=trust)
     if fitted.plan.fresh:
         message = f"{len(fitted.plan.fresh)} parameters are new, and a streamed run has no place to keep them"
-        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint="verify it without stream=True (--stream)"))
+        hint = f"verify it without {option('stream', True)}"
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     prove_left_out(fitted.plan, checkpoint)
     assign(fitted.module, initialised(fitted.plan, fitted.make, {}))
     name = _reference_name(checkpoint, fitted.architecture, architecture)
@@ -120,7 +121,7 @@ def refuse_beside_streaming(*, loaded: bool, gradients: bool, into: Into, refere
         wrong.append("another reference than the checkpoint in transformers")
     if wrong:
         raise VerifyError(
-            Fault(code=Code.BAD_TARGET, message=f"stream=True (--stream) cannot take {one}") for one in wrong
+            Fault(code=Code.BAD_TARGET, message=f"{option('stream', True)} cannot take {one}") for one in wrong
         )
 
 
@@ -131,7 +132,7 @@ def _reference_name(checkpoint: Checkpoint, kind: Architecture | None, architect
     names = [architecture] if architecture else list(declared) if isinstance(declared, list) else []
     if not names:
         message = "neither the table nor config.json says which architecture the reference has"
-        hint = "name it: architecture= (--architecture), as transformers spells it"
+        hint = f"name it: {option('architecture')}, as transformers spells it"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
     return str(names[0])
 

@@ -207,7 +207,7 @@ def test_a_table_that_nobody_chose_is_named_when_a_module_of_ones_own_does_not_f
         result = run(command, checkpoint, "--into", "own_model.py:build")
         assert result.exit_code == 2
         assert "'bert' was chosen by config.json's model_type" in result.stderr
-        assert "a module of your own needs a table of its own: table= (--table)" in result.stderr
+        assert "a module of your own needs a table of its own: --table" in result.stderr
 
 
 def test_into_without_a_name_says_how_to_write_it(run: Run, checkpoint: Path) -> None:
@@ -222,9 +222,9 @@ def test_a_table_in_the_place_of_the_checkpoint_is_recognised(run: Run, checkpoi
     result = run("check", "own.toml")
     assert result.exit_code == 2
     assert "this is a TOML text" in result.stderr
-    assert "a mapping table is passed as table= (--table)" in result.stderr
+    assert "a mapping table is passed as --table" in result.stderr
     result = run("check", "own_model.py")
-    assert "what builds a module is passed as into= (--into file.py:NAME)" in result.stderr
+    assert "what builds a module is passed as --into file.py:NAME" in result.stderr
 
 
 def test_record_and_verify_without_the_reference(run: Run, checkpoint: Path) -> None:

@@ -135,7 +135,7 @@ def test_sides_that_cannot_be_told_apart(tmp_path: Path) -> None:
     mapping = own.table(tmp_path, '[mapping]\n[tensors]\n"x [i o]" = "x [o i]"')
     one = write(tmp_path / "one", {"x": torch.arange(6.0).view(2, 3)})
     other = write(tmp_path / "other", {"x": torch.arange(6.0).view(2, 3).T.contiguous()})
-    with pytest.raises(PortingError, match=r"its layout cannot be told \(say which: --side left or --side right\)"):
+    with pytest.raises(PortingError, match=r"its layout cannot be told \(say which: side='left' or side='right'\)"):
         digest(one, mapping)
     assert str(digest(one, mapping, side="left")) == str(digest(other, mapping, side="right")) == str(digest(one))
 

@@ -49,7 +49,7 @@ def test_a_module_with_values_keeps_its_dtype_unless_a_cast_is_declared() -> Non
     faults = refused(with_dtype(torch.bfloat16), into)
     assert faults[0] == (
         "toy.toml:12:1: 'trunk.emb.weight' -> 'emb.weight': the checkpoint has bfloat16, the module float32 "
-        "(declare the cast with dtype=float32 (--dtype), or cast the module first) [dtype-change]"
+        "(declare the cast: dtype=torch.float32, or cast the module first) [dtype-change]"
     )
     assert faults[1].startswith("toy.toml:13:1: 'trunk.l.0.q.weight' -> 'l.0.qkv': ")
     assert "(and 2 more like it; declare" in faults[1]
@@ -61,7 +61,7 @@ def test_sources_of_two_dtypes_need_a_declared_one() -> None:
     assert refused(mixed) == [
         (
             "toy.toml:13:1: 'trunk.l.0.q.weight' -> 'l.0.qkv': the sources are float16 and float32, and one tensor has "
-            "one dtype (say which: dtype= (--dtype)) [dtype-change]"
+            "one dtype (say which: dtype=) [dtype-change]"
         )
     ]
     plan(mixed, dtype=torch.float32)

@@ -124,7 +124,7 @@ def test_a_missing_head_is_fresh_only_by_leave() -> None:
     assert refused(source) == [
         (
             "toy.toml: the checkpoint has nothing for 'head.weight' "
-            "(fresh=True (--fresh) keeps the module's own initialisation there) [fresh-not-allowed]"
+            "(fresh=True keeps the module's own initialisation there) [fresh-not-allowed]"
         )
     ]
     made = plan(source, fresh=True)

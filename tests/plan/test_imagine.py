@@ -118,16 +118,16 @@ def test_what_the_module_alone_cannot_say_is_asked_for() -> None:
         (
             "table:3:5: the size of _pad in 'p.{i} [(_pad|t) e]' cannot be known from the module alone, in "
             "'p.{i} [(_pad|t) e] = q.{i} [t e]' "
-            '(give it in [sizes]: _pad = "...", or pass like= (--like) a checkpoint that has it) [size-unknown]'
+            '(give it in [sizes]: _pad = "...", or pass like= a checkpoint that has it) [size-unknown]'
         ),
         (
             "table:4:5: the size of h, d in 'a.{p:q,k} [(h d) e]' cannot be known from the module alone, in "
             "'a.{p:q,k} [(h d) e] = b [(h p d) e]' "
-            '(give it in [sizes]: h = "...", or pass like= (--like) a checkpoint that has it) [size-unknown]'
+            '(give it in [sizes]: h = "...", or pass like= a checkpoint that has it) [size-unknown]'
         ),
         (
             "table:6:5: how many rows the axis 0 of 'types [0 e]' has cannot be known from the module alone, in "
-            "'pos [t e] + types [0 e] = sum [t e]' (pass like= (--like) a checkpoint that has it) [size-unknown]"
+            "'pos [t e] + types [0 e] = sum [t e]' (pass like= a checkpoint that has it) [size-unknown]"
         ),
     ]
 

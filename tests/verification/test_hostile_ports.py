@@ -310,7 +310,7 @@ def test_the_reference_comes_from_the_config_when_the_table_names_none(tmp_path:
         "transformers.BertForPreTraining"
     )
     nameless = write_checkpoint(tmp_path / "bert", change={"architectures": None})
-    with pytest.raises(VerifyError, match=r"neither the table nor config.json .*architecture= \(--architecture\)"):
+    with pytest.raises(VerifyError, match=r"neither the table nor config.json .*architecture="):
         verify(nameless, mine(), parse_table(FUSED_TABLE))
     with pytest.raises(VerifyError, match=r"has no model 'BertModell' \(did you mean 'BertModel'\?\)"):
         verify(nameless, mine(), parse_table(FUSED_TABLE), architecture="BertModell")
@@ -326,7 +326,7 @@ def test_a_single_file_is_what_the_reference_reads_too(tmp_path: Path) -> None:
 
 
 def test_loaded_takes_a_module(checkpoint: Path) -> None:
-    with pytest.raises(VerifyError, match="loaded=True takes a module that holds its weights"):
+    with pytest.raises(VerifyError, match="a module that holds its weights was expected"):
         verify(checkpoint, mine, parse_table(FUSED_TABLE), loaded=True)
 
 
