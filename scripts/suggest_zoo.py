@@ -95,7 +95,7 @@ def tried(style: Style) -> Outcome:
         build = builder(style)
         begun = time.monotonic()
         try:
-            found = suggest(folder, build, seconds=60)
+            found = suggest(folder, build, limit=60)
         except PortingError as error:
             return Outcome(style, None, str(error), None, (0, 1), time.monotonic() - begun)
         seconds = time.monotonic() - begun

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -150,6 +152,7 @@ class Search:
         distance: how far the altered values of a mark's sources are from the port's value there.
         target: the port's value at a mark, as the reference would have it; None where that is not known.
         innocent: the marks at which the port computes what the reference does.
+        until: when it ends (:func:`time.monotonic`); what was not tried by then explains nothing.
     """
 
     anatomy: Anatomy
@@ -158,6 +161,7 @@ class Search:
     distance: Callable[[Mark, Mapping[str, Tensor]], Gap]
     target: Callable[[Mark], Tensor | None] = lambda mark: None
     innocent: Sequence[Mark] = ()
+    until: float = math.inf
     _all: list[Candidate] = field(default_factory=list)
     _left: dict[tuple[Candidate, str], float] = field(default_factory=dict)
 
@@ -240,6 +244,8 @@ class Search:
 
     def _try(self, mark: Mark, candidate: Candidate) -> float:
         key = (candidate, mark.name)
+        if key not in self._left and time.monotonic() > self.until:
+            return math.inf
         if key not in self._left:
             self._left[key] = self._distance(mark, candidate.rewrites).of(candidate)
         return self._left[key]
@@ -290,7 +296,8 @@ class Search:
 
     def _weights(self, mark: Mark) -> Finding | None:
         """A linear map with other weights, which the port's own values tell."""
-        target = self.target(mark) if len(mark.sources) == 1 else None
+        late = time.monotonic() > self.until
+        target = self.target(mark) if len(mark.sources) == 1 and not late else None
         solution = None if target is None else solved(self.anatomy, self.stage, mark.sources[0], target)
         if solution is None:
             return None

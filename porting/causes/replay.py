@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -82,11 +83,16 @@ class Stage:
         marks = self.tape.marks
         return {ref: self.tape[marks[name]] for name, ref in self._pinned.items() if name != mark}
 
+    def _stands(self, mark: str) -> bool:
+        """Whether the value was marked, and so held still, under another name before."""
+        before = takewhile(lambda name: name != mark, self._pinned)
+        return any(self._pinned[name] == self.tape.marks[mark] for name in before)
+
     def cone(self, mark: str) -> tuple[Call, ...]:
         """The calls that make a marked value from pinned ones, in order."""
         if mark not in self._cones:
             tape, goal, pins = self.tape, self.tape.marks[mark], self._pins(mark)
-            found, waiting, seen = [], [goal], {goal}
+            found, waiting, seen = [], [] if self._stands(mark) else [goal], {goal}
             while waiting:
                 call = tape.maker(waiting.pop())
                 if call is None:

@@ -14,6 +14,9 @@ from porting.errors import Code, Fault, PortingError
 if TYPE_CHECKING:
     from porting.suggesting import Suggestion
 
+UNDECIDED = 3
+"""Exit code: no table was found, and nothing shows that there is none."""
+
 Module = Annotated[
     str,
     typer.Option(
@@ -39,7 +42,9 @@ Explain = Annotated[
 ]
 Interactive = Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write over a file that is there.")]
-Seconds = Annotated[float, typer.Option("--seconds", help="End the search after so long.", min=1)]
+Limit = Annotated[
+    float, typer.Option("--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1)
+]
 Seed = Annotated[int, typer.Option("--seed", help="Of the twin's weights and of all inputs.")]
 
 
@@ -52,7 +57,7 @@ def suggest(
     explain: Explain = None,
     interactive: Interactive = False,
     overwrite: Overwrite = False,
-    seconds: Seconds = 120.0,
+    limit: Limit = 120.0,
     seed: Seed = 0,
     as_json: options.Json = False,
 ) -> None:
@@ -60,8 +65,8 @@ def suggest(
 
     A small random twin of the checkpoint's architecture runs beside your module. Place after place, what flows through
     your module says which of the twin's weights belong there; what remains open is tried out. Exit code 0: what the
-    table maps is proven in float64; 1: it is approximate or impossible, and the reasons are said; 2: it could not be
-    run.
+    table maps is proven in float64; 1: it is approximate, or was shown to be impossible; 2: it could not be run; 3: no
+    table was found, and how far it came is said.
 
     \b
     Examples:
@@ -91,7 +96,7 @@ def suggest(
                 inputs=lines,
                 name=name.replace(".", "_"),
                 seed=seed,
-                seconds=seconds,
+                limit=limit,
                 progress=tell,
             )
         screen.document(found.to_dict())
@@ -102,7 +107,7 @@ def suggest(
             words = [*options.again(source), "--table", str(output), "--into", into]
             screen.next("verify" if found.proven else "check", *words)
         if not found.proven:
-            raise typer.Exit(DIFFERENT)
+            raise typer.Exit(UNDECIDED if found.stop is not None else DIFFERENT)
 
 
 def _line(text: str) -> tuple[str, str]:
@@ -134,8 +139,10 @@ def _show(screen: Screen, found: Suggestion, output: Path | None, explain: str |
     for part in found.missing:
         screen.line(f"  the module has no place for {part}")
     for one in found.unmapped:
-        near = f"; nearest: {', '.join(one.near)}" if one.near else ""
-        screen.line(f"  nothing fills {one.name} {list(one.shape)}{near}")
+        if one.side == "module" or one.near:
+            near = f"; nearest: {', '.join(map(str, one.near))}" if one.near else ""
+            what = "nothing fills" if one.side == "module" else "nothing reads"
+            screen.line(f"  {what} {one.name} {list(one.shape)}, which runs {one.where}{near}")
     if explain is not None:
         screen.line()
         screen.show(found.explain(explain) or f"no line contains {explain!r}", soft_wrap=True)

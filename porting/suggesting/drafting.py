@@ -18,7 +18,7 @@ from porting.suggesting.fields import Role, fields_of, role_of
 from porting.suggesting.finding import Found
 from porting.suggesting.generalise import Line, lines
 from porting.suggesting.layouts import Move
-from porting.suggesting.naming import likeness
+from porting.suggesting.leftover import leftover
 from porting.suggesting.probing import probes
 from porting.suggesting.subject import Subjects, number_of
 from porting.suggesting.suggestion import Unmapped
@@ -76,14 +76,17 @@ def draft(
         close: also compare activations that differ a little.
 
     Returns:
-        The draft, its lines, and the module's tensors that nothing fills.
+        The draft, its lines, and the tensors of both sides that have no counterpart.
     """
     twin, module = subjects.twin, subjects.built.module
     made = lines(found.moves)
     used = {one for move in found.moves for one in move.reads}
     written = {one for move in found.moves for one in move.writes}
     drops, copies = _left_out(subjects, used)
-    fresh, ties, unmapped = _unwritten(module, written, found, twin.tensors)
+    fresh, ties, rest = _unwritten(module, written)
+    shapes = {name: slot.shape for name, slot in slots(module).items() if name in rest}
+    unused = [name for name in twin.tensors if name not in used and name not in copies]
+    unmapped = leftover(shapes, twin.tensors, found, unused)
     text = " ".join(axes for line in made for _, axes in (*line.sources, *line.targets))
     letters = set(_INDEX.findall(re.sub(r"[a-z]{2,}", "", text)))
     sizes = sizes_of(subjects.config)
@@ -148,13 +151,10 @@ def _left_out(subjects: Subjects, used: set[str]) -> tuple[dict[str, str], dict[
     return drops, copies
 
 
-def _unwritten(
-    module: nn.Module, written: set[str], found: Found, tensors: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, str], dict[str, str], list[Unmapped]]:
+def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """The module's tensors that no rule writes: buffers that it computes, other names of what is written, the rest."""
     fresh: dict[str, str] = {}
     ties: dict[str, str] = {}
-    unmapped: list[Unmapped] = []
     places = slots(module)
     first = {places[name].same_as: name for name in written if name in places}
     buffers, rest = [], []
@@ -169,16 +169,8 @@ def _unwritten(
             rest.append(name)
     others = [name for name in places if name not in (*buffers, *rest)]
     fresh |= dict.fromkeys(_numbered(buffers), "a buffer, which the module computes")
-    for name in rest:
-        shape = places[name].shape
-        free = [one for one in tensors if one not in {read for move in found.moves for read in move.reads}]
-        alike = sorted(free, key=lambda one: (sorted(tensors[one].shape) != sorted(shape), -likeness(one, name)))
-        near = tuple(
-            one for one in alike[:3] if sorted(tensors[one].shape) == sorted(shape) or likeness(one, name) > 0.3
-        )
-        unmapped.append(Unmapped(name=name, shape=shape, near=near))
     fresh |= dict.fromkeys(patterns(rest, [*others, *buffers]), "the checkpoint has none")
-    return fresh, ties, unmapped
+    return fresh, ties, rest
 
 
 def _numbered(names: Iterable[str]) -> list[str]:

@@ -80,7 +80,8 @@ class Divergence:
         reference: the reference's.
         size: the difference, relative to the activation's scale; nan where none can be said.
         before: the module's weights in front of the place.
-        cause: what it comes from, in words; empty where nothing is known.
+        cause: what it comes from, in words, where the search itself made use of it; else empty.
+        near: what of the reference's comes nearest there, each with its difference.
     """
 
     what: str
@@ -89,6 +90,7 @@ class Divergence:
     size: float = float("nan")
     before: tuple[str, ...] = ()
     cause: str = ""
+    near: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass

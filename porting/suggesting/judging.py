@@ -1,19 +1,21 @@
-"""The verdict: what was proven, what is missing, and why a checkpoint cannot live in a module."""
+"""The verdict: what was proven, what was shown to be impossible, and where the search merely ended."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault, told
 from porting.suggesting.arguments import IDS, MASK
 from porting.suggesting.finding import CLOSE, SAME, Divergence, Found
 from porting.suggesting.layouts import distance
 from porting.suggesting.proving import Proof
+from porting.suggesting.reasons import known, puzzles, unknown
+from porting.suggesting.stopping import stopped
 from porting.suggesting.subject import Subjects
-from porting.suggesting.suggestion import Reason, Unmapped, Verdict
+from porting.suggesting.suggestion import Reason, Stop, Unmapped, Verdict
 from porting.suggesting.tracing import Kind
 from porting.suggesting.writing import patterns
 
@@ -26,6 +28,7 @@ class Judgement:
         verdict: the word.
         reasons: why it is not *exact*.
         missing: parts of the reference that the module lacks.
+        stop: how far it got, where nothing was found.
         sentence: what was proven.
         difference: the largest difference in the proof.
         shown: how many of the module's tensors the proof saw, of how many.
@@ -34,6 +37,7 @@ class Judgement:
     verdict: Verdict
     reasons: tuple[Reason, ...]
     missing: tuple[str, ...]
+    stop: Stop | None
     sentence: str
     difference: float | None
     shown: tuple[int, int]
@@ -44,58 +48,104 @@ def judge(
     found: Found,
     proof: Proof,
     own: Proof | None,
-    fits: Sequence[str],
+    fits: Sequence[Fault],
     checkpoint: Checkpoint,
     unmapped: Sequence[Unmapped],
 ) -> Judgement:
     """The verdict.
 
     *Exact* and *trunk only* need both: the float64 proof, with nothing found that differs, and a table that fits the
-    checkpoint itself.
+    checkpoint itself.  *Impossible* needs a reason that was shown: a part that one side has and the other has not, at a
+    place up to which all is proven; or an entry of the catalogue of causes that turns the reference into the module, to
+    the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
     """
-    fatal = _once(_fatal(subjects, found, checkpoint, unmapped))
-    small = [*_small(found)]
+    reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped)])
     missing = tuple(patterns([name for unit in found.lacking for name in unit.names], _mapped(found)))
     missing = tuple(one.removesuffix(".{*rest}") for one in missing)
-    proven = proof.exact and (own is None or own.exact)
-    fatal += [Reason(kind="fit", said=one) for one in fits]
-    if own is not None and not own.exact and proof.exact:
-        fatal.append(Reason(kind="proof", said=f"the proof on the checkpoint itself does not hold: {_said(own)}"))
-    if not proof.exact and not fatal and not small:
-        fatal.append(Reason(kind="proof", said=f"the float64 proof does not hold: {_said(proof)}"))
-    if found.exhausted:
-        fatal.append(Reason(kind="bound", said="the search met its bound on trials or seconds and is not complete"))
-    if fatal:
+    ours = [one for one in unmapped if one.side == "module"]
+    small = [one for one in reasons if _small(one)]
+    if any(one.shown for one in reasons):
         verdict = Verdict.IMPOSSIBLE
-    elif small or not proven:
+    elif len(small) < len(reasons):
+        verdict = Verdict.NOT_FOUND
+    elif small:
         verdict = Verdict.APPROXIMATE
-    elif missing or unmapped:
+    elif missing or ours:
         verdict = Verdict.TRUNK
     else:
         verdict = Verdict.EXACT
     report = (own or proof).report
     shown = (0, 0) if report is None else (len(report.shown.activation), report.shown.count)
+    stop = stopped(found, proof) if verdict is Verdict.NOT_FOUND else None
     return Judgement(
         verdict=verdict,
-        reasons=(*fatal, *small),
+        reasons=tuple(sorted(reasons, key=lambda one: (not one.shown, _small(one)))),
         missing=missing,
-        sentence=_sentence(verdict, proof, own, shown),
+        stop=stop,
+        sentence=_sentence(verdict, proof, own, shown, stop),
         difference=(own or proof).difference,
         shown=shown,
     )
 
 
-def _once(reasons: Iterator[Reason]) -> list[Reason]:
+def _small(one: Reason) -> bool:
+    """Whether a reason is a difference with a cause, and no more than an approximation."""
+    return not one.shown and one.size is not None and one.size <= CLOSE and one.kind != "unknown"
+
+
+def _all(
+    subjects: Subjects,
+    found: Found,
+    proof: Proof,
+    own: Proof | None,
+    fits: Sequence[Fault],
+    checkpoint: Checkpoint,
+    unmapped: Sequence[Unmapped],
+) -> Iterator[Reason]:
+    parts = [*_mask(subjects), *_parts(subjects, found, proof, checkpoint)]
+    yield from parts
+    kinds = {one.kind for one in parts}
+    causes = [one for one in known(proof) if not _seen(one, kinds)]
+    yield from causes
+    yield from _corrected(found)
+    left = unknown(proof)
+    if any(one.cause for one in found.divergences):  # a norm whose gain takes in what it does otherwise
+        left = [one for one in left if one.difference > CLOSE]
+    yield from puzzles(left)
+    strange = [] if found.divergences or any(one.side == "module" for one in unmapped) else [*_strange(found)]
+    yield from strange
+    kinds |= {one.kind for one in (*causes, *strange)}
+    explained = bool(kinds) or any(one.cause for one in found.divergences)
+    if not proof.exact and not explained and not left:
+        yield Reason(kind="proof", said=f"the float64 proof does not hold: {_said(proof)}")
+    for one in fits:
+        shown = one.code is Code.SHAPE_MISMATCH and proof.exact
+        if shown or not explained:
+            yield Reason(kind="fit", said=str(one), shown=shown)
+    if own is not None and not own.exact and proof.exact:
+        yield Reason(kind="proof", said=f"the proof on the checkpoint itself does not hold: {_said(own)}")
+    if found.exhausted:
+        yield Reason(kind="bound", said="the search met its bound on seconds or trials before it was complete")
+
+
+def _seen(one: Reason, kinds: set[str]) -> bool:
+    """Whether a cause is a missing part that was seen to be missing."""
+    name = one.said.partition(" (")[0].partition(", at ")[0]
+    return ("bias" in kinds and name.endswith("bias missing")) or ("missing norm" in kinds and "norm missing" in name)
+
+
+def _once(reasons: Sequence[Reason]) -> list[Reason]:
     """The reasons, one for all layers."""
     found: dict[tuple[str, str], Reason] = {}
     for one in reasons:
-        key = (one.kind, re.sub(r"[0-9.e+-]+", "#", one.said))
-        found.setdefault(key, one)
+        found.setdefault((one.kind, re.sub(r"[0-9.e+-]+", "#", one.said)), one)
     return list(found.values())
 
 
-def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[int, int]) -> str:
+def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[int, int], stop: Stop | None) -> str:
     where = "the checkpoint itself and a small random twin of it" if own is not None else "a small random twin"
+    if stop is not None:
+        return stop.said
     best = own or proof
     if best.report is None or best.difference is None:
         return ""
@@ -111,7 +161,7 @@ def _said(proof: Proof) -> str:
         return proof.refused.partition("\n")[0]
     guilty = proof.report.guilty or tuple(one for one in proof.report.probes if one.differs)
     if not guilty:
-        return "weights differ after loading"
+        return "no activation could be compared" if not proof.report.probes else "weights differ after loading"
     return f"off by {guilty[0].meaning.worst:.0e} at {guilty[0].port}"
 
 
@@ -119,50 +169,63 @@ def _mapped(found: Found) -> list[str]:
     return [name for move in found.moves for name in move.reads]
 
 
-def _fatal(subjects: Subjects, found: Found, checkpoint: Checkpoint, unmapped: Sequence[Unmapped]) -> Iterator[Reason]:
-    """What no table can bridge."""
+def _mask(subjects: Subjects) -> Iterator[Reason]:
+    """A forward that nothing tells which words are padding."""
     way = subjects.way
     if way.unmasked and not subjects.causal and MASK in subjects.available and IDS in way.named:
         said = "the forward takes no attention mask: padded rows would be computed as if padding were words"
-        yield Reason(kind="mask", said=said)
-    if not found.divergences and not unmapped:
-        yield from _strange(found)
-    structural = any(one.what in {"bias", "missing", "extra", "shape"} for one in found.divergences)
+        if way.loose:
+            listed = ", ".join(map(repr, way.loose))
+            how = told(called="inputs=", typed="--input")
+            said = f"the forward is given no mask, and nothing tells what {listed} is: say it with {how}"
+        yield Reason(kind="mask", said=said, shown=not way.loose)
+
+
+def _parts(subjects: Subjects, found: Found, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:
+    """Parts that one side has and the other has not, as long as everything in front of them is known."""
+    puzzled = bool(unknown(proof)) or proof.report is None
     for one in found.divergences:
-        yield from _structural(one, subjects, found, checkpoint)
-        if one.what in {"activation", "norm"} and not one.size <= CLOSE and (one.cause or not structural):
-            yield Reason(kind=one.what, said=_differs(one), size=one.size)
+        match one.what:
+            case "bias" if not _zero(checkpoint, subjects, one.reference):
+                said = f"{one.port} has no bias, and the checkpoint's {one.reference} is not zero"
+                yield Reason(kind="bias", said=said, shown=True)
+            case "surplus":
+                said = f"the module adds {one.port}, which the checkpoint does not have: build it without"
+                yield Reason(kind="surplus bias", said=said, shown=True)
+            case "missing":
+                said = f"the module has no {one.reference.rpartition('.')[0] or one.reference} before {one.port}"
+                yield Reason(kind="missing norm", said=said, shown=True)
+            case "extra" if not _last(found, one):
+                yield Reason(
+                    kind="extra", said=f"the module has {one.port}, and nothing of the checkpoint is due there"
+                )
+                return
+            case "shape":
+                yield _shapes(one, subjects)
+                return
+            case "activation" | "norm" if puzzled and not one.size <= CLOSE and not one.cause:
+                return  # what stands behind is a guess
     for unit in found.lacking:
-        if unit.kind in {Kind.LOOKUP, Kind.TABLE}:
+        if unit.kind in {Kind.LOOKUP, Kind.TABLE} and not found.exhausted:
             said = f"the module has no place for {unit.names[0]}{_tables(found) if unit.kind is Kind.TABLE else ''}"
-            yield Reason(kind="table", said=said)
+            yield Reason(kind="table", said=said, shown=True)
 
 
-def _structural(one: Divergence, subjects: Subjects, found: Found, checkpoint: Checkpoint) -> Iterator[Reason]:
-    """A part that one side has and the other has not."""
-    match one.what:
-        case "bias" if not _zero(checkpoint, subjects, one.reference):
-            said = f"{one.port} has no bias, and the checkpoint's {one.reference} is not zero"
-            yield Reason(kind="bias", said=said)
-        case "surplus":
-            said = f"the module adds {one.port}, which the checkpoint does not have: build it without"
-            yield Reason(kind="surplus bias", said=said)
-        case "missing":
-            yield Reason(kind="missing norm", said=f"the module has no {_of(one.reference)} before {one.port}")
-        case "extra" if not _last(found, one):
-            said = f"the module has {one.port}, and nothing of the checkpoint is due there"
-            yield Reason(kind="extra", said=said)
-        case "shape":
-            said = f"{one.port} and {one.reference} are due at one place, and their shapes do not fit"
-            yield Reason(kind="shape", said=said)
+def _shapes(one: Divergence, subjects: Subjects) -> Reason:
+    """Two that are due at one place, and no layout brings one into the other."""
+    ours, theirs = subjects.built.module.state_dict(), subjects.twin.tensors
+    sizes = [list(held[name].shape) for held, name in ((ours, one.port), (theirs, one.reference)) if name in held]
+    listed = f", {sizes[0]} and {sizes[1]}" if len(sizes) == 2 else ""
+    said = f"{one.port} and {one.reference} are due at one place{listed}, and no layout was found that fits"
+    return Reason(kind="shape", said=said)
 
 
 def _strange(found: Found) -> Iterator[Reason]:
     """What the module returns and the reference never computes, though all weights are in their places."""
     for number, value in enumerate(found.outputs):
-        known = found.reference.values
+        values = found.reference.values
         parts = value.unbind(0) if value.ndim > 3 else (value,)  # several activations in one, as caches have them
-        if value.ndim > 1 and any(all(distance(part, other) > SAME for other in known) for part in parts):
+        if value.ndim > 1 and any(all(distance(part, other) > SAME for other in values) for part in parts):
             said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
             yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")
 
@@ -173,31 +236,12 @@ def _tables(found: Found) -> str:
     return f": {plain[0]} is no parameter and no persistent buffer, so nothing can be loaded into it" if plain else ""
 
 
-def _small(found: Found) -> Iterator[Reason]:
-    """Differences that a table cannot take away, and that are no more than an approximation."""
-    seen: set[tuple[str, str]] = set()
+def _corrected(found: Found) -> Iterator[Reason]:
+    """What a rule has taken in, but for a little."""
     for one in found.divergences:
-        if one.what in {"activation", "norm"} and one.size <= CLOSE:
-            key = (one.what, _blank(one.port))
-            if key not in seen:
-                seen.add(key)
-                yield Reason(kind=one.what, said=_differs(one), size=one.size)
-
-
-def _differs(one: Divergence) -> str:
-    size = "" if math.isnan(one.size) else f", by {one.size:.1e} of the activation's scale"
-    if one.what == "norm":
-        return f"the norm of {one.port} computes something else than the reference's{size}{one.cause}"
-    before = f" behind {one.before[-1]}" if one.before else ""
-    return f"what reaches {one.port}{before} is not what reaches {one.reference}{size}{one.cause}"
-
-
-def _blank(name: str) -> str:
-    return "".join("#" if character.isdigit() else character for character in name)
-
-
-def _of(name: str) -> str:
-    return name.rpartition(".")[0] or name
+        if one.cause:
+            said = f"the norm of {one.port} computes something else than the reference's, by {one.size:.1e}{one.cause}"
+            yield Reason(kind="norm", said=said, size=one.size)
 
 
 def _zero(checkpoint: Checkpoint, subjects: Subjects, name: str) -> bool:
@@ -205,6 +249,10 @@ def _zero(checkpoint: Checkpoint, subjects: Subjects, name: str) -> bool:
     prefix = subjects.twin.prefix
     held = [one for one in checkpoint.tensors if _blank(one.removeprefix(prefix)) == _blank(name.removeprefix(prefix))]
     return bool(held) and all(not bool(checkpoint.read(one).any()) for one in held)
+
+
+def _blank(name: str) -> str:
+    return "".join("#" if character.isdigit() else character for character in name)
 
 
 def _last(found: Found, one: Divergence) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 
 from porting.build import build
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import PortingError
+from porting.errors import Fault, PortingError
 from porting.loading import maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
@@ -35,8 +35,11 @@ from porting.suggesting.twin import architecture_of
 from porting.suggesting.writing import Draft, quoted, write
 from porting.verification.compare import Progress
 
-TRIALS, SECONDS = 4000, 120.0
-"""The search ends at so many candidates, or after so long."""
+TRIALS, LIMIT = 4000, 120.0
+"""The search ends at so many candidates, or where so many seconds are spent."""
+
+RESERVE, CAUSES = 0.15, 8.0
+"""The share of the time that is kept for the proof, and the seconds that may be spent on naming causes."""
 
 
 def suggest(
@@ -48,7 +51,7 @@ def suggest(
     name: str = "suggested",
     seed: int = 0,
     trials: int = TRIALS,
-    seconds: float = SECONDS,
+    limit: float = LIMIT,
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> Suggestion:
@@ -68,7 +71,8 @@ def suggest(
         inputs: [inputs], for a forward that cannot be understood: ``{"attention_mask": "m -> bool"}``.
         name: the table's name.
         seed: of the twin's weights and of all inputs.
-        trials, seconds: where the search ends.
+        trials: the search ends after so many candidates.
+        limit: seconds; the search ends so that the proof can still be run, and what was not found by then is said.
         revision: for a hub id.
         progress: called with what is done, how many steps are done and how many there are.
 
@@ -88,12 +92,15 @@ def suggest(
     with _undisturbed(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         tell("making a twin", 0, 0)
         subjects = prepare(checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {})
-        found = _searched(subjects, seed, trials, seconds, tell)
+        left = begun + limit * (1 - RESERVE) - time.monotonic()
+        found = _searched(subjects, seed, trials, left, tell)
         close = bool(found.divergences)
         made, lines, unmapped = draft(subjects, found, name, (), close=close)
         tell("proving", 0, 0)
-        fresh = bool(unmapped)
-        proof = _proven(subjects.twin.checkpoint, into, write(made), subjects, seed=seed, fresh=fresh, small=True)
+        fresh = any(one.side == "module" for one in unmapped)
+        causes = min(CAUSES, max(begun + limit - time.monotonic(), 1.0))
+        twin = subjects.twin.checkpoint
+        proof = _proven(twin, into, write(made), subjects, seed=seed, fresh=fresh, small=True, causes=causes)
         final = onto(made, checkpoint, subjects)
         table = parse_table(write(final), where="suggested")
         fits = _fits(checkpoint, into, table, fresh=fresh)
@@ -108,6 +115,7 @@ def suggest(
         text=text,
         reasons=verdict.reasons,
         missing=verdict.missing,
+        stop=verdict.stop,
         unmapped=tuple(unmapped),
         evidence=tuple(_evidence(lines, found)),
         proof=verdict.sentence,
@@ -157,16 +165,24 @@ def _searched(
 
 
 def _proven(
-    checkpoint: Checkpoint, into: Builder, text: str, subjects: Subjects, *, seed: int, fresh: bool, small: bool
+    checkpoint: Checkpoint,
+    into: Builder,
+    text: str,
+    subjects: Subjects,
+    *,
+    seed: int,
+    fresh: bool,
+    small: bool,
+    causes: float = 0.0,
 ) -> Proof:
     try:
         table = parse_table(text, where="suggested")
     except PortingError as error:  # what was found cannot be written down: never a proof
         return Proof(report=None, refused=str(error))
-    return prove(checkpoint, into, table, subjects, seed=seed, fresh=fresh, small=small)
+    return prove(checkpoint, into, table, subjects, seed=seed, fresh=fresh, small=small, causes=causes)
 
 
-def _fits(checkpoint: Checkpoint, into: Builder, table: Table, *, fresh: bool) -> tuple[str, ...]:
+def _fits(checkpoint: Checkpoint, into: Builder, table: Table, *, fresh: bool) -> tuple[Fault, ...]:
     """What does not fit when the table is held against the checkpoint and a module of its size."""
     try:
         if isinstance(into, nn.Module):
@@ -178,7 +194,7 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, *, fresh: bool) -
         cast = next(iter(built)) if len(built) == 1 and built != floating else None
         check(table, checkpoint, module, dtype=cast, fresh=fresh)
     except PortingError as error:
-        return tuple(str(fault) for fault in error.faults)
+        return error.faults
     return ()
 
 

@@ -60,7 +60,15 @@ class Proof:
 
 
 def prove(
-    checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh: bool, small: bool
+    checkpoint: Checkpoint,
+    into: Builder,
+    table: Table,
+    subjects: Subjects,
+    *,
+    seed: int,
+    fresh: bool,
+    small: bool,
+    causes: float = 0.0,
 ) -> Proof:
     """Run the proof.
 
@@ -72,6 +80,7 @@ def prove(
         seed: of the inputs.
         fresh: some of the module's parameters have no source.
         small: the checkpoint is the twin, and the longest row is the one that was tried.
+        causes: how many seconds the catalogue of causes may take, where something differs.
     """
     config = checkpoint.config
     made = cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
@@ -81,7 +90,7 @@ def prove(
         "inputs": made,
         "fresh": fresh,
         "seed": seed,
-        "causes": False,
+        "causes": causes,
         "dtypes": (),
     }
     try:

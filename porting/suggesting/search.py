@@ -149,7 +149,7 @@ class Search:
             return
         corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel()) for move in pieces[:1]]
         values = self._values(corrected)
-        cause = variants.norm(now, mate) if now is not None else ""
+        cause = ""
         if values is not None and variants.is_unbiased(now, mate):
             self._put(values)
             far, now = self._normed_apart(unit, mate)
@@ -301,7 +301,7 @@ class Search:
         else:
             if far > CLOSE:
                 mate = self._in_order(unit, like)
-            self._note("activation", unit, mate, far, self._function(unit, mate, theirs))
+            self._note("activation", unit, mate, far, near=self._nearest(unit, like))
         self._force(unit, mate)
         return [one for one in like if together(one, mate)]
 
@@ -318,14 +318,10 @@ class Search:
         fits = [one for one in like if extents(one.names[:1], others) == extents(unit.names[:1], shapes)]
         return (fits or list(like))[0]
 
-    def _function(self, unit: Unit, mate: Unit, theirs: Sequence[Unit]) -> str:
-        """The function that the module has between two matrices in the place of the reference's, if it is known."""
-        place = theirs.index(mate)
-        before = theirs[place - 1] if place else None
-        known = before is not None and before.kind is unit.kind is Kind.LINEAR
-        if not known or before is None or unit.operand is None or mate.operand is None:
-            return ""
-        return variants.activation(before, unit.operand, mate.operand)
+    def _nearest(self, unit: Unit, like: Sequence[Unit]) -> tuple[tuple[str, float], ...]:
+        """What of the reference's comes nearest to what the unit is given."""
+        far = sorted((self._apart(unit, one), one.names[0]) for one in like)
+        return tuple((name, size) for size, name in far[:3] if size < float("inf"))
 
     def _force(self, unit: Unit, mate: Unit) -> None:
         """From now on the unit is given the reference's operand."""
@@ -360,12 +356,20 @@ class Search:
         self._filled |= set(unit.names)
         self._used |= set(() if mate is None else mate.names)
 
-    def _note(self, what: str, unit: Unit, mate: Unit | None, size: float = float("nan"), cause: str = "") -> None:
+    def _note(
+        self,
+        what: str,
+        unit: Unit,
+        mate: Unit | None,
+        size: float = float("nan"),
+        cause: str = "",
+        near: tuple[tuple[str, float], ...] = (),
+    ) -> None:
         before = tuple(name for move in self.found.moves[-4:] for name in move.writes)
         theirs = "" if mate is None else (mate.biases if what == "bias" else mate.names)[0]
         ours = (unit.biases if what == "surplus" else unit.names)[0]
         self.found.divergences.append(
-            Divergence(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause)
+            Divergence(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause, near=near)
         )
 
     # ---------------------------------------------------------------------------------------------- values

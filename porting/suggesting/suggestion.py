@@ -12,12 +12,13 @@ from porting.notation.table import Table, parse_table
 
 
 class Verdict(StrEnum):
-    """How much of the checkpoint can live in the module."""
+    """How much of the checkpoint can live in the module, as far as it was shown."""
 
     EXACT = "exact"
     APPROXIMATE = "approximate"
     TRUNK = "trunk only"
     IMPOSSIBLE = "impossible"
+    NOT_FOUND = "not found"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +26,17 @@ class Reason:
     """Why a verdict is not *exact*.
 
     Attributes:
-        kind: what it is about: ``"bias"``, ``"norm"``, ``"activation"``, ``"mask"``, ``"missing"``, ``"head"`` ...
+        kind: what it is about: ``"bias"``, ``"missing norm"``, ``"mask"`` ..., or the theme of the catalogue of causes
+            that names it: ``"norms"``, ``"activations"``, ``"structure"`` ...
         said: in one sentence.
         size: the difference that it makes, relative to the activation's scale; None where none was measured.
+        shown: it was shown, and no table can do anything about it.
     """
 
     kind: str
     said: str
     size: float | None = None
+    shown: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +55,69 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unmapped:
-    """A tensor of the module that nothing fills.
+class Near:
+    """A tensor that may belong to another.
 
     Attributes:
-        name: it.
-        shape: of it.
-        near: names of the checkpoint that it may be, the nearest first.
+        name, shape: of it.
+        where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
+        difference: of the activations that the two meet, relative to their scale; None where none was measured.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    where: str = ""
+    difference: float | None = None
+
+    def __str__(self) -> str:
+        shape = f" {list(self.shape)}" if self.shape else ""
+        far = "" if self.difference is None else f" (off by {self.difference:.0e})"
+        return f"{self.name}{shape}{far}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmapped:
+    """A tensor that has no counterpart.
+
+    Attributes:
+        name, shape: of it.
+        side: ``"module"`` or ``"checkpoint"``.
+        where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
+        near: what it may be, of the other side's tensors that have no counterpart, the nearest first.
     """
 
     name: str
     shape: tuple[int, ...]
-    near: tuple[str, ...] = ()
+    side: str = "module"
+    where: str = ""
+    near: tuple[Near, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """How far a search came that found no table.
+
+    Attributes:
+        proven, places: so many activations in a row are the reference's own, of how many that were compared.
+        behind: the last of them, a module's path; empty where there is none.
+        at: the tensor of the module where it went no further; empty where all was mapped.
+        near: what of the reference's comes nearest there.
+    """
+
+    proven: int
+    places: int
+    behind: str = ""
+    at: str = ""
+    near: tuple[Near, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        count = f"{self.proven} of {self.places} activations compared"
+        until = f"everything up to {self.behind} is proven ({count})" if self.behind else "nothing could be proven"
+        at = f"; then nothing fits {self.at}" if self.at else ""
+        near = f", nearest there: {', '.join(map(str, self.near))}" if self.near else ""
+        return f"{until}{at}{near}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +129,8 @@ class Suggestion:
         text: the table, as TOML.
         reasons: why the verdict is not *exact*.
         missing: parts of the reference that the module does not have.
-        unmapped: tensors of the module that nothing fills.
+        unmapped: tensors of either side that have no counterpart.
+        stop: how far it came, where nothing was found.
         evidence: what speaks for each line.
         proof: the sentence of the float64 proof; empty when there was none.
         difference: the largest difference in the proof, relative to the activation's scale; None without a proof.
@@ -90,6 +146,7 @@ class Suggestion:
     reasons: tuple[Reason, ...] = ()
     missing: tuple[str, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
+    stop: Stop | None = None
     evidence: tuple[Evidence, ...] = ()
     proof: str = ""
     difference: float | None = None
@@ -133,8 +190,7 @@ class Suggestion:
         lines = [f"{self.verdict.upper()}  {self.proof}".rstrip()]
         lines += [f"  {one.said}" for one in self.reasons]
         lines += [f"  missing: {one}" for one in self.missing]
-        lines += [
-            f"  unmapped: {one.name} {list(one.shape)}{f', perhaps {one.near[0]}' if one.near else ''}"
-            for one in self.unmapped
-        ]
+        for one in self.unmapped:
+            near = f", perhaps {one.near[0]}" if one.near else ""
+            lines.append(f"  unmapped: {one.name} {list(one.shape)} of the {one.side}{near}")
         return "\n".join(lines)

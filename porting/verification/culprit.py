@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,7 +32,12 @@ Both = Callable[[torch.dtype], tuple[Side, Side]]
 
 
 def name_causes(
-    comparison: Comparison, probes: Sequence[Probe], both: Both, dtypes: Sequence[torch.dtype]
+    comparison: Comparison,
+    probes: Sequence[Probe],
+    both: Both,
+    dtypes: Sequence[torch.dtype],
+    *,
+    seconds: float = math.inf,
 ) -> tuple[Finding, ...]:
     """Why the guilty probes differ, and why the imprecise ones round worse.
 
@@ -39,15 +46,17 @@ def name_causes(
         probes: its probes.
         both: makes the two sides.
         dtypes: the working dtypes.
+        seconds: the search ends after so long, and what it did not come to stays unknown.
 
     Returns:
         A finding for each cause; empty when no probe is guilty or imprecise.
     """
+    until = time.monotonic() + seconds
     found: list[Finding] = []
     guilty = [probe for probe in probes if probe.guilty]
     if guilty:
         for sight in _shortest_first(comparison, *both(torch.float64)):
-            found += sight.why([probe for probe in guilty if not _explained(probe, found)], probes)
+            found += sight.why([probe for probe in guilty if not _explained(probe, found)], probes, until)
             if all(_explained(probe, found) for probe in guilty):
                 break
     imprecise = [probe for probe in probes if probe.imprecise]
@@ -82,7 +91,7 @@ class _Sight:
     port: Side
     case: int
 
-    def why(self, guilty: Sequence[Probe], probes: Sequence[Probe]) -> list[Finding]:
+    def why(self, guilty: Sequence[Probe], probes: Sequence[Probe], until: float = math.inf) -> list[Finding]:
         """The causes of the differences that this case shows."""
         marks = {probe.port: self._mark(probe.port, probe) for probe in probes if probe.port in self._values}
         shown = [one for one in guilty if one.port in marks and marks[one.port].difference > marks[one.port].bound]
@@ -96,6 +105,7 @@ class _Sight:
             distance=lambda mark, altered: self._distance(mark.name, altered),
             target=lambda mark: self._target(mark.name),
             innocent=[marks[probe.port] for probe in probes if not probe.guilty and probe.port in marks],
+            until=until,
         )
         return found + search.find([marks[probe.port] for probe in shown if probe.port not in named])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -66,7 +67,7 @@ def verify(
     inputs: Sequence[Case] | None = None,
     gradients: bool = False,
     steps: int = 0,
-    causes: bool = True,
+    causes: bool | float = True,
     stream: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -90,7 +91,7 @@ def verify(
         inputs: batches of your own in place of those made from the config.
         gradients: compare the parameters' gradients as well.
         steps: compare the weights after this many steps of SGD and of AdamW as well; more than 0 implies gradients.
-        causes: look for the cause when a module is guilty.
+        causes: look for the cause when a module is guilty; a number: for so many seconds at most.
         stream: for models larger than memory: all passes go through the model side by side, and the weights of a layer
             are read when it is reached and forgotten behind it.  The numbers are the same; which weights reach a probe,
             gradients and causes are not looked for.
@@ -140,7 +141,7 @@ def _verify(
     inputs: Sequence[Case] | None,
     gradients: bool,
     steps: int,
-    causes: bool,
+    causes: bool | float,
     tell: Progress,
 ) -> Report:
     begun = time.perf_counter()
@@ -215,7 +216,9 @@ def _verify(
         for probe in comparison.probes()
     )
     both: Both = lambda dtype: (reference(dtype), port(dtype))  # noqa: E731  # a pair of the two above
-    found = name_causes(comparison, probes, both, dtypes) if causes and isinstance(theirs, Living) else ()
+    seconds = math.inf if causes is True else float(causes)
+    living = isinstance(theirs, Living)
+    found = name_causes(comparison, probes, both, dtypes, seconds=seconds) if seconds > 0 and living else ()
     seen = shown(subject.module, shares, weights(subject.plan, checkpoint) if given.weighed else {})
     tell("done", stages, stages)
     ended = time.perf_counter()

@@ -97,3 +97,18 @@ def test_an_activation_is_known_by_what_it_computes(function: object, name: str)
     (found,) = Anatomy(recorder.tape, {}).activations
     assert found.name == name
     assert found.call.name in ("div", "__truediv__")
+
+
+def test_a_value_that_is_marked_under_two_names_stands_still_for_the_second() -> None:
+    """A model that returns what its last layer gives: what is changed in the layer is changed there, not behind it."""
+    model, given, _ = recorded()
+    with torch.no_grad(), Recorder(model) as again:
+        value = model(given)
+        again.mark("last", value)
+        again.mark("root", value)
+    tape = again.tape
+    stage = Stage(tape, dict(tape.marks))
+    number = next(call.number for call in reversed(tape.calls) if call.name == "linear")
+    rewrites = {number: lambda values, call: values.run(call) * 2}
+    assert stage.play("last", rewrites) is not None
+    assert stage.play("root", rewrites) is None

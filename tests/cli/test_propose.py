@@ -61,3 +61,15 @@ def test_a_table_that_is_there_is_not_written_over(run: Run, checkpoint: Path) -
     assert result.exit_code == 2
     assert "mine.toml: the file exists already (choose another file, or pass --overwrite)" in result.stderr
     assert Path("mine.toml").read_text() == "by hand"
+
+
+def test_where_nothing_was_found_the_exit_code_is_another_one(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    from porting.suggesting import proposing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposing, "RESERVE", 2.0)  # no time at all is left for the search
+        result = run("suggest", checkpoint, *INTO, "--limit", "1")
+    assert result.exit_code == 3, result.stderr
+    assert "not found: nothing could be proven; then nothing fits words.weight." in result.stdout.splitlines()
+    assert "  the search met its bound on seconds or trials before it was complete" in result.stdout.splitlines()

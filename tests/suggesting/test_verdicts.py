@@ -86,12 +86,16 @@ def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str,
         (
             TanhGelu,
             Verdict.APPROXIMATE,
-            "its activation is GELU by its tanh approximation, the reference's GELU by",
+            "tanh GELU where the reference has exact GELU), at layers.{i}.act: off by",
         ),
-        (OtherEps, Verdict.APPROXIMATE, "its eps is 1e-05, and the reference's 1e-12"),
-        (Relu, Verdict.IMPOSSIBLE, "its activation is ReLU, the reference's GELU by the error function"),
+        (
+            OtherEps,
+            Verdict.APPROXIMATE,
+            "LayerNorm eps (eps is 1e-05 where the reference has 1e-12), at layers.{i}.norm1",
+        ),
+        (Relu, Verdict.IMPOSSIBLE, "(ReLU where the reference has exact GELU), at layers.0.down"),
         (NoMask, Verdict.IMPOSSIBLE, "the forward takes no attention mask"),
-        (NormedAgain, Verdict.IMPOSSIBLE, "is none of the reference's activations"),
+        (NormedAgain, Verdict.NOT_FOUND, "is none of the reference's activations"),
     ],
 )
 def test_the_reason_is_named(source: Path, kind: type[nn.Module], expected: Verdict, said: str) -> None:

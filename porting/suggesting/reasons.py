@@ -1,0 +1,87 @@
+"""What remains of a difference, by name: the catalogue's entries that turn the reference into the module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+
+from porting.causes.catalogue import THEMES
+from porting.causes.naming import Finding
+from porting.suggesting.finding import CLOSE
+from porting.suggesting.generalise import indexed
+from porting.suggesting.proving import Proof
+from porting.suggesting.suggestion import Reason
+
+MOSTLY = 0.99
+"""A small difference is put down to the nearest entry if that explains so much of it."""
+
+_THEMES = MappingProxyType({cause.name: theme for theme, causes in THEMES.items() for cause in causes})
+_FUNCTIONS = frozenset({"norms", "activations", "masks", "structure", "outputs"})
+_OF_WEIGHTS = frozenset({"LayerNorm gain missing", "LayerNorm bias missing", "layers in another order"})
+_NO_WEIGHTS = frozenset({"softmax over the queries", "softmax over the heads", "number of heads"})
+"""Entries of these themes say that another function is computed, whatever the weights are; of the others, that other
+weights might do it: moved, scaled or in another order, as a table can have them.  The names are the exceptions."""
+
+
+def known(proof: Proof) -> list[Reason]:
+    """Each cause that the catalogue names, with the size of the difference that it makes."""
+    return [_reason(one) for one in _findings(proof) if one.name] + [
+        _mostly(one) for one in _findings(proof) if not one.name and _near(one)
+    ]
+
+
+def unknown(proof: Proof) -> list[Finding]:
+    """What the catalogue has no name for."""
+    return [one for one in _findings(proof) if not one.name and not _near(one)]
+
+
+def _findings(proof: Proof) -> Sequence[Finding]:
+    return () if proof.report is None else proof.report.causes
+
+
+def _near(one: Finding) -> bool:
+    return one.difference <= CLOSE and bool(one.nearest) and one.nearest[0].share >= MOSTLY
+
+
+def _reason(one: Finding) -> Reason:
+    kind = _THEMES.get(one.name, "several")
+    final = (kind in _FUNCTIONS and one.name not in _OF_WEIGHTS) or one.name in _NO_WEIGHTS
+    detail = f" ({one.detail})" if one.detail else ""
+    advice = "" if final or one.difference <= CLOSE else "; weights that are moved or scaled might do it, by hand"
+    text = f"{one.name}{detail}, at {_listed(one.probes)}: {_far(one.difference)}{advice}"
+    return Reason(kind=kind, said=text, size=one.difference, shown=final and one.difference > CLOSE)
+
+
+def _mostly(one: Finding) -> Reason:
+    near = one.nearest[0]
+    detail = f" ({near.detail})" if near.detail else ""
+    text = f"{near.name}{detail}, at {_listed(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
+    return Reason(kind=_THEMES.get(near.name, "several"), said=text, size=one.difference)
+
+
+def _far(size: float) -> str:
+    return f"off by {size:.0e} of the activation's scale"
+
+
+def _listed(probes: Sequence[str]) -> str:
+    """A few names for many places.
+
+    >>> _listed(["h.0.norm", "h.1.norm", "."])
+    'h.{i}.norm and what is returned'
+    """
+    names = ["what is returned" if one == "." else one for (one,) in indexed([(probe,) for probe in probes])]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    names = names[:3]
+    return f"{', '.join(names)}{more}" if more else " and ".join(", ".join(names).rsplit(", ", 1))
+
+
+def puzzles(findings: Sequence[Finding]) -> Iterator[Reason]:
+    """What nobody can name, with what comes nearest to it."""
+    for one in findings[:1]:
+        near = "; ".join(
+            f"{some.name}{f' ({some.detail})' if some.detail else ''} would explain {100 * some.share:.0f} % of it"
+            for some in one.nearest
+            if some.share >= 0.1
+        )
+        text = f"{_listed(one.probes)} computes something else: {_far(one.difference)}"
+        yield Reason(kind="unknown", said=f"{text}{f'; {near}' if near else ''}", size=one.difference)

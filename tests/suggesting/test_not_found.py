@@ -1,0 +1,123 @@
+"""Where nothing was found, that is said, and how far it came; nothing is called impossible that was not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from porting.suggesting import Verdict, suggest
+from tests.suggesting.test_verdicts import NormedAgain, Plain, each
+from tests.zoo.parts import Config
+
+
+class Odd(nn.Module):
+    """A function that no catalogue has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x) + 0.3 * torch.sin(3 * x)
+
+
+class OddActivation(Plain):
+    def change(self) -> None:
+        for layer in each(self):
+            layer.act = Odd()  # type: ignore[assignment]  # the flaw
+
+
+class Slightly(nn.Module):
+    """The same, by very little."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x) + 1e-4 * torch.sin(3 * x)
+
+
+class SlightlyOdd(Plain):
+    def change(self) -> None:
+        for layer in each(self):
+            layer.act = Slightly()  # type: ignore[assignment]  # the flaw
+
+
+class Unclear(Plain):
+    def forward(self, ids: Tensor, segments: Tensor, thing: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        seen = torch.ones_like(ids, dtype=torch.bool) if thing is None else thing
+        return super().forward(ids, seen, segments)
+
+
+class WithHead(Plain):
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        width = self.norm.normalized_shape[0]
+        self.pool = nn.Linear(width, width)
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        return super().forward(ids, keep, segments)
+
+
+def test_a_function_that_nobody_knows_is_not_impossible(source: Path) -> None:
+    found = suggest(source, OddActivation)
+    assert found.verdict is Verdict.NOT_FOUND, str(found)
+    assert found.stop is not None
+    assert found.stop.behind == "layers.0.up"
+    assert found.stop.at == "layers.0.down.weight"
+    assert 0 < found.stop.proven < found.stop.places
+    assert found.stop.near[0].name == "bert.encoder.layer.0.output.dense.weight"
+    assert found.stop.near[0].difference is not None
+    assert 0.02 < found.stop.near[0].difference < 1
+    assert found.proof.startswith(f"everything up to layers.0.up is proven ({found.stop.proven} of {found.stop.places}")
+    assert not any(one.shown for one in found.reasons)
+    assert any(" computes something else: off by" in one.said for one in found.reasons)
+
+
+def test_a_small_difference_without_a_cause_is_not_called_approximate(source: Path) -> None:
+    found = suggest(source, SlightlyOdd)
+    assert found.verdict is Verdict.NOT_FOUND, str(found)
+    assert [one.kind for one in found.reasons] == ["unknown"]
+    assert found.reasons[0].size is not None
+    assert 1e-6 < found.reasons[0].size < 1e-3
+
+
+def test_all_is_proven_but_what_is_returned(source: Path) -> None:
+    found = suggest(source, NormedAgain)
+    assert found.verdict is Verdict.NOT_FOUND
+    assert found.stop is not None
+    assert found.stop.proven == found.stop.places > 5
+    assert found.stop.behind == "layers.1"  # of the twin's two
+
+
+def test_a_search_that_meets_its_bound_says_how_far_it_came(source: Path) -> None:
+    found = suggest(source, Plain, trials=4)
+    assert found.verdict is Verdict.NOT_FOUND
+    assert found.reasons[-1].kind == "bound"
+    assert "the search met its bound" in found.reasons[-1].said
+    assert found.stop is not None
+    assert (found.stop.behind, found.stop.at) == ("layers.0.act", "layers.0.down.weight")
+    assert '"bert.embeddings.LayerNorm.{w:weight,bias}" = "norm.{w:weight,bias}"' in found.text
+    at_once = suggest(source, Plain, limit=0.001)
+    assert at_once.verdict is Verdict.NOT_FOUND
+    assert at_once.stop is not None
+    assert at_once.stop.said.startswith("nothing could be proven; then nothing fits tok.weight")
+
+
+def test_an_argument_that_nobody_understands_may_be_the_mask(source: Path) -> None:
+    found = suggest(source, Unclear)
+    assert found.verdict is Verdict.NOT_FOUND, str(found)
+    assert "nothing tells what 'thing' is: say it with inputs=" in found.reasons[0].said
+    told = {"input_ids": "ids", "token_type_ids": "segments", "attention_mask": "thing -> bool"}
+    assert suggest(source, Unclear, inputs=told).verdict is Verdict.TRUNK
+
+
+def test_what_has_no_counterpart_is_named_on_both_sides_with_what_it_may_be(source: Path) -> None:
+    found = suggest(source, WithHead)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    ours = {one.name: one for one in found.unmapped if one.side == "module"}
+    theirs = {one.name: one for one in found.unmapped if one.side == "checkpoint"}
+    assert set(ours) == {"pool.weight", "pool.bias"}
+    pool, pooler = ours["pool.weight"], theirs["bert.pooler.dense.weight"]
+    assert pool.where == "never"
+    assert pool.near[0].name == "bert.pooler.dense.weight"
+    assert pool.near[0].shape == pool.shape
+    assert pool.near[0].where == pooler.where
+    assert pooler.where.startswith("behind bert.encoder.layer.")
+    assert pooler.near[0].name == "pool.weight"
