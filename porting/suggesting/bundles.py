@@ -4,55 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 
-from porting.suggesting.layouts import Move, Piece, Shape, order, spread, written
+from porting.suggesting.layouts import Matrix, Move, Piece, Shape, matrix, order, spread, written
 from porting.suggesting.naming import likeness, pattern
 from porting.suggesting.tracing import Unit
 
 MOST = 400
 """Candidates that are tried for one place."""
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A matrix with its bias, on either side, or several that are one for each head.
-
-    Attributes:
-        weights, biases: names of its tensors, one for each head where there are several.
-        shape, bias_shape: of one of them.
-        out: how many features come out, of all heads together.
-        summed: how many go in.
-        into_first: whether the axis that is summed over is the first of two; None when that did not show.
-    """
-
-    weights: tuple[str, ...]
-    biases: tuple[str, ...]
-    shape: Shape
-    bias_shape: Shape | None
-    out: int
-    summed: int
-    into_first: bool | None
-
-
-def matrix(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Matrix:
-    """A unit, or those of the heads of one projection."""
-    first = units[0]
-    shape = shapes[first.weights[0]]
-    total = 1
-    for size in shape:
-        total *= size
-    summed = first.summed or total // shape[0]
-    return Matrix(
-        weights=tuple(one.weights[0] for one in units),
-        biases=tuple(one.biases[0] for one in units if one.biases),
-        shape=shape,
-        bias_shape=shapes[first.biases[0]] if first.biases else None,
-        out=len(units) * total // (summed or 1),
-        summed=summed,
-        into_first=first.into_first,
-    )
 
 
 def clusters(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Iterator[list[Matrix]]:
@@ -176,29 +135,8 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[t
         yield (Move((Piece(theirs.weights[0], theirs.weights),), (Piece(ours.weights[0], ours.weights),)), *bias)
     made = list(_laid(ours, theirs, 0, heads))
     yield from sorted(made, key=lambda moves: _strange(moves, ours))
-    if ours.out == theirs.out == 3 * theirs.summed and len(ours.shape) == len(theirs.shape) == 2:
-        yield from _reordered(ours, theirs)
     if same and not as_is and bias is not None:
         yield (Move((Piece(theirs.weights[0], theirs.weights),), (Piece(ours.weights[0], ours.weights),)), *bias)
-
-
-THIRDS = ("x", "y", "z")
-"""Indices of the thirds of a fused projection, each as wide as the model."""
-
-
-def _reordered(ours: Matrix, theirs: Matrix) -> Iterator[tuple[Move, ...]]:
-    """Query, key and value in one tensor on both sides, and in another order."""
-    source = f"({'|'.join(THIRDS)})"
-    left = f"e {source}" if theirs.into_first else f"{source} e"
-    for turned in list(permutations(THIRDS))[1:]:
-        joint = f"({'|'.join(turned)})"
-        for right in (f"e {joint}", f"{joint} e")[:: 1 if ours.into_first else -1]:
-            weights = (Piece(theirs.weights[0], theirs.weights, left),), (Piece(ours.weights[0], ours.weights, right),)
-            moves = [Move(*weights)]
-            if ours.biases and theirs.biases:
-                biases = (Piece(theirs.biases[0], theirs.biases, source),), (Piece(ours.biases[0], ours.biases, joint),)
-                moves.append(Move(*biases))
-            yield tuple(moves)
 
 
 def _strange(moves: tuple[Move, ...], ours: Matrix) -> tuple[bool, bool, int]:
@@ -334,10 +272,14 @@ def _biases(
     return None if left is None or right is None else (Move((left,), (right,)),)
 
 
+_PARTS = "abfjlmnuwx"
+"""Indices of parts of different sizes; the other letters have sizes of their own."""
+
+
 def _concatenated(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> Iterator[tuple[Move, ...]]:
     """Parts of different sizes, one after the other."""
     several, one = (theirs, ours[0]) if len(theirs) > 1 else (ours, theirs[0])
-    letters = [chr(ord("a") + number) for number in range(len(several))]
+    letters = _PARTS[: len(several)]
     if any(len(part.weights) > 1 or len(part.shape) != 2 for part in (*several, one)):
         return
     joint = f"({'|'.join(letters)})"

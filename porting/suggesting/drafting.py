@@ -11,10 +11,11 @@ from torch import nn
 
 from porting.checkpoint import Checkpoint
 from porting.loading import same_bits
+from porting.notation.field import held
 from porting.notation.table import parse_table
 from porting.plan.align import align
-from porting.suggesting.bundles import THIRDS
-from porting.suggesting.fields import Role, fields_of, role_of
+from porting.suggesting.arrangements import Heads, sizes
+from porting.suggesting.fields import NESTED, Role, fields_of, role_of
 from porting.suggesting.finding import Found
 from porting.suggesting.generalise import Line, lines
 from porting.suggesting.layouts import Move
@@ -41,19 +42,29 @@ class Sizes:
     texts: Mapping[str, str]
 
 
+def heads_of(config: Mapping[str, object]) -> Heads | None:
+    """How attention is cut up; None where the config does not say."""
+    count, width = number_of(config, Role.HEADS), number_of(config, Role.HIDDEN)
+    groups = number_of(config, Role.GROUPS) or count
+    size = number_of(config, Role.HEAD_SIZE) or (width // count if count else 0)
+    return Heads(count=count, groups=groups, width=size) if count and size and not count % groups else None
+
+
 def sizes_of(config: Mapping[str, object]) -> Sizes:
-    """Heads, and key heads where there are fewer, from the config's fields."""
+    """Heads, groups of them, and what else the rules of attention count, from the config's fields."""
     values: dict[str, int] = {"c": 3}
     texts: dict[str, str] = {"c": "3"}
-    heads, width = (next(fields_of(role, config), None) for role in (Role.HEADS, Role.HIDDEN))
-    if width is not None:
-        values |= dict.fromkeys(THIRDS, number_of(config, Role.HIDDEN))
-        texts |= dict.fromkeys(THIRDS, width)
-    if heads is not None:
-        values["h"], texts["h"] = number_of(config, Role.HEADS), heads
-    groups = next(fields_of(Role.GROUPS, config), None)
-    if groups is not None and config[groups] != config.get(heads or ""):
-        values["g"], texts["g"] = number_of(config, Role.GROUPS), groups
+    cut = heads_of(config)
+    if cut is None:
+        return Sizes(values=values, texts=texts)
+    found = (next(fields_of(role, config), "") for role in (Role.HEADS, Role.GROUPS, Role.HEAD_SIZE, Role.HIDDEN))
+    heads, groups, size, hidden = found
+    groups = groups if groups and cut.groups != cut.count else heads
+    usual = number_of(config, Role.HIDDEN) == cut.count * cut.width
+    pairs = f"{hidden} // {heads} // 2" if usual else f"{size} // 2"
+    values |= {"h": cut.count, **sizes(cut)}
+    texts |= {"h": heads, "g": groups, "q": "1" if groups == heads else f"{heads} // {groups}", "k": "1", "v": "1"}
+    texts |= {"s": "2", "y": "2", "r": pairs, "z": pairs}
     return Sizes(values=values, texts=texts)
 
 
@@ -100,7 +111,7 @@ def draft(
             description=f"{twin.architecture} into {type(module).__name__}",
             head=tuple(head),
             prefix=twin.prefix,
-            config={theirs: ours for ours, theirs in subjects.built.asked.items()},
+            config={NESTED.get(theirs, theirs): ours for ours, theirs in subjects.built.asked.items()},
             require=_required(subjects),
             sizes=known,
             lines=made,
@@ -131,8 +142,9 @@ def _required(subjects: Subjects) -> dict[str, list[object]]:
     asked = set(subjects.built.asked.values())
     found: dict[str, list[object]] = {}
     for field, value in subjects.config.items():
-        if role_of(field) in {Role.ACTIVATION, Role.EPS} and field not in asked and isinstance(value, str | float):
-            found[field] = [value]
+        fixed = role_of(field) in {Role.ACTIVATION, Role.EPS} or field in NESTED
+        if fixed and field not in asked and isinstance(value, str | float):
+            found[NESTED.get(field, field)] = [value]
     return found
 
 
@@ -208,9 +220,9 @@ def onto(made: Draft, checkpoint: Checkpoint, subjects: Subjects) -> Draft:
     defaults = {
         field: subjects.config[field]
         for field in made.config
-        if field not in checkpoint.config and isinstance(subjects.config.get(field), int | float | str | bool)
+        if not held(checkpoint.config, field) and isinstance(subjects.config.get(field), int | float | str | bool)
     }
-    required = {field: values for field, values in made.require.items() if field in checkpoint.config}
+    required = {field: values for field, values in made.require.items() if held(checkpoint.config, field)}
     return replace(again, drops=drops, copies=copies, defaults=defaults, require=required)
 
 

@@ -30,6 +30,7 @@ class Role(StrEnum):
     IMAGE = "image"
     PATCH = "patch"
     LABELS = "labels"
+    BASE = "rotary base"
 
 
 WORDS: Mapping[Role, tuple[str, ...]] = {
@@ -87,7 +88,15 @@ WORDS: Mapping[Role, tuple[str, ...]] = {
     Role.IMAGE: ("image_size", "img_size", "input_resolution", "resolution", "image"),
     Role.PATCH: ("patch_size", "patch"),
     Role.LABELS: ("num_labels", "num_classes", "n_classes", "n_labels", "classes", "labels", "output_dim"),
+    Role.BASE: ("rope_theta", "theta", "rope_base", "rotary_base", "rotary_emb_base", "base_frequency"),
 }  # fmt: skip
+
+NESTED: Mapping[str, str] = {
+    "rope_theta": "rope_parameters.rope_theta/rope_theta",
+    "rope_type": "rope_parameters.rope_type/rope_scaling.rope_type/rope_scaling.type",
+}
+"""Fields that stand inside another, as a table spells them."""
+
 
 _ROLES: dict[str, Role] = {word: role for role in reversed(list(WORDS)) for word in WORDS[role]}
 

@@ -14,6 +14,7 @@ from porting.notation.faults import NotationError
 from porting.notation.rule import Rule, Term, make_rule
 from porting.plan.align import align
 from porting.plan.move import forward
+from porting.suggesting.tracing import Unit
 
 Shape = tuple[int, ...]
 
@@ -77,6 +78,46 @@ class Move:
             fill=self.fill,
             scale=Expression.parse(self.scale) if self.scale else None,
         )
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix with its bias, on either side, or several that are one for each head.
+
+    Attributes:
+        weights, biases: names of its tensors, one for each head where there are several.
+        shape, bias_shape: of one of them.
+        out: how many features come out, of all heads together.
+        summed: how many go in.
+        into_first: whether the axis that is summed over is the first of two; None when that did not show.
+    """
+
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+    shape: Shape
+    bias_shape: Shape | None
+    out: int
+    summed: int
+    into_first: bool | None
+
+
+def matrix(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Matrix:
+    """A unit, or those of the heads of one projection."""
+    first = units[0]
+    shape = shapes[first.weights[0]]
+    total = 1
+    for size in shape:
+        total *= size
+    summed = first.summed or total // shape[0]
+    return Matrix(
+        weights=tuple(one.weights[0] for one in units),
+        biases=tuple(one.biases[0] for one in units if one.biases),
+        shape=shape,
+        bias_shape=shapes[first.biases[0]] if first.biases else None,
+        out=len(units) * total // (summed or 1),
+        summed=summed,
+        into_first=first.into_first,
+    )
 
 
 def carry(

@@ -120,8 +120,8 @@ def _fused(moves: Sequence[Move], port: Mapping[str, Tensor], reference: Mapping
         first = reference[theirs[0]]
         if first.ndim != 3:
             continue
-        batch = "b s" if port[ours[0]].shape[:2] == first.shape[:2] else "s b"
-        left = f"{source.pattern.removesuffix('.bias')} [b s {source.axes}]"
+        batch = "b t" if port[ours[0]].shape[:2] == first.shape[:2] else "t b"  # s is a half of a head
+        left = f"{source.pattern.removesuffix('.bias')} [b t {source.axes}]"
         right = f"{target.pattern.removesuffix('.bias')} [{batch} {target.axes}]"
         found.append((left, right))
     return [(left, right) for left, right in indexed(found)]

@@ -23,7 +23,7 @@ from porting.loading import maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
 from porting.suggesting.building import Builder, build_for
-from porting.suggesting.drafting import draft, onto, scales_of, sizes_of
+from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.finding import Found
 from porting.suggesting.generalise import Line
 from porting.suggesting.judging import Judgement, judge
@@ -149,6 +149,7 @@ def _searched(
         port,
         reference,
         sizes=sizes_of(subjects.twin.config).values,
+        heads=heads_of(subjects.twin.config),
         config=subjects.twin.config,
         scales=scales_of(subjects.twin.config),
         most=trials,

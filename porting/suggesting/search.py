@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from porting.suggesting import bundles, tables, variants
+from porting.suggesting.arrangements import Heads, arrangements
 from porting.suggesting.fields import Role, fields_of
 from porting.suggesting.finding import CLOSE, SAME, Divergence, Forced, Found, Side, Tell
-from porting.suggesting.layouts import Move, Piece, carry, distance
+from porting.suggesting.layouts import Move, Piece, carry, distance, matrix
 from porting.suggesting.naming import likeness
 from porting.suggesting.places import alike, explained, extents, habit, normed, skips, together, vector
 from porting.suggesting.tracing import Kind, Trace, Unit
@@ -27,7 +29,8 @@ class Search:
 
     Args:
         port, reference: the two models.
-        sizes: index -> size, heads first, as [sizes] will say.
+        sizes: index -> size, as [sizes] will say.
+        heads: how attention is cut up; None where nobody knows.
         config: the twin's config.
         scales: constants that embeddings may have to be multiplied by.
         most: the bound on trials.
@@ -41,6 +44,7 @@ class Search:
         reference: Side,
         *,
         sizes: Mapping[str, int],
+        heads: Heads | None,
         config: Mapping[str, object],
         scales: Sequence[str],
         most: int,
@@ -49,6 +53,9 @@ class Search:
     ) -> None:
         self.port, self.reference = port, reference
         self._sizes, self._config, self._scales = dict(sizes), config, scales
+        self._heads = heads
+        self._grouped = heads is not None and heads.groups != heads.count
+        self._rotary = any("rope" in name or "rotary" in name for name in config)
         self._most, self._until = most, time.monotonic() + seconds
         self._tell = tell
         self.found = Found()
@@ -173,8 +180,9 @@ class Search:
     # ---------------------------------------------------------------------------------------------- matrices
 
     def _matrices(self, group: list[Unit], matches: Sequence[Unit], trace: Trace) -> None:
-        heads = {name: size for name, size in self._sizes.items() if name in {"h", "g"}}
+        heads = {name: size for name, size in self._sizes.items() if name == "h" or (name == "g" and self._grouped)}
         ways = bundles.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
+        ways = chain(ways, self._arranged(group, matches))
         if not self._choose(group, matches, ways, self._next(group, trace), trace):
             single = group[:1]
             ranked = sorted(matches, key=lambda one: -likeness(one.names[0], single[0].names[0]))
@@ -184,13 +192,21 @@ class Search:
                     return
             self._give_up(group[0], ranked[0])
 
+    def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[Move, ...]]:
+        """The arrangements of an attention's projections."""
+        if self._heads is None:
+            return
+        ours = [matrix([one], self.port.shapes) for one in group if one.weights]
+        theirs = [matrix([one], self.reference.shapes) for one in matches if one.weights]
+        yield from arrangements(ours, theirs, self._heads, rotary=self._rotary)
+
     def _next(self, group: Sequence[Unit], trace: Trace) -> Unit | None:
         """The first place behind a group that has something to fill, or whose operand can be known."""
         last = max(trace.units.index(one) for one in group)
         inside = {id(one) for one in group}
         return next(
             (one for one in trace.units[last + 1 :] if id(one) not in inside and one.kind in {Kind.LINEAR, Kind.NORM}
-             and one.operand is not None),
+             and one.operand is not None and set(one.names) & self.port.loadable),
             None,
         )  # fmt: skip
 

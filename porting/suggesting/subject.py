@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, PortingError
+from porting.notation.field import held, value_of
 from porting.suggesting.arguments import (
     DECODER_IDS,
     DECODER_MASK,
@@ -28,7 +29,7 @@ from porting.suggesting.arguments import (
     sample,
 )
 from porting.suggesting.building import Builder, Built, build_for
-from porting.suggesting.fields import Role, fields_of
+from porting.suggesting.fields import NESTED, Role, fields_of
 from porting.suggesting.finding import Side
 from porting.suggesting.tracing import run
 from porting.suggesting.twin import Twin, draw, is_mask, make_twin
@@ -69,6 +70,9 @@ def complete(config: Mapping[str, object], architecture: str) -> dict[str, objec
         return dict(config)
     made = kind.config_class.from_dict(dict(config))
     found: dict[str, object] = {"num_labels": getattr(made, "num_labels", 2), **made.to_dict()}
+    for name, path in NESTED.items():
+        if name not in found and held(found, path):
+            found[name] = value_of(found, path)
     return found
 
 

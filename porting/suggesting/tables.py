@@ -129,8 +129,8 @@ def _joint(
             shapes = [reference_shapes[one] for one in names]
             fits = len(port_shapes[name]) == 2 and all(len(one) == 2 for one in shapes)
             if fits and port_shapes[name] == (shapes[0][0] + shapes[1][0], shapes[0][1]):
-                sources = (Piece(names[0], names[:1], "v e"), Piece(names[1], names[1:], "t e"))
-                yield Move(sources, (Piece(name, (name,), "(v|t) e"),))
+                sources = (Piece(names[0], names[:1], "w e"), Piece(names[1], names[1:], "t e"))
+                yield Move(sources, (Piece(name, (name,), "(w|t) e"),))
 
 
 def _folded(

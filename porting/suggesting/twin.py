@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault, option
 from porting.loading import same_bits
-from porting.suggesting.fields import Role, fields_of, role_of
+from porting.notation.field import held
+from porting.suggesting.fields import NESTED, Role, fields_of, role_of
 from porting.target import named_tensors
 from porting.tracing.faults import VerifyError
 from porting.verification.reference import load_reference
@@ -148,7 +149,8 @@ def make_twin(config: Mapping[str, object], architecture: str, folder: Path, *, 
         hint = f"name another: {option('architecture')}, as transformers spells it"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     kind: Any = found  # its methods have no types
-    complete: Any = kind.config_class.from_dict(dict(config))
+    plain = {name: value for name, value in config.items() if not held(config, NESTED.get(name, "").partition("/")[0])}
+    complete: Any = kind.config_class.from_dict(plain)
     if small:
         known = {**complete.to_dict()}
         named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
@@ -172,15 +174,15 @@ def make_twin(config: Mapping[str, object], architecture: str, folder: Path, *, 
     _complete(folder / "config.json", config, complete.to_dict())
     checkpoint = open_checkpoint(folder)
     reference = load_reference(checkpoint, architecture, torch.float64)
-    held = {name: checkpoint.read(name, own=True) for name in checkpoint.tensors}
+    stored = {name: checkpoint.read(name, own=True) for name in checkpoint.tensors}
     base = str(getattr(kind, "base_model_prefix", ""))
     return Twin(
         checkpoint=checkpoint,
         architecture=architecture,
         reference=reference,
-        tensors={name: one.double() if one.is_floating_point() else one for name, one in held.items()},
-        files=_named(reference, held),
-        prefix=f"{base}." if base and any(name.startswith(f"{base}.") for name in held) else "",
+        tensors={name: one.double() if one.is_floating_point() else one for name, one in stored.items()},
+        files=_named(reference, stored),
+        prefix=f"{base}." if base and any(name.startswith(f"{base}.") for name in stored) else "",
         shrunk=small,
     )
 

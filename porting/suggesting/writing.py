@@ -63,10 +63,12 @@ def write(draft: Draft) -> str:
     mapping = [f"name = {quoted(draft.name)}", f"description = {quoted(draft.description)}"]
     mapping += [f"prefix = {quoted(draft.prefix)}"] if draft.prefix else []
     parts.append(["[mapping]", *mapping])
-    parts.append(_section("config", ((theirs, quoted(ours)) for theirs, ours in draft.config.items())))
+    parts.append(_section("config", ((_key(theirs), quoted(ours)) for theirs, ours in draft.config.items())))
     parts.append(_section("defaults", ((name, _plain(value)) for name, value in draft.defaults.items())))
     parts.append(
-        _section("require", ((name, f"[{', '.join(map(_plain, values))}]") for name, values in draft.require.items()))
+        _section(
+            "require", ((_key(name), f"[{', '.join(map(_plain, values))}]") for name, values in draft.require.items())
+        )
     )
     if draft.approximate is not None:
         reason, within = draft.approximate
@@ -87,6 +89,11 @@ def write(draft: Draft) -> str:
 def _section(name: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     lines = [f"{key} = {value}" for key, value in pairs]
     return [f"[{name}]", *lines] if lines else []
+
+
+def _key(name: str) -> str:
+    """A field's name as TOML's key."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
 
 
 def _plain(value: object) -> str:

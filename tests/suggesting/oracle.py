@@ -1,0 +1,60 @@
+"""An oracle from outside: the loaded module and transformers' own model in float64, given what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+import porting
+from porting.suggesting import Suggestion
+from porting.suggesting.twin import draw
+
+BOUND = 1e-10
+
+
+def source(architecture: str, fields: Mapping[str, object], folder: Path) -> Any:  # one of transformers' models
+    """Write a checkpoint with every parameter drawn; the model that it is of."""
+    kind: Any = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**fields)).eval()
+    draw(model, 0)
+    model.double()
+    model.save_pretrained(folder)
+    return model
+
+
+def uncast(reference: Any) -> Any:  # the same model
+    """Without the casts to float32 in transformers' norms and softmax, so that float64 is float64."""
+    reference.set_attn_implementation("sdpa")
+    for part in reference.modules():
+        if type(part).__name__.endswith("RMSNorm"):
+            part.forward = MethodType(_norm, part)
+    return reference
+
+
+def _norm(self: Any, x: Tensor) -> Tensor:
+    scaled: Tensor = x * (x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).rsqrt() * self.weight
+    return scaled
+
+
+def apart(
+    reference: Any,
+    folder: Path,
+    build: Callable[..., nn.Module] | nn.Module,
+    found: Suggestion,
+    theirs: Mapping[str, Tensor],
+    ours: Mapping[str, Tensor],
+) -> float:
+    """How far the loaded module's first output is from the reference's, of its scale."""
+    loaded = porting.load(folder, build, found.table).double().eval()
+    with torch.no_grad():
+        expected = uncast(reference)(**theirs)[0]
+        given = loaded(**ours)
+    first = given[0] if isinstance(given, tuple) else given
+    return float((first - expected).abs().max() / expected.abs().max())

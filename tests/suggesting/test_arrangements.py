@@ -1,0 +1,51 @@
+"""Projections of attention that are grouped, turned in pairs, or fused in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from porting.suggesting import Verdict, suggest
+from scripts.suggest_zoo import tried
+from tests.suggesting.llama import FIELDS, builder
+from tests.suggesting.oracle import BOUND, apart, source
+from tests.suggesting.styles import drawn
+
+GROUPED = "[(g (q r s|k z y|v d)) e]"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "style", "said"),
+    [
+        ("LlamaForCausalLM", {}, {"rotate": "neighbours"}, ".wk.weight [(g r s) e]"),
+        ("LlamaForCausalLM", {}, {"lie": "key first", "gate": "last"}, "[(a|b|f) e]"),
+        ("Qwen2ForCausalLM", {}, {"lie": "groups", "rotate": "neighbours", "bias": True, "gate": "first"}, GROUPED),
+        (
+            "MistralForCausalLM",
+            {"num_key_value_heads": 6, "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            {"lie": "blocks", "rotate": "neighbours"},
+            "[(h r s|g z y|f) e]",
+        ),
+        ("LlamaForCausalLM", {"num_key_value_heads": 1, "tie_word_embeddings": True}, {"tied": True}, "{p:wq,wk,wv}"),
+    ],
+)
+def test_a_llama_is_found(
+    tmp_path: Path, architecture: str, fields: Mapping[str, object], style: Mapping[str, object], said: str
+) -> None:
+    reference = source(architecture, {**FIELDS, **fields}, tmp_path)
+    build = builder(**style)  # type: ignore[arg-type]  # the choices of a test
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert said in found.text
+    ids = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    assert apart(reference, tmp_path, build, found, {"input_ids": ids}, {"tokens": ids}) < BOUND
+
+
+def test_one_fused_tensor_into_another_that_is_interleaved_in_another_order() -> None:
+    one = tried(drawn(119))  # GPT-2's; value, query and key, the fastest index
+    assert one.found is not None, one.said
+    assert (one.verdict, one.false_proof) == (True, False), str(one.found)
+    assert '[e ((q|k|v) h d)]" = "encoder.{i}.attn.c_attn.weight [e (h d (v|q|k))]"' in one.found.text
