@@ -34,6 +34,11 @@ def is_users(error: BaseException) -> bool:
     return not place.startswith((_HERE, *_INSTALLED)) and Path(place.rpartition(":")[0]).is_file()
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file is part of Python or of an installed package."""
+    return file.startswith(_INSTALLED)
+
+
 def signature_of(function: Callable[..., object]) -> str:
     """A function's arguments and its place, ``(ids, mask=None) at model.py:12``."""
     inner = inspect.unwrap(function)

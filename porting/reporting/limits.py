@@ -13,12 +13,15 @@ from porting.target import named_tensors
 _SUBJECT = re.compile(r"(?:.*: )?(?P<what>.+?) (?P<verb>was|were) not shown")
 
 
+_SEVERAL = ("types", " to ", "parameters", "probes", "modules", "arguments", "branches")
+
+
 def clause(report: Report) -> str:
     """What qualifies the verdict: ``", as far as was shown: the attention mask was not"``; empty when all was."""
     if report.complete:
         return ""
     *most, last = list(_limits(report))
-    several = bool(most) or any(word in last for word in ("types", " to ", "parameters", "probes", "modules"))
+    several = bool(most) or any(word in last for word in _SEVERAL)
     return f", as far as was shown: {'; '.join([*most, last])} {'were' if several else 'was'} not"
 
 
@@ -29,6 +32,9 @@ def _limits(report: Report) -> Iterator[str]:
     if report.idle:
         more = f" and {len(report.idle) - 3} more modules" if len(report.idle) > 3 else ""
         yield f"what never ran ({', '.join(report.idle[:3])}{more})"
+    if report.not_taken:
+        count, first = len(report.not_taken), report.not_taken[0].where
+        yield f"the branch at {first}" if count == 1 else f"{count} branches of its code"
     inside = tuple(f"{path}." for path in report.idle)
     copied = [name for name in report.shown.copy if not name.startswith(inside)] if inside else report.shown.copy
     for names, how in ((copied, " beyond their values"), (report.shown.nothing, ""), (report.shown.parts, "")):

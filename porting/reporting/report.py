@@ -12,6 +12,7 @@ from typing import Any
 from porting.causes.naming import Finding
 from porting.notation.table import Approximation
 from porting.reporting.learned import Learned
+from porting.tracing.branches import INPUTS, Branch
 from porting.tracing.measure import MEANING, ROUNDING, luck
 from porting.tracing.spread import Spread
 
@@ -154,6 +155,7 @@ class Report:
         idle: modules of the port with weights that never ran.
         learned: gradients and training; None when they were not asked for.
         call: the call or the command that does the same again.
+        branches: code of the port's own that never ran, in any pass.
         causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
     """
 
@@ -176,6 +178,7 @@ class Report:
     learned: Learned | None = None
     call: str = ""
     causes: tuple[Finding, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
     @property
     def guilty(self) -> tuple[Probe, ...]:
@@ -227,7 +230,13 @@ class Report:
     @property
     def complete(self) -> bool:
         """Whether every parameter was seen at work, every probe was compared, and nothing was left out."""
-        return not (self.shown.copy or self.shown.nothing or self.shown.parts or self.unseen or self.skipped)
+        shown = self.shown
+        return not (shown.copy or shown.nothing or shown.parts or self.unseen or self.skipped or self.not_taken)
+
+    @property
+    def not_taken(self) -> tuple[Branch, ...]:
+        """The branches of the port's code that other inputs might have taken."""
+        return tuple(one for one in self.branches if one.why == INPUTS)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, for JSON; a number that is not finite is a text, as JSON has none."""

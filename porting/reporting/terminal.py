@@ -17,6 +17,7 @@ from porting.reporting.learned_lines import tell_learned
 from porting.reporting.limits import clause
 from porting.reporting.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
 from porting.reporting.rows import Row, rows_of
+from porting.tracing.branches import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.measure import MEANING, ROUNDING, luck
 from porting.tracing.trace import ARROW, ROOT
 
@@ -223,6 +224,31 @@ def shown_lines(report: Report) -> Iterator[Text]:
         yield Text(f"not shown: {listed(shown.nothing)}", "yellow")
     for words in report.unseen:
         yield Text(f"not shown: {words}", "yellow")
+    yield from _code_lines(report)
+
+
+def _code_lines(report: Report) -> Iterator[Text]:
+    """What never ran of the port's own code, and what of that no input would reach."""
+    for one in report.not_taken[:MOST_NAMED]:
+        lines = f"{one.lines} line{'s' if one.lines > 1 else ''}"
+        yield Text(f"never ran: {one.where}  {one.condition}  ({lines}, {one.function})", "yellow")
+    more = len(report.not_taken) - MOST_NAMED
+    if more > 0:
+        yield Text(f"never ran: {more} more branches", "yellow")
+    apart = [f"{count} {what}" for why, what in _APART.items() if (count := _count(report.branches, why))]
+    if apart:
+        yield Text(f"also never ran, for no input would: {', '.join(apart)}")
+
+
+_APART = {
+    RAISES: "that end in an error",
+    TRAINING: "for training",
+    FIXED: "that the module's own attributes rule out",
+}
+
+
+def _count(branches: Sequence[Branch], why: str) -> int:
+    return sum(one.why == why for one in branches)
 
 
 def other_lines(report: Report) -> Iterator[Text]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from porting.notation.table import Table
 from porting.reporting.report import Probe, View
+from porting.tracing.executed import Executed
 from porting.tracing.lift import spelled
 from porting.tracing.measure import MEANING, Anchor, Error, bound, error, finite, pooled, ratio
 from porting.tracing.running import Side
@@ -66,6 +67,7 @@ class Comparison:
         anchors: for each case, the float64 activations in the port's layout.
         ran: the port's modules that ran in float64, of those with weights of their own or without parts.
         warnings: what happened in the runs and should be known.
+        executed: which of the port's own instructions ran in float64; None before it did.
     """
 
     def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
@@ -81,6 +83,7 @@ class Comparison:
         self._spreads: dict[Point, list[Spread]] = {}
         self._lowered: dict[Point, Span] = {}
         self._tiers: list[Tier] = []
+        self.executed: Executed | None = None
 
     def anchor(self, reference: Side, lowered: Mapping[Point, tuple[str, ...]] | None = None) -> None:
         """Run the reference in float64; everything is measured from what it computes.
@@ -115,8 +118,10 @@ class Comparison:
 
     def meaning(self, port: Side, observer: Observer) -> None:
         """Run the port in float64, end to end and isolated."""
+        self.executed = Executed(port.module)
         for case, exact in enumerate(self.exact):
-            found = port.record(case)
+            with self.executed.watched():
+                found = port.record(case)
             pairing = pair(self._table, _shapes(exact), _shapes(found), self.sizes)
             anchors = {point: Anchor.of(one.carry(exact)) for point, one in pairing.pairs.items()}
             self.pairings.append(pairing)

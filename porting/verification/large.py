@@ -21,6 +21,7 @@ from porting.verification.contenders import Contenders
 from porting.verification.inputs import Case
 from porting.verification.observe import unseen
 from porting.verification.pairing import refuse_unknown
+from porting.verification.reach import reached
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, floating, port_side
 from porting.verification.streaming import Streamed, lazy_port, lazy_reference
@@ -75,6 +76,7 @@ def verify_streamed(
 
     comparison = Streamed(table, sizes(table, checkpoint.config)[0])
     comparison.together(reference, port, dtypes, partial(tell, "all passes side by side"))
+    found = reached(comparison, port(torch.float64, True))
     seen = Shown(activation={}, copy=tuple(name for step in plan.steps for name in step.targets), nothing=())
     ended = time.perf_counter()
     return Report(
@@ -93,7 +95,9 @@ def verify_streamed(
             *batch.silent,
             "which weights reach a probe: a streamed run does not measure it",
             *unseen(cases, batch.fields),
+            *found.unseen,
         ),
+        branches=found.branches,
         seed=seed,
         environment=versions(),
         warnings=(*warned(plan), *comparison.warnings),

@@ -33,6 +33,7 @@ from porting.verification.large import verify_streamed
 from porting.verification.learning import learn
 from porting.verification.observe import Observer, shown, unseen
 from porting.verification.pairing import refuse_unknown
+from porting.verification.reach import Reach, reached
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, Recorded, Reference, port_side
 from porting.verification.subject import (
@@ -201,7 +202,7 @@ def _verify(
             theirs.keep(stored_dtype(checkpoint))  # as exact as the checkpoint, and half as large
 
     tell("port in float64", 2, stages)
-    shares, failed = _meant(comparison, port(torch.float64), seed)
+    shares, reached = _meant(comparison, port(torch.float64), seed)
 
     for number, dtype in enumerate(dtypes):
         tell(f"both in {str(dtype).removeprefix('torch.')}", 3 + number, stages)
@@ -232,11 +233,12 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        unseen=(*batch.silent, *failed, *unseen(cases, batch.fields)),
+        unseen=(*batch.silent, *unseen(cases, batch.fields), *reached.unseen),
         seed=seed,
         environment=versions(),
         warnings=(*warned(subject.plan), *comparison.warnings),
         idle=never_ran(subject.module, comparison.ran, seen),
+        branches=reached.branches,
         learned=learned,
         causes=found,
         cost=Cost(
@@ -250,12 +252,13 @@ def _verify(
     )
 
 
-def _meant(comparison: Comparison, port: Side, seed: int) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Compare the float64 runs; the share of each weight that a probe saw, and what could not be seen, in words."""
+def _meant(comparison: Comparison, port: Side, seed: int) -> tuple[dict[str, float], Reach]:
+    """Compare the float64 runs; the share of each weight that a probe saw, and how far they got in the port's code."""
     observer = Observer(port.module, seed)
     comparison.meaning(port, observer)
+    found = reached(comparison, port)
     failed = f"the port cannot be differentiated, so what reaches its probes is not known: {observer.failed}"
-    return observer.shares(), (failed,) if observer.failed else ()
+    return observer.shares(), replace(found, unseen=(failed, *found.unseen)) if observer.failed else found
 
 
 def _opponent(given: Contenders, subject: Subject) -> Reference:

@@ -22,6 +22,7 @@ from porting.plan.move import forward
 from porting.plan.plan import Plan
 from porting.target import named_tensors
 from porting.tracing.convoy import Convoy
+from porting.tracing.executed import Executed
 from porting.tracing.faults import VerifyError
 from porting.tracing.lazy import with_lazy_weights
 from porting.tracing.measure import Anchor, Error, finite, pooled
@@ -58,12 +59,15 @@ class Streamed(Comparison):
         Raises:
             VerifyError: a pass fails, the probes do not fit, or the reference has values that are no numbers.
         """
-        self._pair(reference(torch.float64, True), port(torch.float64, True))
+        hollow = port(torch.float64, True)
+        self._pair(reference(torch.float64, True), hollow)
         convoy = Convoy()
         views = [(dtype, view) for dtype in dtypes for view in (END, ALONE)]
         ours: dict[tuple[torch.dtype, str], Errors] = {one: {} for one in views}
         theirs: dict[tuple[torch.dtype, str], Errors] = {one: {} for one in views}
         ends: Errors = {}
+        ports: list[Side] = []
+        self.executed = Executed(hollow.module)
         total, done = sum(len(pairing.compared) for pairing in self.pairings), Counter[str]()
 
         def told() -> None:
@@ -75,12 +79,10 @@ class Streamed(Comparison):
             self.exact.append(relay)
             self.anchors.append(Anchors(relay, pairing))
             convoy.add(partial(self._lead, reference(torch.float64, False), case, relay, told), leads=True)
-            convoy.add(
-                partial(self._measure_port, relay.followed(port(torch.float64, False), port=True), case, False, ends)
-            )
-            convoy.add(
-                partial(self._isolated, relay.followed(port(torch.float64, False), port=True), case, Unwatched())
-            )
+            whole, apart = (relay.followed(port(torch.float64, False), port=True) for _ in range(2))
+            ports += [whole, apart]
+            convoy.add(partial(self._watched, whole, case, ends))
+            convoy.add(partial(self._isolated, apart, case, Unwatched()))
             for dtype, view in views:
                 alone, key = view == ALONE, (dtype, view)
                 own, other = (
@@ -91,6 +93,8 @@ class Streamed(Comparison):
                 convoy.add(partial(self._measure_reference, other, case, alone, theirs[key]))
         convoy.run()
         self._tell_lowered()
+        for side in ports:
+            self._told("the port", side)
         self._meaning[END] = {point: pooled(errors).largest for point, errors in ends.items()}
         for dtype in dtypes:
             tier = Tier(dtype)
@@ -98,6 +102,12 @@ class Streamed(Comparison):
                 tier.port[view] = _pooled(ours[dtype, view])
                 tier.reference[view] = _pooled(theirs[dtype, view])
             self._tiers.append(tier)
+
+    def _watched(self, port: Side, case: int, ends: Errors) -> None:
+        """The port in float64, end to end: which of its own instructions run is watched, in this pass's thread."""
+        if self.executed is not None:
+            with self.executed.watched():
+                self._measure_port(port, case, False, ends)
 
     def _pair(self, reference: Side, port: Side) -> None:
         """Pair the probes by their shapes, which a pass without values gives."""

@@ -1,0 +1,16 @@
+"""What no batch of inputs shows of the handwritten BERT: the flags and the places that no table speaks of."""
+
+from __future__ import annotations
+
+from porting.verification import Report
+
+FLAGS = "never given: the arguments position_ids, output_hidden_states and output_attentions were not shown"
+
+
+def complete_but_for_flags(report: Report) -> bool:
+    """Whether everything was shown but for these arguments and the branches behind them."""
+    shown = report.shown
+    left = (*shown.copy, *shown.nothing, *shown.parts, *report.skipped)
+    asked = ("output_", "hidden_states", "attentions", "isinstance(bias, Rows)", "token_type_ids is None")
+    behind = all(any(name in one.condition for name in asked) for one in report.not_taken)
+    return report.unseen == (FLAGS,) and not left and behind
