@@ -39,6 +39,19 @@ def is_installed(file: str) -> bool:
     return file.startswith(_INSTALLED)
 
 
+def place_of(made: object) -> str:
+    """``file:line`` of a function, a class or a module's forward; empty for what has none."""
+    made = inspect.unwrap(made) if callable(made) else made
+    code = getattr(made, "__code__", None) or getattr(getattr(made, "__func__", None), "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    try:
+        kind = made if isinstance(made, type) else type(made)
+        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (TypeError, OSError):  # built in, or typed into a shell
+        return ""
+
+
 def signature_of(function: Callable[..., object]) -> str:
     """A function's arguments and its place, ``(ids, mask=None) at model.py:12``."""
     inner = inspect.unwrap(function)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from porting.errors import Code, Fault, told
-from porting.frames import users_line
+from porting.frames import place_of, users_line
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.fields import normal
+from porting.suggesting.returning import numbers_of
 from porting.tracing.faults import VerifyError
 from porting.tracing.lift import lifted
 from porting.verification.inputs import for_port
@@ -109,15 +110,23 @@ def roles(module: nn.Module, available: Sequence[str]) -> tuple[dict[str, str], 
                 loose.append(name)
             continue
         found[name] = role
+    where = place_of(module.forward)
     if unknown:
         listed = ", ".join(map(repr, unknown))
         message = f"{type(module).__name__}.forward takes {listed}, and nothing tells what to give it"
-        hint = told(
-            called="say it: inputs={'input_ids': 'x', 'attention_mask': 'm -> bool'}",
-            typed="say it: --input input_ids=x --input 'attention_mask=m -> bool'",
-        )
-        raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint=hint))
+        raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
+    if not found:
+        message = f"{type(module).__name__}.forward takes no argument by name, so nothing tells what to give it"
+        raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
     return found, tuple(loose)
+
+
+def _say(available: Sequence[str]) -> str:
+    how = told(
+        called="say it: inputs={'input_ids': 'x', 'attention_mask': 'm -> bool'}",
+        typed="say it: --input input_ids=x --input 'attention_mask=m -> bool'",
+    )
+    return f"{how}; the reference takes {', '.join(available)}"
 
 
 def ways(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
@@ -158,8 +167,9 @@ def find_way(module: nn.Module, available: Sequence[str], vocabulary: int, paddi
     found, loose = roles(module, available)
     if PIXELS in found.values():
         return Way(rules=next(ways(found)), loose=loose)
-    first: Exception | None = None
+    errors: list[Exception] = []
     working: list[Way] = []
+    wrong: list[set[str]] = []
     for rules in ways(found):
         way = Way(rules=rules, loose=loose)
         try:
@@ -167,14 +177,16 @@ def find_way(module: nn.Module, available: Sequence[str], vocabulary: int, paddi
                 return way  # what it gives is random: that is said of the run, and no way is better than another
             seen = _seen(module, way, vocabulary, padding)
         except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
-            first = first or error
+            errors.append(error)
             continue
         if not seen:
             return way
         if seen == {PADDED}:
             working.append(way)
+        wrong.append(seen)
     if not working:
-        raise _refused(module, next(ways(found)), first) from first
+        cause = None if wrong else _usual(errors)
+        raise _refused(module, next(ways(found)), wrong, cause) from cause
     chosen = working[0]
     masked = any(role == MASK for role in found.values())
     if causal and not masked:
@@ -184,14 +196,30 @@ def find_way(module: nn.Module, available: Sequence[str], vocabulary: int, paddi
     return Way(rules=chosen.rules, unmasked=True, loose=loose)
 
 
-def _refused(module: nn.Module, rules: Sequence[tuple[str, str]], error: Exception | None) -> VerifyError:
+def _usual(errors: Sequence[Exception]) -> Exception:
+    """What was raised most often: the other errors come from what a forward was given on trial."""
+    said = Counter(f"{type(one).__name__}: {one}" for one in errors)
+    return max(errors, key=lambda one: (isinstance(one, VerifyError), said[f"{type(one).__name__}: {one}"]))
+
+
+def _refused(
+    module: nn.Module, rules: Sequence[tuple[str, str]], wrong: Sequence[set[str]], error: Exception | None
+) -> VerifyError:
+    if isinstance(error, VerifyError):
+        return error
     given = ", ".join(ours for _, ours in rules)
+    title, where = f"{type(module).__name__}.forward", place_of(module.forward)
     if error is None:
-        message = f"{type(module).__name__}.forward mixes the rows of a batch, whichever way it is given {given}"
-        return VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint="a row must not depend on another"))
+        said, hint = "mixes the rows of a batch", "a row must not depend on another"
+        if any(NONE in one for one in wrong):
+            said, hint = "gives numbers that are none", "look for the first NaN or infinity"
+        elif all(DEAF in one for one in wrong):
+            said, hint = "gives the same whatever words it is given", "is the embedding used?"
+        message = f"{title} {said}, whichever way it is given {given}"
+        return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
     said = " ".join(str(error).split())
-    message = f"{type(module).__name__}.forward failed on {given}: {type(error).__name__}: {said}"
-    return VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=f"at {users_line(error)}"))
+    message, hint = f"{title} failed on {given}: {type(error).__name__}: {said}", f"at {users_line(error)}"
+    return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
 
 
 def sample(
@@ -227,7 +255,7 @@ def sample(
     return {name: value for name, value in made.items() if name in available}
 
 
-PADDED, ROWS, DEAF = "padded", "rows", "deaf"
+PADDED, ROWS, DEAF, NONE = "padded", "rows", "deaf", "no numbers"
 
 
 def _steady(module: nn.Module, way: Way, vocabulary: int, padding: int) -> bool:
@@ -260,7 +288,7 @@ def _seen(module: nn.Module, way: Way, vocabulary: int, padding: int) -> set[str
     later = kept & ~start
     found = set()
     if not all(bool(torch.isfinite(one).all()) for one in base) and _differ_any(base, kept):
-        found |= {PADDED, ROWS}
+        return {PADDED, ROWS, NONE}
     if differ(changed(~kept), kept):
         found.add(PADDED)
     if differ(changed(last), kept & ~last):
@@ -299,9 +327,33 @@ def _cut(value: Tensor, shape: torch.Size) -> Tensor | None:
 
 def _outputs(module: nn.Module, way: Way, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     with torch.no_grad(), lifted(module):
-        returned = module(**way.given(inputs))
-    flat = tree_flatten(dict(returned) if isinstance(returned, Mapping) else returned)[0]
-    return [one for one in flat if isinstance(one, Tensor) and one.is_floating_point()]
+        returned = module(**way.given({name: value.clone() for name, value in inputs.items()}))
+    return comparable(module, returned)
+
+
+def comparable(module: nn.Module, returned: object) -> list[Tensor]:
+    """The numbers that a forward returned.
+
+    Raises:
+        VerifyError: there are none, or they are elsewhere.
+    """
+    title, where = f"{type(module).__name__}.forward", place_of(module.forward)
+    found = numbers_of(returned)
+    away = next((one.device for one in found if one.device.type != "cpu"), None)
+    if away is not None:
+        message = f"{title} moves data to another device: what it returns is on {away}"
+        hint = "keep it where its inputs and weights are"
+        raise VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
+    if not found:
+        message = f"{title} returns no tensor of floating-point numbers, but {_kind(returned)}"
+        raise VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint="return its activations"))
+    return found
+
+
+def _kind(returned: object) -> str:
+    if isinstance(returned, Tensor):
+        return f"one of {str(returned.dtype).removeprefix('torch.')}"
+    return "None" if returned is None else type(returned).__name__
 
 
 def _differ(one: Tensor, other: Tensor, where: Tensor) -> bool:

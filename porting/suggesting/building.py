@@ -17,9 +17,9 @@ from torch import nn
 
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, told
-from porting.frames import users_line
+from porting.frames import place_of, users_line
 from porting.suggesting.fields import Role, field_for, role_of
-from porting.target import TargetError
+from porting.target import TargetError, named_tensors
 
 Builder = nn.Module | Callable[..., nn.Module]
 
@@ -100,13 +100,58 @@ def build_for(into: Builder, config: Mapping[str, object]) -> Built:
         except Exception as error:  # a module may hold anything
             message = f"the module cannot be copied: {type(error).__name__}: {error}"
             hint = "pass a function that builds it"
-            raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint)) from error
-        return Built(module=copied.to("cpu").eval(), given=True)
-    module, asked, wished = _called(into, config)
-    if not isinstance(module, nn.Module):
-        message = f"building the module gave a {type(module).__name__}, expected a torch.nn.Module"
-        raise TargetError(Fault(code=Code.BAD_TARGET, message=message))
+            where = place_of(type(into))
+            raise TargetError(Fault(code=Code.BAD_TARGET, where=where, message=message, hint=hint)) from error
+        return Built(module=_module(type(into), copied).to("cpu").eval(), given=True)
+    maker: object = into
+    if not callable(maker):
+        message = f"{into!r} is no module, and nothing that builds one"
+        hint = "pass a torch.nn.Module, a class, or a function that builds one"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+    made, asked, wished = _called(into, config)
+    module = _module(into, made)
     return Built(module=module.to("cpu").eval(), asked=asked, wished=wished)
+
+
+def _module(into: Callable[..., Any], made: object) -> nn.Module:
+    """What a builder gave, if it is a module with weights that can be run."""
+    message, hint = f"{_title(into)} gave {_said(made)}, expected a torch.nn.Module", ""
+    if isinstance(made, type):
+        hint = f"call it: return {made.__name__}(...)"
+    elif made is None:
+        hint = "is a return missing?"
+    elif isinstance(made, tuple | list) and made and isinstance(made[0], nn.Module):
+        hint = "return its first part alone"
+    if isinstance(made, nn.Module):
+        hint, message = "", f"{_title(into)} gave {type(made).__name__}, "
+        tensors = [(name, one) for name, one in named_tensors(made) if not nn.parameter.is_lazy(one)]
+        away = next((name for name, one in tensors if one.is_meta), None)
+        empty = next(((name, list(one.shape)) for name, one in tensors if not one.numel()), None)
+        if not tensors and not any(nn.parameter.is_lazy(one) for one in made.parameters()):
+            message += "which has no weights"
+        elif away is not None:
+            message, hint = f"{message}whose {away} is on the device meta", "build it with values, on the CPU"
+        elif empty is not None:
+            message += f"whose {empty[0]} is of no size, {empty[1]}"
+            hint = "a size that it was built with is 0"
+        else:
+            return made
+    if inspect.iscoroutine(made):
+        made.close()
+    raise TargetError(Fault(code=Code.BAD_TARGET, where=place_of(into), message=message, hint=hint))
+
+
+def _said(made: object) -> str:
+    if made is None:
+        return "None"
+    if isinstance(made, type):
+        return f"the class {made.__name__}"
+    kind = type(made).__name__
+    return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind}"
+
+
+def _title(into: object) -> str:
+    return str(getattr(into, "__name__", type(into).__name__))
 
 
 def _called(into: Callable[..., Any], config: Mapping[str, object]) -> tuple[Any, dict[str, str], tuple[str, ...]]:
@@ -122,12 +167,12 @@ def _called(into: Callable[..., Any], config: Mapping[str, object]) -> tuple[Any
         return made[0], made[1], ()
     if unknown:
         listed = ", ".join(map(repr, unknown))
-        message = f"{getattr(into, '__name__', into)!s} asks for {listed}, and no field of config.json is known by that"
+        message = f"{_title(into)} asks for {listed}, and no field of config.json is known by that"
         hint = told(
             called="give it a default, or pass a function that builds the module from the config, or the built module",
             typed="give it a default, or name a function with one parameter, config, that builds the module",
         )
-        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+        raise TargetError(Fault(code=Code.BAD_TARGET, where=place_of(into), message=message, hint=hint))
     return _guarded(into, **{name: config[theirs] for name, theirs in asked.items()}), asked, wished
 
 
@@ -135,14 +180,15 @@ def _tried(into: Callable[..., Any], fields: Fields, parameter: inspect.Paramete
     """Call with a config; should it be handed on as ``**config``, once more with what is asked for behind."""
     positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
     try:
-        made = into(fields) if positional else into(**{parameter.name: fields})
+        with torch.device("cpu"):
+            made = into(fields) if positional else into(**{parameter.name: fields})
     except TypeError as error:
         names = _behind(into, str(error))
         if names is None:
             raise _failed(error) from error
         fields = Fields(fields._config, tuple(_arguments(names, fields._config)[0]))
         made = _guarded(into, fields) if positional else _guarded(into, **{parameter.name: fields})
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(error) from error
     return made, dict(fields._asked)
 
@@ -186,11 +232,11 @@ def _guarded(into: Callable[..., Any], *args: object, **kwargs: object) -> Any: 
     try:
         with torch.device("cpu"):
             return into(*args, **kwargs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(error) from error
 
 
-def _failed(error: Exception) -> PortingError:
+def _failed(error: BaseException) -> PortingError:
     if isinstance(error, PortingError):
         return error
     said = " ".join(str(error).split())

@@ -7,9 +7,7 @@ import os
 import tempfile
 import textwrap
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from porting.suggesting.building import Builder, build_for
 from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.finding import Found
 from porting.suggesting.generalise import Line
+from porting.suggesting.guarding import guarded
 from porting.suggesting.judging import Judgement, judge
 from porting.suggesting.proving import SMALL, Proof, prove
 from porting.suggesting.search import Search
@@ -89,7 +88,7 @@ def suggest(
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
     tell = progress or (lambda what, done, total: None)
     kind = architecture_of(checkpoint.config, architecture)
-    with _undisturbed(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
+    with guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         tell("making a twin", 0, 0)
         subjects = prepare(checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {})
         left = begun + limit * (1 - RESERVE) - time.monotonic()
@@ -125,20 +124,6 @@ def suggest(
         trials=found.trials,
         seconds=time.monotonic() - begun,
     )
-
-
-@contextmanager
-def _undisturbed(seed: int) -> Iterator[None]:
-    """With torch's random state and the caller's modes as before afterwards."""
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.inference_mode(mode=False),
-        torch.autocast("cpu", enabled=False),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        torch.manual_seed(seed)
-        yield
 
 
 def _searched(

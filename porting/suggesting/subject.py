@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, PortingError
+from porting.frames import place_of
 from porting.notation.field import held, value_of
 from porting.suggesting.arguments import (
     DECODER_IDS,
@@ -25,12 +25,14 @@ from porting.suggesting.arguments import (
     POSITIONS,
     SEGMENTS,
     Way,
+    comparable,
     find_way,
     sample,
 )
 from porting.suggesting.building import Builder, Built, build_for
 from porting.suggesting.fields import NESTED, Role, fields_of
 from porting.suggesting.finding import Side
+from porting.suggesting.returning import numbers_of
 from porting.suggesting.tracing import run
 from porting.suggesting.twin import Twin, draw, is_mask, make_twin
 from porting.target import named_tensors
@@ -186,12 +188,6 @@ def image_of(config: Mapping[str, object]) -> tuple[int, int, int]:
     return _number(fields, Role.CHANNELS, 3), int(str(high)), int(str(wide))
 
 
-def tensors_in(returned: object) -> list[Tensor]:
-    """The floating-point tensors of what a forward returned, in order."""
-    flat = tree_flatten(dict(returned) if isinstance(returned, Mapping) else returned)[0]
-    return [one for one in flat if isinstance(one, Tensor) and one.is_floating_point()]
-
-
 def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, padding: int) -> bool:
     """Whether a position's output is the same whatever stands behind it."""
     if IDS not in available:
@@ -200,7 +196,7 @@ def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, p
     other = {**inputs, IDS: inputs[IDS].clone()}
     other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
     with torch.no_grad():
-        pairs = zip(tensors_in(reference(**inputs)), tensors_in(reference(**other)), strict=True)
+        pairs = zip(numbers_of(reference(**inputs)), numbers_of(reference(**other)), strict=True)
         rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == LENGTH]
     return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
 
@@ -263,9 +259,15 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
 
 
 def _steady(module: nn.Module, port: Side) -> None:
+    kept = [one.clone() for one in port.inputs]
     first = run(module, port.call, port.leaves, port.inputs)
+    name, where = type(module).__name__, place_of(module.forward)
+    if not all(torch.equal(one, before) for one, before in zip(port.inputs, kept, strict=True)):
+        message = f"{name}.forward changes what it is given, so that whoever runs it twice gets something else"
+        hint = "work on a copy: x = x.clone()"
+        raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))
+    comparable(module, first.outputs)
     again = run(module, port.call, port.leaves, port.inputs)
-    name = type(module).__name__
     if first.made:
         message = f"{name}.forward makes parameters while it runs ({first.made[0]}): nothing can be loaded into those"
         raise VerifyError(
@@ -278,4 +280,5 @@ def _steady(module: nn.Module, port: Side) -> None:
     if not same:
         message = f"{name}.forward gives something else each time, in eval mode and on the same inputs"
         hint = "a dropout that is left on: F.dropout(x, p, self.training)" if first.random else "it must be a function"
-        raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=first.random_at, message=message, hint=hint))
+        where = first.random_at or where
+        raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))

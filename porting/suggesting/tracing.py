@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from porting.frames import current_line
+from porting.suggesting.returning import tensors_of
 from porting.tracing.lift import lifted
 
 Call = Callable[[nn.Module], object]
@@ -163,14 +164,9 @@ def run(
         except _Enough:
             returned = None
     found = watch.trace
-    found.outputs = [one.detach() for one in tree_flatten(_plain(returned))[0] if isinstance(one, Tensor)]
+    found.outputs = [one.detach() for one in tensors_of(returned)]
     found.operations = watch.count
     return found
-
-
-def _plain(value: object) -> object:
-    """Model outputs as containers that can be flattened."""
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 @contextmanager

@@ -73,3 +73,24 @@ def test_where_nothing_was_found_the_exit_code_is_another_one(run: Run, checkpoi
     assert result.exit_code == 3, result.stderr
     assert "not found: nothing could be proven; then nothing fits words.weight." in result.stdout.splitlines()
     assert "  the search met its bound on seconds or trials before it was complete" in result.stdout.splitlines()
+
+
+def test_a_builder_that_fails_is_a_line_with_its_place_and_no_traceback(run: Run, checkpoint: Path) -> None:
+    Path("own_model.py").write_text("def build(config):\n    return config['hidden_size'] // 0\n")
+    result = run("suggest", checkpoint, *INTO)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("error: building the module failed: ZeroDivisionError: integer ")
+    assert "own_model.py:2) [bad-target]" in lines[0]
+
+
+def test_what_a_builder_prints_does_not_get_into_the_json(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    place = Path("own_model.py")
+    place.write_text(place.read_text() + "\n\nprint('hello')\n")
+    result = run("suggest", checkpoint, *INTO, "--json")
+    assert json.loads(result.stdout)["verdict"] == "trunk only"
+    assert "hello" in result.stderr
+    assert "shards" not in result.stderr, "transformers' bars"

@@ -1,0 +1,92 @@
+"""The user's code is run, and nothing of the process is different afterwards; what it raises is said with its line."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from porting.errors import Code, Fault, PortingError
+from porting.frames import is_users, users_line
+from porting.tracing.environment import undisturbed
+from porting.tracing.faults import VerifyError
+
+
+@contextmanager
+def guarded(seed: int) -> Iterator[None]:
+    """Run what is inside as a guest: random states, modes and the process's surroundings are put back.
+
+    Raises:
+        VerifyError: the user's code raised what nothing here understands.
+    """
+    with _surroundings(), _randomness(), _silence(), undisturbed(seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except PortingError:
+            raise
+        except Exception as error:
+            if not is_users(error):
+                raise
+            message = f"running the module failed: {type(error).__name__}: {' '.join(str(error).split())}"
+            hint = f"at {users_line(error)}"
+            raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
+
+
+@contextmanager
+def _surroundings() -> Iterator[None]:
+    """Torch's modes, the folder, where modules are looked for, and the environment."""
+    dtype, graded, device = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_default_device()
+    strict, lenient = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    folder, path, environment = os.getcwd(), list(sys.path), dict(os.environ)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(graded)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+        torch.use_deterministic_algorithms(strict, warn_only=lenient)
+        os.chdir(folder)
+        sys.path[:] = path
+        if dict(os.environ) != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+
+
+@contextmanager
+def _randomness() -> Iterator[None]:
+    """Python's and NumPy's random states; torch's is put back by those who run models."""
+    state = random.getstate()
+    numpy: Any = sys.modules.get("numpy")  # only who has imported it can have drawn from it
+    drawn = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        if drawn is not None:
+            numpy.random.set_state(drawn)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Without the bars of transformers, which writes and reads a small twin."""
+    from transformers.utils import logging  # noqa: PLC0415  # only those who run it pay for it
+
+    shown = logging.is_progress_bar_enabled()
+    if shown:
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
