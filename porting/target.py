@@ -41,7 +41,17 @@ class Slot:
 
 
 def slots(module: nn.Module) -> dict[str, Slot]:
-    """Every parameter and persistent buffer of ``module``, tied ones under each of their names."""
+    """Every parameter and persistent buffer of ``module``, tied ones under each of their names.
+
+    Raises:
+        TargetError: some of them are lazy and have no shape yet.
+    """
+    lazy = [name for name, tensor in named_tensors(module) if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        message = f"{type(module).__name__} has lazy parameters without a shape: {', '.join(lazy[:3])}"
+        message += f" and {len(lazy) - 3} more" if len(lazy) > 3 else ""
+        hint = "run it once, on any input, and load into the module then"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     found: dict[str, Slot] = {}
     first: dict[int, str] = {}
     for name, tensor in named_tensors(module):

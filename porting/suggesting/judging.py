@@ -195,6 +195,12 @@ def _parts(subjects: Subjects, found: Found, proof: Proof, checkpoint: Checkpoin
             case "missing":
                 said = f"the module has no {one.reference.rpartition('.')[0] or one.reference} before {one.port}"
                 yield Reason(kind="missing norm", said=said, shown=True)
+            case "unloadable":
+                said = (
+                    f"{one.port} is no parameter of the module that state_dict lists, so nothing can be loaded into it"
+                )
+                hint = "nn.Parameter in an nn.ParameterDict or nn.ParameterList"
+                yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True)
             case "extra" if not _last(found, one):
                 yield Reason(
                     kind="extra", said=f"the module has {one.port}, and nothing of the checkpoint is due there"

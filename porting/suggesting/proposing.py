@@ -102,13 +102,13 @@ def suggest(
         proof = _proven(twin, into, write(made), subjects, seed=seed, fresh=fresh, small=True, causes=causes)
         final = onto(made, checkpoint, subjects)
         table = parse_table(write(final), where="suggested")
-        fits = _fits(checkpoint, into, table, fresh=fresh)
+        fits = _fits(checkpoint, into, table, subjects, fresh=fresh)
         own = None
         if not fits and proof.exact and sum(info.nbytes for info in checkpoint.tensors.values()) < 4 * SMALL:
             tell("proving on the checkpoint", 0, 0)
             own = _proven(checkpoint, into, write(final), subjects, seed=seed, fresh=fresh, small=False)
         verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped)
-        text = write(_headed(final, verdict, kind, checkpoint))
+        text = write(_headed(final, verdict, kind, lazy=subjects.lazy))
     return Suggestion(
         verdict=verdict.verdict,
         text=text,
@@ -168,11 +168,13 @@ def _proven(
     return prove(checkpoint, into, table, subjects, seed=seed, fresh=fresh, small=small, causes=causes)
 
 
-def _fits(checkpoint: Checkpoint, into: Builder, table: Table, *, fresh: bool) -> tuple[Fault, ...]:
+def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subjects, *, fresh: bool) -> tuple[Fault, ...]:
     """What does not fit when the table is held against the checkpoint and a module of its size."""
     try:
         if isinstance(into, nn.Module):
             module: nn.Module = build_for(into, {}).module
+        elif subjects.lazy:
+            module = subjects.readied(build_for(into, subjects.config).module)
         else:
             module = build(maker(table, checkpoint, into, None, trust=False)[0])
         floating = {info.dtype for info in checkpoint.tensors.values() if info.dtype.is_floating_point}
@@ -184,9 +186,11 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, *, fresh: bool) -
     return ()
 
 
-def _headed(made: Draft, judged: Judgement, architecture: str, checkpoint: Checkpoint) -> Draft:
+def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) -> Draft:
     """The table with what is known of it at its head."""
     head = [f"{architecture} into {made.description.rpartition(' into ')[2]}: {judged.verdict}.", judged.sentence]
+    if lazy:
+        head.append("The module has lazy parameters: run it once, and load into it then.")
     head += [f"- {one.said}" for one in judged.reasons]
     if judged.missing:
         head.append(f"The module has no place for {', '.join(judged.missing)}.")

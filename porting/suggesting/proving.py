@@ -100,7 +100,7 @@ def prove(
     if module is not None:
         return Proof(report=None, refused=first)
     full = complete(config, subjects.twin.architecture)
-    for change in (lambda built: built, fitted):
+    for change in (subjects.readied, fitted):
         try:
             report = verify(checkpoint, change(build_for(into, full).module), table, **arguments)  # type: ignore[arg-type]
         except PortingError:

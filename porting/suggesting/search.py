@@ -8,61 +8,24 @@ the key, is tried out, and only as far as the next place, where a wrong choice s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from porting.suggesting import bundles, tables, variants
-from porting.suggesting.arrangements import Heads, arrangements
+from porting.suggesting.arrangements import arrangements
 from porting.suggesting.fields import Role, fields_of
-from porting.suggesting.finding import CLOSE, SAME, Divergence, Forced, Found, Side, Tell
-from porting.suggesting.layouts import Move, Piece, carry, distance, matrix
+from porting.suggesting.filling import Filling
+from porting.suggesting.finding import CLOSE, SAME, Found
+from porting.suggesting.layouts import Move, Piece, distance, matrix
 from porting.suggesting.naming import likeness
-from porting.suggesting.places import alike, explained, extents, habit, normed, skips, together, vector
+from porting.suggesting.places import alike, explained, extents, habit, skips, together, vector
 from porting.suggesting.tracing import Kind, Trace, Unit
 
 
-class Search:
-    """One search.
-
-    Args:
-        port, reference: the two models.
-        sizes: index -> size, as [sizes] will say.
-        heads: how attention is cut up; None where nobody knows.
-        config: the twin's config.
-        scales: constants that embeddings may have to be multiplied by.
-        most: the bound on trials.
-        seconds: the bound on time.
-        tell: told about progress.
-    """
-
-    def __init__(
-        self,
-        port: Side,
-        reference: Side,
-        *,
-        sizes: Mapping[str, int],
-        heads: Heads | None,
-        config: Mapping[str, object],
-        scales: Sequence[str],
-        most: int,
-        seconds: float,
-        tell: Tell,
-    ) -> None:
-        self.port, self.reference = port, reference
-        self._sizes, self._config, self._scales = dict(sizes), config, scales
-        self._heads = heads
-        self._grouped = heads is not None and heads.groups != heads.count
-        self._rotary = any("rope" in name or "rotary" in name for name in config)
-        self._most, self._until = most, time.monotonic() + seconds
-        self._tell = tell
-        self.found = Found()
-        self._filled: set[str] = set()
-        self._used: set[str] = set()
-        self._forced = Forced()
-        self._habits: list[tuple[str, ...]] = []
+class Search(Filling):
+    """One search; see :class:`porting.suggesting.filling.Filling` for what it is given."""
 
     def search(self) -> Found:
         """Fill what can be filled."""
@@ -80,16 +43,18 @@ class Search:
                 found.exhausted = True
                 break
             self._settle(unit, trace, theirs)
+        self._untold(found.trace)
         found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
         found.open = [name for name in self.port.loadable if name not in self._filled]
         found.lacking = [one for one in theirs if not set(one.names) & self._used]
+        if found.lacking:
+            for unit in found.trace.units:
+                kept = [one for one in unit.names if one not in self.port.loadable]
+                learned = any(isinstance(self.port.leaves[one], nn.Parameter) for one in kept)
+                if kept and (learned or unit.kind is Kind.LINEAR):
+                    self._note("unloadable", unit, None)
+                    break
         return found
-
-    def _is_open(self, unit: Unit) -> bool:
-        return bool(set(unit.names) & self.port.loadable - self._filled)
-
-    def _free(self, unit: Unit) -> bool:
-        return not set(unit.weights or unit.biases) & self._used
 
     def _settle(self, unit: Unit, trace: Trace, theirs: Sequence[Unit]) -> None:
         free = [one for one in theirs if self._free(one)]
@@ -110,6 +75,9 @@ class Search:
         ]
         if unit.kind is Kind.NORM:
             self._norm(unit, matches[0], trace)
+            return
+        if set(unit.weights) <= self._filled:
+            self._tied(unit, matches)
             return
         self._matrices(group, matches, trace)
 
@@ -191,6 +159,24 @@ class Search:
                 if self._choose(single, [mate], ways, self._next(single, trace), trace):
                     return
             self._give_up(group[0], ranked[0])
+
+    def _tied(self, unit: Unit, matches: Sequence[Unit]) -> None:
+        """A bias behind a matrix that has its values already, as a decoder's that is the word table."""
+        sources = {name for move in self.found.moves if set(unit.weights) & set(move.writes) for name in move.reads}
+        mate = next((one for one in matches if set(one.weights) & sources), None)
+        if mate is None:
+            self._give_up(unit, matches[0])
+            return
+        if mate.biases:
+            moves = [
+                Move((Piece(mate.biases[0], mate.biases),), (Piece(unit.biases[0], unit.biases),), why="its place")
+            ]
+            values = self._values(moves)
+            if values is None:
+                self._give_up(unit, mate)
+                return
+            self._accept(moves, values, [unit], [mate])
+        self._uneven(unit, mate)
 
     def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[Move, ...]]:
         """The arrangements of an attention's projections."""
@@ -338,86 +324,3 @@ class Search:
         """What of the reference's comes nearest to what the unit is given."""
         far = sorted((self._apart(unit, one), one.names[0]) for one in like)
         return tuple((name, size) for size, name in far[:3] if size < float("inf"))
-
-    def _force(self, unit: Unit, mate: Unit) -> None:
-        """From now on the unit is given the reference's operand."""
-        if unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
-            return
-        if unit.kind is Kind.NORM and unit.centred != mate.centred:
-            return  # one is seen before the mean is taken off, the other behind
-        self._forced.operands[unit.number] = alike(mate.operand, unit.operand)
-        for other in self.found.trace.units:
-            if other is not unit and together(other, unit) and other.kind is unit.kind:
-                self._forced.operands[other.number] = self._forced.operands[unit.number]
-
-    def _uneven(self, unit: Unit, mate: Unit) -> None:
-        """Note a bias that one side has and the other has not."""
-        if mate.biases and not unit.biases:
-            self._note("bias", unit, mate)
-            self._used |= set(mate.biases)
-            for name in mate.biases:
-                if name not in {one for other in self.found.reference.units for one in other.weights}:
-                    self.reference.leaves[name].data.zero_()
-            again = self.reference.run()
-            for old, new in zip(self.found.reference.units, again.units, strict=True):
-                old.operand, old.output = new.operand, new.output
-            self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
-        elif unit.biases and not mate.biases and set(unit.biases) - self._filled:
-            self._note("surplus", unit, mate)
-            self._filled |= set(unit.biases)
-            self._put({name: torch.zeros_like(self.port.leaves[name]) for name in unit.biases})
-
-    def _give_up(self, unit: Unit, mate: Unit | None) -> None:
-        self._note("extra" if mate is None else "shape", unit, mate)
-        self._filled |= set(unit.names)
-        self._used |= set(() if mate is None else mate.names)
-
-    def _note(
-        self,
-        what: str,
-        unit: Unit,
-        mate: Unit | None,
-        size: float = float("nan"),
-        cause: str = "",
-        near: tuple[tuple[str, float], ...] = (),
-    ) -> None:
-        before = tuple(name for move in self.found.moves[-4:] for name in move.writes)
-        theirs = "" if mate is None else (mate.biases if what == "bias" else mate.names)[0]
-        ours = (unit.biases if what == "surplus" else unit.names)[0]
-        self.found.divergences.append(
-            Divergence(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause, near=near)
-        )
-
-    # ---------------------------------------------------------------------------------------------- values
-
-    def _values(self, moves: Sequence[Move]) -> dict[str, Tensor] | None:
-        found: dict[str, Tensor] = {}
-        for move in moves:
-            some = carry(move, self.reference.leaves, self.port.leaves, self._sizes, self._config)
-            if some is None:
-                return None
-            found.update(some)
-        return found
-
-    def _put(self, values: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in values.items():
-                self.port.leaves[name].data.copy_(value)
-
-    def _accept(
-        self, moves: Sequence[Move], values: Mapping[str, Tensor], group: Sequence[Unit], mates: Sequence[Unit]
-    ) -> None:
-        self._put(values)
-        self.found.moves += moves
-        self._filled |= set(values)
-        self._used |= {name for move in moves for name in move.reads}
-        for one in group if mates else ():
-            self.found.mates[one.number] = mates[0]
-
-    def _apart(self, unit: Unit, mate: Unit) -> float:
-        """How far two units' operands are from each other, whatever their layouts."""
-        if unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
-            return float("inf")
-        if unit.kind is Kind.NORM:
-            return distance(normed(unit), normed(mate))
-        return distance(unit.operand, mate.operand)

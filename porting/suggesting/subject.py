@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, PortingError
@@ -32,6 +32,7 @@ from porting.suggesting.arguments import (
 from porting.suggesting.building import Builder, Built, build_for
 from porting.suggesting.fields import NESTED, Role, fields_of
 from porting.suggesting.finding import Side
+from porting.suggesting.readying import doubled, is_lazy, plain_tensors, refuse_computed, warm
 from porting.suggesting.returning import numbers_of
 from porting.suggesting.tracing import run
 from porting.suggesting.twin import Twin, draw, is_mask, make_twin
@@ -52,6 +53,7 @@ class Subjects:
         causal: the reference's positions see none behind them.
         available: the reference's inputs.
         longest: the longest row that both take.
+        lazy: some of the module's parameters have a shape after a first run only.
     """
 
     twin: Twin
@@ -61,6 +63,15 @@ class Subjects:
     causal: bool
     available: tuple[str, ...]
     longest: int
+    lazy: bool = False
+
+    def readied(self, module: nn.Module) -> nn.Module:
+        """Another one of the user's modules, its lazy parameters in shape."""
+        vocabulary, padding = (
+            number_of(self.twin.config, Role.VOCABULARY, 97),
+            number_of(self.twin.config, Role.PADDING),
+        )
+        return warm(module, self.available, vocabulary, padding)
 
 
 def complete(config: Mapping[str, object], architecture: str) -> dict[str, object]:
@@ -88,11 +99,12 @@ def prepare(
     """
     config = complete(checkpoint.config, architecture)
     twin, built = _sized(config, into, architecture, folder, seed)
-    module = built.module.double()
-    _warm(module)
-    draw(module, seed + 1, buffers=False)
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    refuse_computed(built.module)
+    lazy = is_lazy(built.module)
+    module = doubled(warm(built.module, available, vocabulary, padding))
+    draw(module, seed + 1, buffers=False)
     causal = _causal(twin.reference, available, vocabulary, padding)
     if inputs:
         way = Way(rules=tuple((theirs, ours) for theirs, ours in inputs.items()))
@@ -106,6 +118,7 @@ def prepare(
         causal=causal,
         available=available,
         longest=_longest(twin, module, way, available, vocabulary, padding),
+        lazy=lazy,
     )
 
 
@@ -157,20 +170,6 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
     if not config.get("is_encoder_decoder"):
         names = [name for name in names if not name.startswith("decoder")]
     return tuple(names)
-
-
-def _warm(module: nn.Module) -> None:
-    """Materialise lazy modules with one dry run; anything else is left as it is."""
-    if not any(nn.parameter.is_lazy(tensor) for tensor in module.parameters()):
-        return
-    names = list(inspect.signature(module.forward).parameters)
-    message = f"{type(module).__name__} has lazy parameters"
-    try:
-        with torch.no_grad():
-            module(torch.randint(3, 50, (3, 7)), *(torch.ones(3, 7, dtype=torch.bool) for _ in names[1:2]))
-    except Exception as error:
-        hint = "run it once and pass it built"
-        raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=f"{message}: {error}", hint=hint)) from error
 
 
 def end_of(config: Mapping[str, object]) -> int | None:
@@ -241,12 +240,16 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
     given = way.given(batch)
     leaves = {name: one for name, one in named_tensors(module) if one.is_floating_point() and not is_mask(one)}
     loadable = frozenset(leaves)
-    for path, part in module.named_modules():
-        stem = f"{path}." if path else ""
-        for name, value in (*part._buffers.items(), *vars(part).items()):
-            new = isinstance(value, Tensor) and stem + name not in leaves
-            if isinstance(value, Tensor) and new and value.is_floating_point() and not is_mask(value):
-                leaves[stem + name] = value
+    unsaved = [
+        (f"{path}.{name}" if path else name, one)
+        for path, part in module.named_modules()
+        for name, one in part._buffers.items()
+        if one is not None
+    ]
+    unsaved += plain_tensors(module)
+    leaves |= {
+        name: one for name, one in unsaved if name not in leaves and one.is_floating_point() and not is_mask(one)
+    }
     port = Side(module, leaves, loadable, lambda one: one(**given), list(given.values()))
     _steady(module, port)
     files = {

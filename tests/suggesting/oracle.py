@@ -51,10 +51,11 @@ def apart(
     theirs: Mapping[str, Tensor],
     ours: Mapping[str, Tensor],
 ) -> float:
-    """How far the loaded module's first output is from the reference's, of its scale."""
+    """How far the loaded module's first output is from the reference's, of its scale, at words that are no padding."""
     loaded = porting.load(folder, build, found.table).double().eval()
     with torch.no_grad():
         expected = uncast(reference)(**theirs)[0]
         given = loaded(**ours)
     first = given[0] if isinstance(given, tuple) else given
-    return float((first - expected).abs().max() / expected.abs().max())
+    kept = theirs["attention_mask"].bool() if "attention_mask" in theirs else ...
+    return float((first - expected)[kept].abs().max() / expected[kept].abs().max())

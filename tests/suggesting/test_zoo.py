@@ -28,7 +28,7 @@ def test_the_table_is_found_and_proven(animal: Animal, source: Path) -> None:
     assert found.verdict is (Verdict.TRUNK if animal.approximate is None else Verdict.APPROXIMATE), str(found)
     assert found.proven is (animal.approximate is None)
     assert found.missing == ("bert.pooler", "cls")
-    assert found.unmapped == ()
+    assert [one for one in found.unmapped if one.side == "module"] == []
     assert same_weights(source, animal, found) == []
     assert len(found.text.splitlines()) < 90
 
