@@ -26,8 +26,8 @@ LARGEST = 64 << 20
 """Bytes.  Tokenizers stay below; what is larger in a checkpoint's directory is weights or data."""
 
 WEIGHTS = (
-    ".bin", ".ckpt", ".gguf", ".h5", ".index", ".msgpack", ".npz", ".onnx", ".ot", ".pickle", ".pkl", ".pt", ".pth",
-    ".safetensors", ".safetensors.index.json", ".bin.index.json", ".tflite",
+    ".bin", ".ckpt", ".distcp", ".gguf", ".h5", ".index", ".msgpack", ".npz", ".onnx", ".ot", ".pickle", ".pkl", ".pt",
+    ".pth", ".safetensors", ".safetensors.index.json", ".bin.index.json", ".tflite",
 )  # fmt: skip
 """Endings of files of weights and of training states: they belong to the values that are replaced."""
 
@@ -36,9 +36,10 @@ def weight_files(checkpoint: Checkpoint | None, tensors: Mapping[str, Tensor]) -
     """The tensors as files, divided as the followed checkpoint divides them.
 
     A file whose tensors still have the names, dtypes and shapes it had is written with its own header, so that equal
-    values give equal bytes.  Pickled files become safetensors.  Tensors that no file had go into the last.
+    values give equal bytes.  Pickled files become safetensors.  Tensors that no file had go into the last.  The files
+    of a distributed checkpoint, divided as its processes were, become one.
     """
-    if checkpoint is None:
+    if checkpoint is None or any(file.format == "dcp" for file in checkpoint.files):
         return {SAFETENSORS: TensorFile(tensors=tensors, metadata=METADATA)}
     parts = [{name: tensors[name] for name in file.names if name in tensors} for file in checkpoint.files]
     parts[-1].update({name: tensor for name, tensor in tensors.items() if name not in checkpoint.tensors})

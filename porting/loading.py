@@ -24,7 +24,7 @@ from porting.plan.check import check
 from porting.plan.config import arguments
 from porting.plan.move import forward
 from porting.plan.plan import LeftOut, Plan, PlanError
-from porting.sharding import Filled, fill, is_sharded, prove_shares
+from porting.sharding import Crew, Filled, fill, is_sharded, require_equal, unequal
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
 
@@ -91,14 +91,17 @@ def load(
         TableError: there is no such table, or it has faults.
         PlanError: table, checkpoint and module do not fit; carries all faults.
         TargetError: the module cannot be built or filled.
+        RankError: another of the processes over which the module is spread could not load its part; which, and why.
 
     Whatever is raised, a module that was passed is as it was before.
     """
-    if isinstance(source, Checkpoint):
-        checkpoint = source
-    else:
-        checkpoint = open_checkpoint(source, revision=revision, token=token, local_files_only=local_files_only)
-    fitted = fit(checkpoint, into, table, architecture=architecture, dtype=dtype, fresh=fresh, trust=trust)
+    crew = _crew(source, alone=not (isinstance(into, nn.Module) and is_sharded(into)))
+    with crew.step():
+        if isinstance(source, Checkpoint):
+            checkpoint = source
+        else:
+            checkpoint = open_checkpoint(source, revision=revision, token=token, local_files_only=local_files_only)
+        fitted = fit(checkpoint, into, table, architecture=architecture, dtype=dtype, fresh=fresh, trust=trust)
     module, plan = fitted.module, fitted.plan
     filled = _shards(plan, checkpoint, module)
     if filled is None:
@@ -123,12 +126,24 @@ def load(
 
 
 def _shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled | None:
-    """This process's part of a module that is spread over several; None of one that is not."""
+    """This process's part of a module that is spread over several; None of one that is not.
+
+    What one of them cannot read, none of them goes on from: all raise.
+    """
     if not is_sharded(module):
         return None
-    proven = prove_shares(plan, checkpoint)
-    filled = fill(plan, checkpoint, module)
+    crew = _crew(checkpoint.location)
+    with crew.step():
+        wrong, proven = unequal(plan, checkpoint, crew.rank, crew.count)
+        filled = fill(plan, checkpoint, module)
+    require_equal(plan, (name for some in crew.gather(wrong) for name in some))
     return replace(filled, nbytes=filled.nbytes + proven)
+
+
+def _crew(source: str | os.PathLike[str] | Checkpoint, *, alone: bool = False) -> Crew:
+    """The processes that load together; with ``alone``, this one."""
+    where = source.location if isinstance(source, Checkpoint) else os.fspath(source)
+    return Crew(where, "nothing was loaded", alone=alone)
 
 
 def _bounds(checkpoint: Checkpoint) -> Bounds:

@@ -61,7 +61,8 @@ def _for_config(config: Mapping[str, object]) -> Table:
             asked.append(path.stem)
     found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     names = [path.stem for path in paths]
-    hint = nearest(str(model_type), names) or f"pass {option('table')}"
+    beside = "" if config else ", or put the model's config.json beside its weights"
+    hint = nearest(str(model_type), names) or f"pass {option('table')}{beside}"
     if asked:
         hint = f"it takes one that is asked for: {option('table', asked[0])}"
     message = f"config.json has {found}, and no shipped table is for it; shipped: {', '.join(names)}"

@@ -16,19 +16,23 @@ import zlib
 from collections.abc import Mapping
 from typing import IO, cast
 
+import torch
+
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import Contents, Record
+from porting.checkpoint.layout import Contents, Extent, Record
 from porting.checkpoint.legacy_bin import is_legacy, read_legacy
 from porting.checkpoint.sniff import wrong_format
 from porting.checkpoint.state_dict import read_tensors
 from porting.checkpoint.state_pickle import StateMachine
+from porting.checkpoint.state_values import TensorSpec, describe
 from porting.errors import Code, Fault
 
 MAX_DIRECTORY = 1 << 26
 """The longest table of contents and the longest ``data.pkl``, in bytes: a million storages need less."""
 
 SAVE_AGAIN = "save the state dict again with torch.save"
+SAVED_AGAIN = "the checkpoint is damaged: fetch it, or save it, again"
 FETCH_AGAIN = "the file is damaged: fetch it again"
 
 
@@ -46,6 +50,58 @@ def read_bin(source: ByteSource, *, name: str, locate: bool = True) -> Contents:
     """
     if is_legacy(source):
         return read_legacy(source, name=name)
+    value, records = _read_archive(source, locate=locate)
+    contents = read_tensors(value, records, source, name=name)
+    return (
+        contents
+        if locate
+        else Contents(file=contents.file, tensors=contents.tensors, extents={}, shared=contents.shared)
+    )
+
+
+def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, ...]) -> Extent:
+    """Where in an archive of ``torch.save`` the elements of the one tensor lie that it holds.
+
+    Args:
+        source: the archive's bytes, and no others.
+        dtype, shape: what the tensor is said to be.
+
+    Raises:
+        CheckpointError: it is no such archive, or holds something else.
+    """
+    value, records = _read_archive(source, locate=True)
+    if not isinstance(value, TensorSpec):
+        raise CheckpointError(
+            Fault(
+                code=Code.DCP_CHUNK,
+                where=source.where,
+                message=f"it holds {describe(value)} where a tensor is expected",
+                hint=SAVED_AGAIN,
+            )
+        )
+    contents = read_tensors({ONE: value}, records, source, name=ONE)
+    if (value.dtype, value.size) != (dtype, shape):
+        found, said = (
+            f"{list(sizes)} of {str(kind).removeprefix('torch.')}"
+            for kind, sizes in ((value.dtype, value.size), (dtype, shape))
+        )
+        raise CheckpointError(
+            Fault(
+                code=Code.DCP_CHUNK,
+                where=source.where,
+                message=f"it holds a tensor {found}, and .metadata says {said}",
+                hint=SAVED_AGAIN,
+            )
+        )
+    return contents.extents[ONE]
+
+
+ONE = "tensor"
+"""What the only tensor of an archive is called in messages."""
+
+
+def _read_archive(source: ByteSource, *, locate: bool) -> tuple[object, dict[str, Record]]:
+    """What the pickle of an archive describes, and where its storages lie."""
     entries, root = _table_of_contents(source)
     _require_little_endian(source, entries, root)
     structure = _record_bytes(source, entries[f"{root}/data.pkl"])
@@ -71,12 +127,7 @@ def read_bin(source: ByteSource, *, name: str, locate: bool = True) -> Contents:
     if machine.position != len(structure):
         behind = len(structure) - machine.position
         raise machine.error(f"{behind} bytes behind its end, which torch.save does not write", Code.BIN_UNSAFE)
-    contents = read_tensors(value, records, source, name=name)
-    return (
-        contents
-        if locate
-        else Contents(file=contents.file, tensors=contents.tensors, extents={}, shared=contents.shared)
-    )
+    return value, records
 
 
 def _table_of_contents(source: ByteSource) -> tuple[dict[str, zipfile.ZipInfo], str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import torch
 
+from porting.checkpoint.dcp import locate
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.index import Index, check_against_shards, total_size_warning
@@ -17,6 +19,23 @@ from porting.errors import Code, Fault, nearest, told
 
 CHECKSUM_PIECE = 1 << 18
 """Bytes read at a time: larger pieces fall out of the processor's cache and cost several times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor that lies together in a file.
+
+    Attributes:
+        starts: where the box begins in the tensor, axis by axis.
+        sizes: its sizes.
+        file: the file.
+        extent: where in it the elements of the box lie.
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: LocalFile
+    extent: Extent
 
 
 class Checkpoint:
@@ -46,6 +65,7 @@ class Checkpoint:
         sources: Mapping[str, ByteSource],
         index: Index | None,
         commit: str | None = None,
+        notes: tuple[Fault, ...] = (),
     ) -> None:
         contents = tuple(contents)
         self.location = location
@@ -65,13 +85,21 @@ class Checkpoint:
         else:
             self.tensors = {name: info for part in contents for name, info in part.tensors.items()}
             self._extents = {name: extent for part in contents for name, extent in part.extents.items()}
-        self.warnings = (*self._check(contents, index), *self._remote_code())
+        self._chunks = {name: chunks for part in contents for name, chunks in part.chunks.items()}
+        self._located: dict[str, tuple[Piece, ...]] = {}
+        self.warnings = (*notes, *self._check(contents, index), *self._remote_code())
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
 
-    def place(self, name: str) -> tuple[LocalFile, Extent]:
-        """Where a tensor's bytes lie, the checksum of their record verified: for reading them piece by piece.
+    def pieces(self, name: str, *, verify: bool = True) -> tuple[Piece, ...]:
+        """Where a tensor's bytes lie: for reading them bit by bit.
+
+        Most tensors lie in one piece.  One of a distributed checkpoint lies in disjoint boxes that cover it.
+
+        Args:
+            name: its on-disk name.
+            verify: see that the checksums of the records are those of their bytes, which reads all of them once.
 
         Raises:
             CheckpointError: there is no such tensor, its bytes are damaged, or only headers were fetched.
@@ -80,18 +108,52 @@ class Checkpoint:
         if info is None:
             message = f"the checkpoint has no tensor {quote(name)}"
             raise self._fault(Code.TENSOR_UNKNOWN, self.location, message, nearest(name, list(self.tensors)))
-        source = self._sources.get(info.file)
+        found = self._located.get(name)
+        if found is None:
+            if name in self._chunks:
+                chunks = [(chunk, self.file(chunk.file)) for chunk in self._chunks[name]]
+                found = tuple(
+                    Piece(chunk.starts, chunk.sizes, source, locate(source, chunk, info)) for chunk, source in chunks
+                )
+            else:
+                found = (
+                    Piece((0,) * len(info.shape), info.shape, self.file(info.file, tensor=name), self._extents[name]),
+                )
+            self._located[name] = found
+        if verify:
+            for piece in found:
+                self._verify_checksum(piece.file, piece.extent.record)
+        return found
+
+    def file(self, name: str, *, tensor: str = "") -> LocalFile:
+        """One of its files of weights.
+
+        Args:
+            name: the file's name.
+            tensor: the tensor for whose sake it is wanted, for messages.
+
+        Raises:
+            CheckpointError: only headers were fetched.
+        """
+        source = self._sources.get(name)
         if not isinstance(source, LocalFile):
-            message = f"the values of tensor {quote(name)} were not fetched, only the headers"
+            what = f"of tensor {quote(tensor)}" if tensor else f"in {quote(name)}"
+            message = f"the values {what} were not fetched, only the headers"
             raise self._fault(
                 Code.WEIGHTS_NOT_FETCHED,
                 self.location,
                 message,
                 told(called="open the checkpoint with weights=True", typed="leave --headers-only out"),
             )
-        extent = self._extents[name]
-        self._verify_checksum(source, extent.record)
-        return source, extent
+        return source
+
+    def maps(self, name: str) -> bool:
+        """Whether :meth:`read` gives a view of the mapped file, and copies nothing."""
+        pieces = self.pieces(name, verify=False)
+        if len(pieces) != 1:
+            return False
+        extent, info = pieces[0].extent, self.tensors[name]
+        return extent.start % info.dtype.itemsize == 0 and info.nbytes <= extent.stop - extent.start
 
     def read(self, name: str, *, own: bool = False) -> torch.Tensor:
         """One tensor.
@@ -101,7 +163,7 @@ class Checkpoint:
             own: a contiguous copy in anonymous memory, which does not care what happens to the file
                 afterwards. Otherwise the tensor is a view of the privately mapped file: nothing is read
                 before it is touched, and writing to it never reaches the file.  Tensors that are not aligned,
-                or that repeat their elements (stride 0), are copied in either case.
+                that repeat their elements (stride 0), or that lie in several pieces, are copied in either case.
 
         Returns:
             The tensor, with the shape and dtype of ``tensors[name]``.
@@ -110,8 +172,18 @@ class Checkpoint:
             CheckpointError: there is no such tensor, its bytes are damaged, the file changed since it was
                 opened, or only headers were fetched.
         """
-        source, extent = self.place(name)
+        pieces = self.pieces(name)
         info = self.tensors[name]
+        if len(pieces) == 1:
+            return self._read(name, pieces[0], own=own)
+        whole = torch.empty(info.shape, dtype=info.dtype)
+        for piece in pieces:
+            box = tuple(slice(start, start + size) for start, size in zip(piece.starts, piece.sizes, strict=True))
+            whole[box] = self._read(name, piece, own=False)
+        return whole
+
+    def _read(self, name: str, piece: Piece, *, own: bool) -> torch.Tensor:
+        info, source, extent = self.tensors[name], piece.file, piece.extent
         # Bytes that are no booleans are seen as bytes first: a bool tensor with a 7 in it behaves differently
         # everywhere.
         dtype = torch.uint8 if info.dtype == torch.bool else info.dtype
@@ -120,8 +192,8 @@ class Checkpoint:
         if info.dtype == torch.bool:
             flat = self._as_bool(flat, source, name)
         if extent.stride is None:
-            return flat.view(info.shape)
-        strided = flat.as_strided(info.shape, extent.stride)
+            return flat.view(piece.sizes)
+        strided = flat.as_strided(piece.sizes, extent.stride)
         return strided.contiguous() if own or strided.numel() > flat.numel() else strided
 
     def _check(self, contents: tuple[Contents, ...], index: Index | None) -> tuple[Fault, ...]:

@@ -67,7 +67,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> Index:
             faults.add(Code.INDEX_INVALID, "its shard is no string", tensor=tensor, hint=WRITE_AGAIN)
         elif shard not in shards:
             shards[shard] = None
-            reason = _shard_fault(shard)
+            reason = shard_fault(shard)
             if reason:
                 faults.add(
                     Code.INDEX_SHARD,
@@ -93,7 +93,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> Index:
     )
 
 
-def _shard_fault(shard: str) -> str:
+def shard_fault(shard: str) -> str:
     """Why a string is no plain file name; empty when it is one."""
     reasons = {
         "is empty or holds control characters": not shard or not shard.isprintable(),

@@ -94,6 +94,25 @@ class Extent:
     record: Record | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """A box of a tensor that a distributed checkpoint keeps by itself, in a small archive of its own.
+
+    Attributes:
+        starts: where the box begins in the tensor, axis by axis.
+        sizes: its sizes.
+        file: the name of the file.
+        start: the archive's first byte there.
+        stop: one past its last byte.
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightFile:
     """One file of weights.
@@ -101,16 +120,17 @@ class WeightFile:
     Attributes:
         name: its name inside the checkpoint, such as ``model-00001-of-00002.safetensors``.
         size: bytes.
-        format: ``"safetensors"`` or ``"bin"`` (a state dict saved with ``torch.save``).
+        format: ``"safetensors"``, ``"bin"`` (a state dict saved with ``torch.save``) or ``"dcp"`` (part of a
+            checkpoint of ``torch.distributed.checkpoint``).
         metadata: the ``__metadata__`` of a safetensors file, strings to strings; ``{}`` when it has none.
-        names: its tensors, in the order of its header.
+        names: its tensors, in the order of its header; of a distributed checkpoint, those that begin in it.
         header: the JSON text of a safetensors file with its padding, without the eight bytes of length that
             stand in front of it; None for a ``.bin``.  With it a file is written again byte for byte.
     """
 
     name: str
     size: int
-    format: Literal["safetensors", "bin"]
+    format: Literal["safetensors", "bin", "dcp"]
     metadata: Mapping[str, str]
     names: tuple[str, ...]
     header: bytes | None = field(default=None, repr=False)
@@ -125,9 +145,11 @@ class Contents:
         tensors: its tensors, in the header's order.
         extents: where each lies.
         shared: groups of names that stand for one and the same range of a storage.
+        chunks: of the tensors of a distributed checkpoint, which have no extent, the boxes that make them up.
     """
 
     file: WeightFile
     tensors: Mapping[str, TensorInfo]
     extents: Mapping[str, Extent] = field(repr=False)
     shared: tuple[frozenset[str], ...] = ()
+    chunks: Mapping[str, tuple[Chunk, ...]] = field(default_factory=dict, repr=False)

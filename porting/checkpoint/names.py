@@ -12,6 +12,8 @@ SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 BIN = "pytorch_model.bin"
 BIN_INDEX = "pytorch_model.bin.index.json"
+DCP_METADATA = ".metadata"
+DCP_ENDING = ".distcp"
 
 INDEX_ENDINGS = (".safetensors.index.json", ".bin.index.json")
 BIN_ENDINGS = (".bin", ".pt", ".pth")
@@ -58,6 +60,13 @@ def choose_weights(names: Collection[str], *, where: str, read_index: Callable[[
             )
         if index in names or single in names:
             return index if index in names else single
+    if DCP_METADATA in names:
+        return DCP_METADATA
+    pieces = [name for name in names if name.endswith(DCP_ENDING)]
+    if pieces:
+        message = f"holds {len(pieces)} files of a distributed checkpoint and no {DCP_METADATA}, which is written last"
+        hint = "the save did not come to its end: save it again"
+        raise CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))
     candidates = sorted(name for name in names if name.endswith((".safetensors", *INDEX_ENDINGS, *BIN_ENDINGS)))
     if candidates:
         hint = f"if {candidates[0]} is meant, pass its path"

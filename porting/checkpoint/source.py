@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from porting.checkpoint.bin_file import read_bin
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.config import read_config
+from porting.checkpoint.dcp import read_distributed
 from porting.checkpoint.errors import CheckpointError, HubError, quote
 from porting.checkpoint.files import ByteSource, LocalFile, member, read_small
 from porting.checkpoint.index import MAX_INDEX, Index, parse_index
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.model_id import parse_model_id
-from porting.checkpoint.names import BIN_ENDINGS, INDEX_ENDINGS, choose_weights
+from porting.checkpoint.names import BIN_ENDINGS, DCP_ENDING, DCP_METADATA, INDEX_ENDINGS, choose_weights
 from porting.checkpoint.safetensors_file import read_header
 from porting.checkpoint.sniff import is_safetensors, wrong_format
 from porting.errors import Code, Fault, nearest
@@ -41,8 +42,9 @@ def open_checkpoint(
     Args:
         source: a directory; a ``.safetensors`` file; a ``pytorch_model.bin``; the index of a sharded
             checkpoint; or a model on the hub, ``"org/name"`` or ``"org/name@revision"``.  In a directory
-            safetensors files go before ``.bin`` files.  A path that exists is never taken for a model on the
-            hub.
+            safetensors files go before ``.bin`` files, and these before what ``torch.distributed.checkpoint``
+            saved; of the latter, ``"directory/model"`` is the state dict alone that was saved under ``"model"``.
+            A path that exists is never taken for a model on the hub.
         revision: a branch, tag or commit of a model on the hub.
         token: the hub's access token; True for the stored one, False for none.
         cache_dir: where files from the hub are kept; huggingface_hub's own cache when left out.
@@ -64,6 +66,8 @@ def open_checkpoint(
         if path.is_dir():
             return _open_directory(path, location=text, follow_links=follow_links)
         return _open_file(path, location=text, follow_links=follow_links)
+    if (path.parent / DCP_METADATA).is_file():
+        return _open_distributed(path.parent, location=text, follow_links=follow_links, part=path.name)
     model = parse_model_id(text, revision=revision) if isinstance(source, str) else None
     if model is None:
         message = "no such file or directory, and no possible name of a model on the hub"
@@ -98,6 +102,8 @@ def _open_directory(root: Path, *, location: str, follow_links: bool = False, co
         reason = error.strerror or str(error)
         raise _fault(Code.FILE_UNREADABLE, location, f"cannot be listed: {reason}", "check its permissions") from error
     main = choose_weights(names, where=location, read_index=lambda name: _read_index(root, name, follow_links))
+    if main == DCP_METADATA:
+        return _open_distributed(root, location=location, follow_links=follow_links)
     return _open_main(root, main, location=location, follow_links=follow_links, commit=commit)
 
 
@@ -105,6 +111,9 @@ def _open_file(path: Path, *, location: str, follow_links: bool) -> Checkpoint:
     if path.name.endswith((*INDEX_ENDINGS, ".safetensors", *BIN_ENDINGS)):
         # A file that was named itself may be a link to anywhere; what it drags in with it may not.
         return _open_main(path.parent, path.name, location=location, follow_links=follow_links, named=True)
+    if path.name == DCP_METADATA or path.name.endswith(DCP_ENDING):
+        message = "this is one file of a distributed checkpoint"
+        raise _fault(Code.FORMAT_WRONG, location, message, f"pass its directory, {path.parent}")
     file = LocalFile(path)
     if is_safetensors(file):
         hint = "rename it to end in .safetensors"
@@ -143,6 +152,24 @@ def _open_main(
         sources=sources,
         index=index,
         commit=commit,
+    )
+
+
+def _open_distributed(root: Path, *, location: str, follow_links: bool, part: str = "") -> Checkpoint:
+    """Opens what ``torch.distributed.checkpoint`` saved; ``part`` of it, where it nests several state dicts."""
+
+    def open_all(names: Collection[str]) -> dict[str, ByteSource]:
+        return _open_all(names, lambda name: LocalFile(member(root, name, follow_links=follow_links)))
+
+    found = read_distributed(open_all, part=part, location=location)
+    return Checkpoint(
+        location=location,
+        path=root,
+        config=read_config(root, follow_links=follow_links),
+        contents=found.contents,
+        sources=found.sources,
+        index=None,
+        notes=found.notes,
     )
 
 

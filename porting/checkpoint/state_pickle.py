@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import ClassVar
 
 from porting.checkpoint.errors import CheckpointError, quote
 from porting.checkpoint.files import ByteSource
@@ -46,7 +47,19 @@ class StateMachine:
         source: the file.
         start: where the first pickle begins.
         stop: where the last must have ended.
+
+    Attributes:
+        needed_by: what the pickle describes, for messages.
+        otherwise: what to do about a pickle that describes something else.
+        damaged, unsafe: the codes of a pickle that cannot be read, and of one that asks for what could run.
+        most: the most steps that are taken.
     """
+
+    needed_by: ClassVar[str] = "state dict"
+    otherwise: ClassVar[str] = "nothing was run; take the model's safetensors files, or save its state dict again"
+    unsafe: ClassVar[Code] = Code.BIN_UNSAFE
+    damaged: ClassVar[Code] = Code.BIN_PICKLE
+    most: ClassVar[int] = MAX_OPCODES
 
     def __init__(self, source: ByteSource, start: int, stop: int) -> None:
         self.source = source
@@ -67,28 +80,28 @@ class StateMachine:
         self._stack, self._memo = [], {}
         while True:
             self._steps += 1
-            if self._steps > MAX_OPCODES:
-                raise self.error(f"more than {MAX_OPCODES} steps, which no state dict needs")
+            if self._steps > self.most:
+                raise self.error(f"more than {self.most} steps, which no {self.needed_by} needs")
             opcode = self._read(1)
             if opcode == b".":
                 return self._pop()
             action = ACTIONS.get(opcode)
             if action is None:
-                raise self.error(
-                    f"the opcode 0x{opcode[0]:02x} at byte {self.position - 1}, which no state dict needs",
-                    Code.BIN_UNSAFE,
-                )
+                raise self._unknown(opcode)
             action(self)
 
-    def error(self, message: str, code: Code = Code.BIN_PICKLE, hint: str = "") -> CheckpointError:
+    def _unknown(self, opcode: bytes) -> CheckpointError:
+        at = self.position - 1
+        return self.error(f"the opcode 0x{opcode[0]:02x} at byte {at}, which no {self.needed_by} needs", self.unsafe)
+
+    def error(self, message: str, code: Code | None = None, hint: str = "") -> CheckpointError:
         """The error for a pickle that is not a state dict's."""
-        fallback = "nothing was run; take the model's safetensors files, or save its state dict again"
         return CheckpointError(
             Fault(
-                code=code,
+                code=code or self.damaged,
                 where=self.source.where,
                 message=f"in its pickle, {message}",
-                hint=hint or fallback,
+                hint=hint or self.otherwise,
             )
         )
 
@@ -116,7 +129,7 @@ class StateMachine:
     def _bytes(self, layout: str) -> bytes:
         count = self._number(layout)
         if not 0 <= count <= MAX_STRING:
-            raise self.error(f"a string of {count} bytes, which no state dict needs")
+            raise self.error(f"a string of {count} bytes, which no {self.needed_by} needs")
         return self._read(count)
 
     def _line(self) -> str:
@@ -197,6 +210,9 @@ class StateMachine:
         if version > 5:
             raise self.error(f"protocol {version}, where 2 is usual and 5 the newest")
 
+    def _new(self) -> None:
+        raise self._unknown(b"\x81")
+
     def _build(self) -> None:
         self._pop()  # attributes, such as a state dict's _metadata: they carry no weights
         target = self._pop()
@@ -227,15 +243,16 @@ class StateMachine:
                 "nothing was run; save model.state_dict() instead of the model",
             )
         else:
-            raise self.error(
-                f"a call of {quote(f'{module}.{name}')}, which no state dict needs and which could run code",
-                Code.BIN_UNSAFE,
-            )
+            raise self._uncalled(module, name)
+
+    def _uncalled(self, module: str, name: str) -> CheckpointError:
+        what = f"a call of {quote(f'{module}.{name}')}"
+        return self.error(f"{what}, which no {self.needed_by} needs and which could run code", self.unsafe)
 
     def _stack_global(self) -> None:
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise self.error("a global whose name is no string", Code.BIN_UNSAFE)
+            raise self.error("a global whose name is no string", self.unsafe)
         self._global(module, name)
 
     def _persistent(self) -> None:
@@ -258,7 +275,7 @@ class StateMachine:
     def _reduce(self) -> None:
         args, function = self._pop(), self._pop()
         if not isinstance(function, Global) or not isinstance(args, tuple):
-            raise self.error(f"a call of {describe(function)}", Code.BIN_UNSAFE)
+            raise self.error(f"a call of {describe(function)}", self.unsafe)
         if function.name == "OrderedDict" and not args:
             self._push({})
         elif function.name == "Size" and len(args) == 1 and isinstance(args[0], tuple | list):
@@ -332,9 +349,10 @@ ACTIONS: dict[bytes, Action] = {
     b"u": lambda m: m._set_items(m._pop_to_mark()),
     b"a": lambda m: m._extend([m._pop()]),
     b"e": lambda m: m._extend(m._pop_to_mark()),
-    b"b": StateMachine._build,
+    b"b": lambda m: m._build(),
     b"c": lambda m: m._global(m._line(), m._line()),
     b"\x93": StateMachine._stack_global,
-    b"Q": StateMachine._persistent,
-    b"R": StateMachine._reduce,
+    b"Q": lambda m: m._persistent(),
+    b"R": lambda m: m._reduce(),
+    b"\x81": lambda m: m._new(),
 }

@@ -128,7 +128,8 @@ def _built(module: nn.Module, checkpoint: Checkpoint) -> Built:
     """What a module holds, each tensor counted once."""
     tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}.values()
     # A view of the mapped file starts at the same address as any other view of the same tensor.
-    starts = {checkpoint.read(name).untyped_storage().data_ptr() for name in checkpoint.tensors}
+    views = [name for name in checkpoint.tensors if checkpoint.maps(name)]
+    starts = {checkpoint.read(name).untyped_storage().data_ptr() for name in views}
     mapped = sum(one.nbytes for one in tensors if one.untyped_storage().data_ptr() in starts)
     return Built(
         module=f"{type(module).__module__}.{type(module).__qualname__}",

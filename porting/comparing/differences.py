@@ -13,7 +13,7 @@ from pathlib import Path
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.counterparts import Counterpart, Counterparts, by_name, through
 from porting.comparing.numbers import Difference, Odd, compare_pieces
-from porting.comparing.streaming import PIECE, SPAN, THREADS, each, rows, spans
+from porting.comparing.streaming import PIECE, SPAN, THREADS, each, elements, rows, spans
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe, as_it_is, unravel
 from porting.tables import find_table
@@ -219,10 +219,11 @@ def _compared(pair: Counterpart, start: int, stop: int, *, atol: float, rtol: fl
     if pair.recipe.shape != tuple(pair.right.tensors[pair.name].shape):
         return Difference(same_bytes=False)
     left, right = rows(pair.left), rows(pair.right)
+    itself = as_it_is(pair.name, pair.right.tensors[pair.name])
     found = Difference(same_bytes=True)
     for low, high in spans(stop - start, pair.recipe.dtype.itemsize, PIECE):
-        one = pair.recipe.window(start + low, start + high, left)
-        other = right(pair.name)[start + low : start + high]
+        one = elements(pair.recipe, start + low, start + high, pair.left, left)
+        other = elements(itself, start + low, start + high, pair.right, right)
         found += compare_pieces(one, other, start=start + low, shape=pair.recipe.shape, atol=atol, rtol=rtol)
     return found
 

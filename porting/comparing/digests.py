@@ -25,7 +25,7 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.canonical import Side, canonical, in_order
 from porting.comparing.differences import Progress
-from porting.comparing.streaming import PIECE, THREADS, each, rows, spans
+from porting.comparing.streaming import PIECE, THREADS, each, elements, rows, spans
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe
 from porting.tables import find_table
@@ -128,7 +128,7 @@ def _tensor_digest(recipe: Recipe, checkpoint: Checkpoint, *, values: bool) -> T
     read = rows(checkpoint)
     state = hashlib.sha256()
     for start, stop in spans(recipe.numel, recipe.dtype.itemsize, PIECE):
-        piece = recipe.window(start, stop, read)
+        piece = elements(recipe, start, stop, checkpoint, read)
         piece = (_values(piece) if values else piece).contiguous()
         if piece.numel():
             state.update((ctypes.c_char * piece.nbytes).from_address(piece.data_ptr()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
@@ -13,6 +14,10 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint
 from porting.plan.move import Read
+from porting.plan.recipe import Recipe
+from porting.sharding.filling import compute_box
+from porting.sharding.layout import Box
+from porting.sharding.ranges import Ranges
 
 PIECE = 1 << 20
 """Bytes of a tensor that are looked at together; longer pieces fall out of the cache."""
@@ -43,6 +48,22 @@ def rows(checkpoint: Checkpoint) -> Read:
         return known[name]
 
     return read
+
+
+def elements(recipe: Recipe, start: int, stop: int, checkpoint: Checkpoint, read: Read) -> Tensor:
+    """The elements from ``start`` to ``stop`` of a tensor as it comes about from a checkpoint's.
+
+    Args:
+        recipe: how it comes about.
+        start, stop: the window, in row-major order.
+        checkpoint: the checkpoint.
+        read: gives its tensors, from :func:`rows`: used for those that are views of a mapped file.  Of others, such as
+            the chunks of a distributed checkpoint, the window alone is read.
+    """
+    if all(checkpoint.maps(copy.source) for copy in recipe.copies):
+        return recipe.window(start, stop, read)
+    row = replace(recipe, shape=(recipe.numel,))
+    return compute_box(row, Box((start,), (stop - start,), (0,)), recipe.dtype, Ranges(checkpoint))
 
 
 @contextmanager

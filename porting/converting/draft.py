@@ -79,11 +79,7 @@ def _state(content: bytes | Path) -> list[object]:
 
 def _places(checkpoint: Checkpoint) -> dict[str, list[int]]:
     """Size and time of each file of a checkpoint."""
-    found = {}
-    for name in checkpoint.tensors:
-        file, _ = checkpoint.place(name)
-        found[file.path.name] = list(file.version)
-    return found
+    return {file.name: list(checkpoint.file(file.name).version) for file in checkpoint.files}
 
 
 def draft_into_port(
@@ -231,13 +227,17 @@ def _origins(checkpoint: Checkpoint, recipes: Recipes) -> dict[str, int]:
             continue
         source = one.copies[0].source
         if checkpoint.tensors[source].dtype == one.dtype:
-            _, extent = checkpoint.place(source)
-            found[one.name] = extent.start + one.copies[0].source_offset * one.dtype.itemsize
+            pieces = checkpoint.pieces(source, verify=False)
+            if len(pieces) == 1:
+                found[one.name] = pieces[0].extent.start + one.copies[0].source_offset * one.dtype.itemsize
     return found
 
 
 def _same_division(checkpoint: Checkpoint) -> int | None:
-    """The most that a file may hold when nothing else is said: what the largest shard of the input holds."""
-    if len(checkpoint.files) == 1:
+    """The most that a file may hold when nothing else is said: what the largest shard of the input holds.
+
+    A distributed checkpoint is divided as its processes were, which says nothing of how large a file should be.
+    """
+    if len(checkpoint.files) == 1 or any(file.format == "dcp" for file in checkpoint.files):
         return None
     return max(sum(checkpoint.tensors[name].nbytes for name in file.names) for file in checkpoint.files)

@@ -8,6 +8,7 @@ cast, digested and written.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.errors import CheckpointError
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.layout import Extent
 from porting.converting.casts import NONE, Losses, can_lose, losses
 from porting.converting.digests import PIECE, of_range
 from porting.converting.kernel import PAGE, Copier, write_at
@@ -27,7 +27,7 @@ from porting.converting.pieces import parts, reading, within
 from porting.converting.recipe import Recipe
 from porting.errors import Code, Fault
 from porting.plan.copies import Copy
-from porting.plan.strided import through
+from porting.stored import Stored, stored
 
 LEAST = 1 << 20
 """Bytes of memory that one worker needs."""
@@ -82,13 +82,25 @@ class Maker:
         self._lengths: dict[object, int] = {}
         self._divided = 0, 0
         self._parts: list[memoryview] = []
+        self._divisions: dict[tuple[Copy, bool], tuple[Stored, ...]] = {}
 
     def digest_of(self, name: str) -> str:
-        """The digest of a tensor of the input as it lies in its file."""
-        file, extent = self._checkpoint.place(name)
-        digest = of_range(file, extent.start, extent.stop, self._view)
-        file.require_unchanged()
-        return digest
+        """The digest of a tensor of the input as it lies in its file; of one in several pieces, in row-major order."""
+        pieces = self._checkpoint.pieces(name)
+        if len(pieces) == 1:
+            file, extent = pieces[0].file, pieces[0].extent
+            digest = of_range(file, extent.start, extent.stop, self._view)
+            file.require_unchanged()
+            return digest
+        info = self._checkpoint.tensors[name]
+        whole = Copy(name, name, (math.prod(info.shape),), 0, (1,), 0, (1,))
+        itself = Recipe(name=name, shape=info.shape, work=info.dtype, dtype=info.dtype, copies=(whole,))
+        state = xxhash.xxh3_128()
+        for block, _ in self._blocks(itself, _Heard(itself, self._checkpoint)):
+            state.update(_memory(block))
+        for piece in pieces:
+            piece.file.require_unchanged()
+        return state.hexdigest()
 
     def digest_at(self, descriptor: int, at: int, count: int) -> str:
         """The digest of a range of the output as it lies there."""
@@ -111,11 +123,12 @@ class Maker:
             CheckpointError: the input cannot be read, is damaged, or changed.
             OSError: writing failed.
         """
-        files = [self._place(copy.source)[0] for copy in recipe.copies]
+        files = {one.file.where: one.file for copy in recipe.copies for one in self._stored(copy)}
         runs = self._runs(recipe)
         made = self._by_kernel(recipe, runs, target, at) if runs is not None else self._in_blocks(recipe, target, at)
-        for file in files:
+        for file in files.values():
             file.require_unchanged()
+        self._divisions.clear()
         return made
 
     def _rows(self, count: int, size: int, pitch: int) -> list[memoryview]:
@@ -125,50 +138,52 @@ class Maker:
             self._parts = [self._view[at : at + size] for at in range(0, count * pitch, pitch)]
         return self._parts
 
-    def _place(self, name: str) -> tuple[LocalFile, Extent]:
-        return self._checkpoint.place(name)
+    def _stored(self, copy: Copy, *, like: bool = False) -> tuple[Stored, ...]:
+        """The parts of a move, each counted as its source lies in a file."""
+        if (copy, like) not in self._divisions:
+            checkpoint = self._like if like and self._like is not None else self._checkpoint
+            self._divisions[copy, like] = tuple(stored(copy, checkpoint))
+        return self._divisions[copy, like]
 
     # ------------------------------------------------------------------------------------------ bytes as they are
 
-    def _runs(self, recipe: Recipe) -> list[Copy] | None:
+    def _runs(self, recipe: Recipe) -> list[Stored] | None:
         """The moves in the target's order, when they carry whole runs of bytes and nothing else is to be done."""
         tensors = self._checkpoint.tensors
         plain = recipe.copies and recipe.covered and not recipe.arithmetic and recipe.dtype != torch.bool
         if not plain or any(tensors[copy.source].dtype != recipe.dtype for copy in recipe.copies):
             return None
-        if not all(copy.contiguous and self._place(copy.source)[1].stride is None for copy in recipe.copies):
+        runs = [one for copy in recipe.copies for one in self._stored(copy)]
+        if not all(one.copy.contiguous for one in runs):
             return None
-        return sorted(recipe.copies, key=lambda copy: copy.target_offset)
+        return sorted(runs, key=lambda one: one.copy.target_offset)
 
-    def _by_kernel(self, recipe: Recipe, runs: list[Copy], target: int, at: int) -> Made:
+    def _by_kernel(self, recipe: Recipe, runs: list[Stored], target: int, at: int) -> Made:
         width = recipe.dtype.itemsize
         state = xxhash.xxh3_128()
-        for copy in runs:
-            file, extent = self._place(copy.source)
-            start, count = extent.start + copy.source_offset * width, copy.numel * width
+        for run in runs:
+            start, count = run.extent.start + run.copy.source_offset * width, run.copy.numel * width
             end = at + count
             while at < end:
                 piece = self._view[: min(PIECE - at % min(PAGE, PIECE), len(self._view), end - at)]  # then whole pages
-                if not self._copier.copy(file, start, target, at, len(piece)):
+                if not self._copier.copy(run.file, start, target, at, len(piece)):
                     _read_back(target, piece, at)
                 state.update(piece)
                 start, at = start + len(piece), at + len(piece)
                 self._told(len(piece))
         digest = state.hexdigest()
-        name = runs[0].source
-        alone = len(runs) == 1 and runs[0].numel * width == self._checkpoint.tensors[name].nbytes
-        return Made(digest=digest, sources={name: digest} if alone else {})
+        first, *others = recipe.copies
+        name = first.source
+        whole = not others and first.contiguous and first.numel * width == self._checkpoint.tensors[name].nbytes
+        return Made(digest=digest, sources={name: digest} if whole else {})
 
     # ------------------------------------------------------------------------------------------ block by block
 
     def _in_blocks(self, recipe: Recipe, target: int, at: int) -> Made:
-        length = self._length(recipe)
         state = xxhash.xxh3_128()
         lost = NONE
         heard = _Heard(recipe, self._checkpoint)
-        for start in range(0, recipe.numel, length):
-            stop = min(start + length, recipe.numel)
-            block, lost_here = self._filled(recipe, start, stop, heard)
+        for block, lost_here in self._blocks(recipe, heard):
             raw = _memory(block)
             for done in range(0, len(raw), PIECE):
                 piece = raw[done : done + PIECE]
@@ -178,6 +193,12 @@ class Maker:
             lost += lost_here
             self._told(len(raw))
         return Made(digest=state.hexdigest(), losses=lost, sources=heard.digests())
+
+    def _blocks(self, recipe: Recipe, heard: _Heard) -> Iterator[tuple[Tensor, Losses]]:
+        """The tensor from its first element to its last; each block is overwritten by the next."""
+        length = self._length(recipe)
+        for start in range(0, recipe.numel, length):
+            yield self._filled(recipe, start, min(start + length, recipe.numel), heard)
 
     def _length(self, recipe: Recipe) -> int:
         """Elements of a block: so many that the source is read in long runs, as far as the memory goes."""
@@ -199,18 +220,12 @@ class Maker:
             width = self._checkpoint.tensors[copy.source].dtype.itemsize
             most = self._staging.numel() // width
             middle = copy.target_offset // length * length
-            for part in within(self._stored(copy, self._place(copy.source)[1]), middle, middle + length):
-                first = next(parts(part, width, most))
-                runs += sum(1 for _ in reading(first, width, most).calls())
-                wanted += first.numel * width
+            for one in self._stored(copy):
+                for part in within(one.copy, middle, middle + length):
+                    first = next(parts(part, width, most))
+                    runs += sum(1 for _ in reading(first, width, most).calls())
+                    wanted += first.numel * width
         return wanted >= runs * LONG
-
-    def _stored(self, copy: Copy, extent: Extent, *, like: bool = False) -> Copy:
-        """The move, its source counted as it lies in the file."""
-        if extent.stride is None:
-            return copy
-        checkpoint = self._like if like and self._like is not None else self._checkpoint
-        return through(copy, checkpoint.tensors[copy.source].shape, extent.stride)
 
     def _filled(self, recipe: Recipe, start: int, stop: int, heard: _Heard) -> tuple[Tensor, Losses]:
         """The elements ``[start, stop)`` of a tensor, as they go into the file."""
@@ -264,24 +279,23 @@ class Maker:
     ) -> Iterator[tuple[Tensor, Copy]]:
         """The parts of a move that land in ``[start, stop)``, each with its elements as a view of the buffer."""
         checkpoint = self._like if like and self._like is not None else self._checkpoint
-        file, extent = checkpoint.place(copy.source)
         dtype = checkpoint.tensors[copy.source].dtype
         width = dtype.itemsize
         most = self._staging.numel() // width
-        for wanted in within(self._stored(copy, extent, like=like), start, stop):
-            for part in parts(wanted, width, most):
-                how = reading(part, width, most)
-                size, pitch = how.length * width, how.pitch * width
-                rows = self._rows(len(how.starts), size, pitch)
-                for begun, ended in how.calls():
-                    file.read_rows(rows[begun:ended], extent.start + how.starts[begun] * width)
-                if heard is not None:
-                    heard.hear(copy, self._view[:size])
-                if dtype == torch.bool:
-                    stored = self._staging[: how.numel].view(-1, pitch)[:, :size]
-                    _require_booleans(stored, file, copy.source)
-                flat = self._staging[: how.numel * width].view(dtype)
-                yield flat.as_strided(part.sizes, how.strides), part
+        for one in self._stored(copy, like=like):
+            for wanted in within(one.copy, start, stop):
+                for part in parts(wanted, width, most):
+                    how = reading(part, width, most)
+                    size, pitch = how.length * width, how.pitch * width
+                    rows = self._rows(len(how.starts), size, pitch)
+                    for begun, ended in how.calls():
+                        one.file.read_rows(rows[begun:ended], one.extent.start + how.starts[begun] * width)
+                    if heard is not None:
+                        heard.hear(copy, self._view[:size])
+                    if dtype == torch.bool:
+                        _require_booleans(self._staging[: how.numel].view(-1, pitch)[:, :size], one.file, copy.source)
+                    flat = self._staging[: how.numel * width].view(dtype)
+                    yield flat.as_strided(part.sizes, how.strides), part
 
 
 class _Heard:
@@ -292,8 +306,9 @@ class _Heard:
         self._state = xxhash.xxh3_128()
         if len(recipe.copies) == 1 and recipe.copies[0].contiguous:
             name = recipe.copies[0].source
-            info, stride = checkpoint.tensors[name], checkpoint.place(name)[1].stride
-            if stride is None and info.nbytes == recipe.copies[0].numel * info.dtype.itemsize:
+            info, pieces = checkpoint.tensors[name], checkpoint.pieces(name)
+            whole = info.nbytes == recipe.copies[0].numel * info.dtype.itemsize
+            if whole and len(pieces) == 1 and pieces[0].extent.stride is None:
                 self._name = name
 
     def hear(self, copy: Copy, raw: memoryview) -> None:

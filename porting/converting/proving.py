@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from porting.checkpoint import Checkpoint
+from porting.checkpoint.checkpoint import Piece
 from porting.converting.digests import PIECE
 from porting.errors import Code, Fault
 from porting.loading import same_bits
@@ -36,33 +37,39 @@ def prove_same(pairs: Iterable[LeftOut], checkpoint: Checkpoint) -> None:
 
 def _equal(pair: LeftOut, checkpoint: Checkpoint, mine: memoryview, other: memoryview) -> bool:
     info = checkpoint.tensors[pair.name]
-    file, extent = checkpoint.place(pair.name)
+    found = _together(checkpoint, pair.name)
     if pair.equals not in checkpoint.tensors:
         return _generated(pair, checkpoint, mine)
     if (info.shape, info.dtype) != (checkpoint.tensors[pair.equals].shape, checkpoint.tensors[pair.equals].dtype):
         return False
-    second, place = checkpoint.place(pair.equals)
-    if extent.stride is not None or place.stride is not None:
+    second = _together(checkpoint, pair.equals)
+    if found is None or second is None:
         return same_bits(checkpoint.read(pair.name), checkpoint.read(pair.equals))
     for start, count in _pieces(info.nbytes):
-        file.read_into(mine[:count], extent.start + start)
-        second.read_into(other[:count], place.start + start)
+        found.file.read_into(mine[:count], found.extent.start + start)
+        second.file.read_into(other[:count], second.extent.start + start)
         if mine[:count] != other[:count]:
             return False
     return True
 
 
+def _together(checkpoint: Checkpoint, name: str) -> Piece | None:
+    """The piece that a tensor lies in, from its first element to its last; None when it does not."""
+    pieces = checkpoint.pieces(name)
+    return pieces[0] if len(pieces) == 1 and pieces[0].extent.stride is None else None
+
+
 def _generated(pair: LeftOut, checkpoint: Checkpoint, buffer: memoryview) -> bool:
     """Whether a tensor counts along its last axis, or is zero."""
     info = checkpoint.tensors[pair.name]
-    file, extent = checkpoint.place(pair.name)
+    piece = _together(checkpoint, pair.name)
     last = info.shape[-1] if info.shape else 1
-    if extent.stride is not None:
+    if piece is None:
         numbers = torch.arange(last).to(info.dtype) if pair.equals == "arange" else torch.zeros(last, dtype=info.dtype)
         return same_bits(checkpoint.read(pair.name), numbers.expand(info.shape))
     width = info.dtype.itemsize
     for start, count in _pieces(info.nbytes):
-        file.read_into(buffer[:count], extent.start + start)
+        piece.file.read_into(buffer[:count], piece.extent.start + start)
         found = torch.frombuffer(buffer, dtype=torch.uint8, count=count)
         first, size = start // width, count // width
         numbers = torch.arange(first, first + size).remainder_(last) if pair.equals == "arange" else torch.zeros(size)

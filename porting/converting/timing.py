@@ -49,15 +49,13 @@ def _copy(draft: Draft, descriptor: int) -> int:
     """Copy and digest the first tensors; how many bytes."""
     buffer = memoryview(bytearray(PIECE))
     copied = 0
-    for name, info in draft.checkpoint.tensors.items():
-        file, extent = draft.checkpoint.place(name)
-        for start in range(0, info.nbytes, PIECE):
+    places = (one for name in draft.checkpoint.tensors for one in draft.checkpoint.pieces(name))
+    for place in places:
+        for start in range(place.extent.start, place.extent.stop, PIECE):
             if copied >= TRIED:
                 return copied
-            piece = buffer[: min(PIECE, extent.stop - extent.start - start)]
-            if not piece:
-                break
-            file.read_into(piece, extent.start + start)
+            piece = buffer[: min(PIECE, place.extent.stop - start)]
+            place.file.read_into(piece, start)
             xxhash.xxh3_128_digest(piece)
             write_at(descriptor, piece, copied)
             copied += len(piece)

@@ -245,11 +245,11 @@ def _source_digest(draft: Draft, task: _Task, name: str) -> dict[str, object]:
     """Size and digest of a file of the input; of a pickled one, whose tensors do not make up all of it, by reading."""
     file = next(one for one in draft.checkpoint.files if one.name == name)
     if file.header is None:
-        local, _ = draft.checkpoint.place(file.names[0])
+        local = draft.checkpoint.file(name)
         digest = of_range(local, 0, local.size, memoryview(bytearray(PIECE)))
         return {"size": file.size, "digest": digest}
     front = len(file.header).to_bytes(8, "little") + file.header
-    order = sorted(file.names, key=lambda one: draft.checkpoint.place(one)[1].start)
+    order = sorted(file.names, key=lambda one: draft.checkpoint.pieces(one)[0].extent.start)
     return {"size": file.size, "digest": of_safetensors(front, [task.sources[one] for one in order])}
 
 

@@ -64,6 +64,31 @@ def window(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
         yield from clip(copy, (ENDLESS,), (start,), (stop - start,))
 
 
+def clip_source(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int]) -> Iterator[Copy]:
+    """What a move reads from a box of its source.
+
+    Args:
+        copy: the move; each of its directions runs over whole axes of the source but for the slowest, as those of a
+            plan do.
+        shape: the source's.
+        starts, sizes: the box, axis by axis.
+
+    Yields:
+        Moves that together read the elements of the box and no others; their source is the box, in row-major order.
+
+    >>> turned = Copy("a", "b", (3, 2), 0, (1, 3), 0, (2, 1))  # of [2, 3] into [3, 2]
+    >>> [part] = clip_source(turned, (2, 3), (1, 0), (1, 3))
+    >>> part.sizes, part.source_strides, part.target_offset, part.target_strides
+    ((3,), (1,), 1, (2,))
+    """
+    box = list(zip(copy.sizes, copy.target_strides, copy.source_strides, strict=True))
+    again = [(size, 0, place) for size, place, step in box if not step]  # read once, and put in several places
+    back = order_copy(copy.target, copy.source, [one for one in box if one[2]], copy.target_offset, copy.source_offset)
+    for part in clip(back, shape, starts, sizes):
+        directions = list(zip(part.sizes, part.target_strides, part.source_strides, strict=True))
+        yield order_copy(copy.source, copy.target, directions + again, part.target_offset, part.source_offset)
+
+
 def _strides(shape: Sequence[int]) -> list[int]:
     """Row-major strides in elements; an axis without elements counts as one, so that none of them is 0."""
     strides, step = [], 1

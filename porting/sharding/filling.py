@@ -7,7 +7,7 @@ module, and nothing goes from one process to another but the news that something
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,10 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault
-from porting.plan.clipping import clip
-from porting.plan.copies import Copy
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, recipes
 from porting.sharding.layout import Box, boxes, is_dtensor
-from porting.sharding.ranges import Ranges
+from porting.sharding.ranges import PIECE, Ranges
 from porting.target import TargetError, assign, named_tensors
 
 
@@ -108,14 +106,13 @@ def compute_box(recipe: Recipe, box: Box, dtype: torch.dtype, reader: Ranges) ->
         else torch.empty(total, dtype=working)
     )
     for copy in recipe.copies:
-        for part in clip(copy, recipe.shape, box.starts, box.sizes):
-            for piece, values in reader.boxes(part):
-                place = found.as_strided(piece.sizes, piece.target_strides, piece.target_offset)
-                values = values.to(dtype)  # noqa: PLW2901  # the cast comes before the sum, as it does for whole tensors
-                if recipe.fold:
-                    place.add_(values)
-                else:
-                    place.copy_(values)
+        for piece, values in reader.clipped(copy, recipe.shape, box.starts, box.sizes):
+            place = found.as_strided(piece.sizes, piece.target_strides, piece.target_offset)
+            values = values.to(dtype)  # noqa: PLW2901  # the cast comes before the sum, as it does for whole tensors
+            if recipe.fold:
+                place.add_(values)
+            else:
+                place.copy_(values)
     found = found.to(dtype)
     if recipe.scale is not None:
         found = (found.double() * recipe.scale).to(dtype)
@@ -146,37 +143,33 @@ def _as_shard(value: Tensor, target: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- what was left out
 
 
-def prove_shares(plan: Plan, checkpoint: Checkpoint) -> int:
-    """See that the tensors that are dropped because they equal something do, each process looking at its share.
+def unequal(plan: Plan, checkpoint: Checkpoint, rank: int, count: int) -> tuple[list[str], int]:
+    """Tensors that are dropped because they equal something and do not, in the share of one process.
+
+    Args:
+        plan: the plan.
+        checkpoint: the checkpoint.
+        rank, count: which process this is, and of how many.
 
     Returns:
-        How many bytes this process read.
-
-    Raises:
-        PlanError: some do not; in every process.
+        Their names, and how many bytes were read.
     """
-    import torch.distributed as dist  # noqa: PLC0415  # its import is not for those who have one process
-
-    rank, count = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     reader = Ranges(checkpoint)
     claimed = [left for left in plan.left_out if left.equals]
-    if not claimed:
-        return 0
-    wrong = [left for left in claimed if not _equal(left, plan, reader, rank, count)]
-    names: list[list[str]] = [[left.name for left in wrong]]
-    if count > 1:
-        names = [[] for _ in range(count)]
-        dist.all_gather_object(names, [left.name for left in wrong])
-    unequal = {name for some in names for name in some}
+    return [left.name for left in claimed if not _equal(left, plan, reader, rank, count)], reader.nbytes
+
+
+def require_equal(plan: Plan, names: Iterable[str]) -> None:
+    """Raises: PlanError for tensors that one process or another found to be different from what they should equal."""
+    found = set(names)
     faults = []
     for left in plan.left_out:
-        if left.name in unequal:
+        if left.name in found:
             message = f"was to be dropped because it equals {left.equals!r}, and it does not"
             hint = "a module that ties them cannot hold this checkpoint" if left.equals in plan.sources else ""
             faults.append(Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint=hint))
     if faults:
         raise PlanError(faults)
-    return reader.nbytes
 
 
 def _equal(left: LeftOut, plan: Plan, reader: Ranges, rank: int, count: int) -> bool:
@@ -185,23 +178,17 @@ def _equal(left: LeftOut, plan: Plan, reader: Ranges, rank: int, count: int) -> 
     shape = tuple(described.shape)
     numel = torch.Size(shape).numel()
     each = -(-numel // count)
-    start, stop = min(rank * each, numel), min((rank + 1) * each, numel)
-    if start == stop:
-        return True
-    mine = _flat(reader, left.name, start, stop)
-    if left.equals in plan.sources:
-        pairs = zip(mine, _flat(reader, left.equals, start, stop), strict=True)
-        return all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
     last = shape[-1] if shape else 1
-    for one in mine:
-        counted = torch.arange(start, start + one.numel()) % last
-        expected = counted.to(one.dtype) if left.equals == "arange" else torch.zeros_like(one)
-        if not torch.equal(one.view(torch.uint8), expected.view(torch.uint8)):
+    step = max(PIECE // described.dtype.itemsize, 1)
+    for start in range(min(rank * each, numel), min((rank + 1) * each, numel), step):
+        stop = min(start + step, (rank + 1) * each, numel)
+        mine = reader.row(left.name, start, stop)
+        if left.equals in plan.sources:
+            expected = reader.row(left.equals, start, stop)
+        elif left.equals == "arange":
+            expected = (torch.arange(start, stop) % last).to(mine.dtype)
+        else:
+            expected = torch.zeros_like(mine)
+        if not torch.equal(mine.view(torch.uint8), expected.view(torch.uint8)):
             return False
-        start += one.numel()
     return True
-
-
-def _flat(reader: Ranges, name: str, start: int, stop: int) -> Iterator[Tensor]:
-    for _, values in reader.boxes(Copy(name, "", (stop - start,), start, (1,), 0, (1,))):
-        yield values.contiguous()

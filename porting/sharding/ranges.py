@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -14,11 +14,14 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.errors import CheckpointError, quote
 from porting.errors import Code, Fault
+from porting.plan.clipping import clip
 from porting.plan.copies import Copy
-from porting.plan.strided import through
+from porting.stored import Stored, by_axes, stored
 
 PIECE = 1 << 20
 """Bytes of a box that are held beside its place."""
+
+FETCH_AGAIN = "the file is damaged: fetch it again"
 
 SHORT = 64
 """Bytes of a run below which asking the system for each costs more than touching a mapping: a line of the cache."""
@@ -35,48 +38,88 @@ class Ranges:
         self.checkpoint = checkpoint
         self.nbytes = 0
 
+    def clipped(
+        self, copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int]
+    ) -> Iterator[tuple[Copy, Tensor]]:
+        """What a move of a plan brings into a box of its target, as :meth:`boxes` gives it.
+
+        Args:
+            copy: the move.
+            shape: the target's.
+            starts, sizes: the box, axis by axis.
+        """
+        if copy.numel == 0:
+            return
+        for part in clip(by_axes(copy, self.checkpoint), shape, starts, sizes):
+            yield from self.boxes(part)
+
+    def row(self, name: str, start: int, stop: int) -> Tensor:
+        """The elements from ``start`` to ``stop`` of a tensor in row-major order, in memory of their own."""
+        info = self.checkpoint.tensors[name]
+        found = torch.empty(stop - start, dtype=info.dtype)
+        whole = Copy(name, name, (math.prod(info.shape),), 0, (1,), 0, (1,))
+        for part, values in self.clipped(whole, (math.prod(info.shape),), (start,), (stop - start,)):
+            found.as_strided(part.sizes, part.target_strides, part.target_offset).copy_(values)
+        return found
+
     def boxes(self, copy: Copy) -> Iterator[tuple[Copy, Tensor]]:
-        """The elements that a move reads, piece by piece: a move of each piece, and its elements in the move's sizes.
+        """The elements that a move reads, bit by bit: a move of each bit, and its elements in the move's sizes.
+
+        Args:
+            copy: a move of a plan, or a part of one as :meth:`clipped` cuts it.
 
         Raises:
             CheckpointError: they cannot be read, or are no booleans although they should be.
         """
         info = self.checkpoint.tensors[copy.source]
-        for part in pieces(copy, max(PIECE // info.dtype.itemsize, 1)):
-            values = self._box(part)
-            if info.dtype == torch.bool:
-                if values.numel() and int(values.max()) > 1:
-                    message = f"tensor {quote(copy.source)}: a boolean is stored as the byte {int(values.max())}"
-                    hint = "the file is damaged: fetch it again"
-                    raise CheckpointError(Fault(code=Code.TENSOR_DAMAGED, where=info.file, message=message, hint=hint))
-                values = values.view(torch.bool)
-            yield part, values
+        # Of a chunk of a distributed checkpoint a process may need a little: its checksum would take all of it.
+        verify = not any(file.format == "dcp" for file in self.checkpoint.files)
+        for one in stored(copy, self.checkpoint, verify=verify):
+            for part in pieces(one.copy, max(PIECE // info.dtype.itemsize, 1)):
+                values = self._box(replace(one, copy=part), info.dtype)
+                if info.dtype == torch.bool:
+                    if values.numel() and int(values.max()) > 1:
+                        message = f"tensor {quote(copy.source)}: a boolean is stored as the byte {int(values.max())}"
+                        fault = Fault(code=Code.TENSOR_DAMAGED, where=info.file, message=message, hint=FETCH_AGAIN)
+                        raise CheckpointError(fault)
+                    values = values.view(torch.bool)
+                yield part, values
 
-    def _box(self, copy: Copy) -> Tensor:
-        info = self.checkpoint.tensors[copy.source]
-        file, extent = self.checkpoint.place(copy.source)
-        dtype = torch.uint8 if info.dtype == torch.bool else info.dtype
-        stored = copy if extent.stride is None else through(copy, info.shape, extent.stride)
-        inner, outer = run_of(stored)
-        length = math.prod(stored.sizes[place] for place in inner)
-        count = math.prod(stored.sizes[place] for place in outer)
-        if length * dtype.itemsize < SHORT:
+    def _box(self, one: Stored, dtype: torch.dtype) -> Tensor:
+        file, start, copy = one.file, one.extent.start, one.copy
+        dtype = torch.uint8 if dtype == torch.bool else dtype
+        width = dtype.itemsize
+        inner, outer = run_of(copy)
+        length = math.prod(copy.sizes[place] for place in inner)
+        count = math.prod(copy.sizes[place] for place in outer)
+        if length * width < SHORT:
             self.nbytes += count * SHORT
-            flat = file.view(extent.start, extent.stop, dtype)
-            return flat.as_strided(stored.sizes, stored.source_strides, stored.source_offset).reshape(copy.sizes)
-        self.nbytes += count * length * dtype.itemsize
+            return _mapped(one, dtype)
+        self.nbytes += count * length * width
         found = torch.empty(count * length, dtype=dtype)
         buffer = memoryview((ctypes.c_char * found.nbytes).from_address(found.data_ptr())).cast("B")
-        for number, place in enumerate(product(*(range(stored.sizes[one]) for one in outer))):
-            at = stored.source_offset + sum(
-                step * stored.source_strides[one] for step, one in zip(place, outer, strict=True)
+        for number, place in enumerate(product(*(range(copy.sizes[one]) for one in outer))):
+            at = copy.source_offset + sum(
+                step * copy.source_strides[one] for step, one in zip(place, outer, strict=True)
             )
-            begin = number * length * dtype.itemsize
-            file.read_into(buffer[begin : begin + length * dtype.itemsize], extent.start + at * dtype.itemsize)
+            begin = number * length * width
+            file.read_into(buffer[begin : begin + length * width], start + at * width)
         file.require_unchanged()
         order = [*outer, *inner]
-        shaped = found.view([stored.sizes[one] for one in order])
+        shaped = found.view([copy.sizes[one] for one in order])
         return shaped.permute([order.index(one) for one in range(len(order))]).reshape(copy.sizes)
+
+
+def _mapped(one: Stored, dtype: torch.dtype) -> Tensor:
+    """The elements of a box by touching the mapped file; where they are not aligned there, byte by byte."""
+    copy, start, width = one.copy, one.extent.start, dtype.itemsize
+    if start % width == 0:
+        flat = one.file.view(start, one.extent.stop, dtype)
+        return flat.as_strided(copy.sizes, copy.source_strides, copy.source_offset).reshape(copy.sizes)
+    flat = one.file.view(start, one.extent.stop, torch.uint8)
+    strides = [step * width for step in copy.source_strides]
+    raw = flat.as_strided((*copy.sizes, width), (*strides, 1), copy.source_offset * width)
+    return raw.clone(memory_format=torch.contiguous_format).view(dtype).view(copy.sizes)
 
 
 def run_of(copy: Copy) -> tuple[list[int], list[int]]:

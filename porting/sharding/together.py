@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 
-from porting.checkpoint.errors import CheckpointError
 from porting.errors import Code, Fault, PortingError
 
 News = TypeVar("News")
+
+
+class RankError(PortingError):
+    """Another process could not do its part."""
 
 
 class Crew:
@@ -20,20 +22,32 @@ class Crew:
 
     Attributes:
         rank, count: which process this is, and of how many.
-        path: what they work on, for messages.
+        where: what they work on, for messages.
+        undone: what has not happened when one of them could not go on.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        alone = not dist.is_initialized()
+    def __init__(self, where: str, undone: str, *, alone: bool = False) -> None:
+        self.where = where
+        self.undone = undone
+        alone = alone or not dist.is_available() or not dist.is_initialized()
         self.rank, self.count = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
 
     def gather(self, news: News) -> list[News]:
-        """What each process says."""
+        """What each process says.
+
+        Raises:
+            RankError: one of them has ended.
+        """
         if self.count == 1:
             return [news]
         heard: list[News] = [news] * self.count
-        dist.all_gather_object(heard, news)
+        try:
+            dist.all_gather_object(heard, news)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1][:120]
+            message = f"{self.undone}, since another process has ended: {reason}"
+            hint = "its own message says why"
+            raise RankError(Fault(code=Code.RANK_LOST, where=self.where, message=message, hint=hint)) from error
         return heard
 
     @contextmanager
@@ -41,19 +55,21 @@ class Crew:
         """A step; it is over when every process has done it.
 
         Raises:
-            PortingError: this process could not do it.
-            CheckpointError: another one could not.
+            Exception: this process could not do it.
+            RankError: another one could not; says which, and why.
         """
         caught: Exception | None = None
         try:
             yield
-        except (PortingError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the others wait to hear of it
             caught = error
-        said = self.gather("" if caught is None else f"{caught}")
+        said = self.gather("" if caught is None else f"{caught}" or type(caught).__name__)
         if caught is not None:
             raise caught
+        faults = []
         for rank, one in enumerate(said):
             if one:
-                line = one.splitlines()[0]
-                message = f"nothing was written, since process {rank} could not go on: {line}"
-                raise CheckpointError(Fault(code=Code.WRITE_FAILED, where=str(self.path), message=message))
+                message = f"{self.undone}, since process {rank} could not go on: {one.splitlines()[0]}"
+                faults.append(Fault(code=Code.RANK_LOST, where=self.where, message=message))
+        if faults:
+            raise RankError(faults)

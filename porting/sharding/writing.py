@@ -65,10 +65,11 @@ def write_shards(
         The names of the files.
 
     Raises:
-        CheckpointError: the destination is refused, or a process could not write.
+        CheckpointError: the destination is refused, or this process could not write.
+        RankError: another process could not.
         TargetError: the module has values of another dtype than the checkpoint.
     """
-    crew = Crew(path)
+    crew = Crew(str(path), "nothing was written")
     names = _names(checkpoint)
     with ExitStack() as stack:
         temporary = Path()
@@ -140,8 +141,7 @@ def _begin(
 
 def _copy_share(checkpoint: Checkpoint, old: str, new: Path, crew: Crew) -> None:
     """This process's share of a file's bytes, as they are."""
-    name = next(name for name, info in checkpoint.tensors.items() if info.file == old)
-    source, _ = checkpoint.place(name)
+    source = checkpoint.file(old)
     each = -(-source.size // crew.count)
     start, stop = min(crew.rank * each, source.size), min((crew.rank + 1) * each, source.size)
     descriptor = os.open(new, os.O_WRONLY | os.O_CLOEXEC)
@@ -247,7 +247,7 @@ class Places:
         self.put(Copy(copy.source, "", sizes, copy.source_offset, strides, 0, dense), zeros)
 
     def _put(self, part: Copy, values: Tensor, name: str) -> None:
-        _, extent = self.checkpoint.place(name)
+        (piece,) = self.checkpoint.pieces(name)
         inner, outer = run_of(part)
         length = math.prod(part.sizes[place] for place in inner)
         ordered = values.permute([*outer, *inner]).contiguous()
@@ -258,7 +258,7 @@ class Places:
                 step * part.source_strides[one] for step, one in zip(place, outer, strict=True)
             )
             begin = number * length * values.itemsize
-            view, where = raw[begin : begin + length * values.itemsize], extent.start + at * values.itemsize
+            view, where = raw[begin : begin + length * values.itemsize], piece.extent.start + at * values.itemsize
             while view:
                 written = os.pwrite(descriptor, view, where)
                 view, where = view[written:], where + written

@@ -36,7 +36,7 @@ def test_headers_are_padded_so_that_the_kernel_copies_fast(tmp_path: Path, monke
     source = write(tmp_path / "a", {"a.0": torch.randn(64, 1024), "a.1": torch.randn(10), "a.2": torch.randn(512, 256)})
     assert copied(source, tmp_path / "b", monkeypatch) >= 512 * 256 * 4
     before, after = (open_checkpoint(tmp_path / one) for one in "ab")
-    starts = before.place("a.2")[1].start, after.place("a_much_longer_name.2")[1].start
+    starts = before.pieces("a.2")[0].extent.start, after.pieces("a_much_longer_name.2")[0].extent.start
     assert starts[0] != starts[1]
     assert (starts[0] - starts[1]) % 4096 == 0
     assert starts[1] % 8 == 0
@@ -53,5 +53,5 @@ def test_what_does_not_lie_alike_is_read_and_written(tmp_path: Path, monkeypatch
     path.write_bytes((length + 3).to_bytes(8, "little") + raw[8 : 8 + length] + b"   " + raw[8 + length :])
     assert copied(source, tmp_path / "b", monkeypatch) == 0
     after = open_checkpoint(tmp_path / "b")
-    assert after.place("a_much_longer_name.0")[1].start % 8 == 0
+    assert after.pieces("a_much_longer_name.0")[0].extent.start % 8 == 0
     assert torch.equal(after.read("a_much_longer_name.0"), torch.arange(9000.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.security.distributed import DISTRIBUTED
 from tests.security.files import INDEXES, SAFETENSORS
 from tests.security.network import HUB
 from tests.security.pickles import PICKLES
@@ -9,5 +10,5 @@ from tests.security.proofs import PROOFS
 from tests.security.rows import HubRow, Proof, Row
 from tests.security.words import CONFIGS, TABLES
 
-ROWS: list[Row] = [*SAFETENSORS, *INDEXES, *PICKLES, *CONFIGS, *TABLES]
+ROWS: list[Row] = [*SAFETENSORS, *INDEXES, *PICKLES, *DISTRIBUTED, *CONFIGS, *TABLES]
 ALL: list[Row | HubRow | Proof] = [*ROWS, *HUB, *PROOFS]

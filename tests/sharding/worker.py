@@ -282,14 +282,19 @@ def main(folder: Path, rank: int, count: int) -> None:
     (folder / f"result-{count}-{rank}.json").write_text(json.dumps(results))
 
 
-def fork(folder: Path, count: int) -> bool:
-    """As many processes as are asked for, made from this one, which has imported everything; whether all did well."""
+def forked(count: int, work: Callable[[int], None]) -> bool:
+    """As many processes as are asked for, made from this one, which has imported everything; whether all did well.
+
+    Args:
+        count: how many.
+        work: what each does; it is given its number.
+    """
     children = []
     for rank in range(count):
         child = os.fork()
         if child == 0:
             try:
-                main(folder, rank, count)
+                work(rank)
             except BaseException:  # noqa: BLE001  # a child must not go on as its parent
                 traceback.print_exc()
                 os._exit(1)
@@ -300,6 +305,7 @@ def fork(folder: Path, count: int) -> bool:
 
 
 if __name__ == "__main__":
+    place = Path(sys.argv[1])
     for number in (2, 4):
-        if not fork(Path(sys.argv[1]), number):
+        if not forked(number, lambda rank: main(place, rank, number)):  # noqa: B023  # it has run before the next
             sys.exit(1)

@@ -1,0 +1,231 @@
+"""What the ``.metadata`` of a distributed checkpoint says: its tensors, each in chunks, and where every chunk lies.
+
+The classes are those of ``torch.distributed.checkpoint.metadata``: a tensor has a dtype, a size and chunks, boxes that
+make it up; and for each chunk the storage data names a file, an offset and a length, at which an archive of
+``torch.save`` with that box in it begins.  torch believes all of that.  Here a tensor is refused unless its chunks
+cover it once, and lie in plain files beside the ``.metadata``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from porting.checkpoint.boxes import TangledError, overlapping
+from porting.checkpoint.dcp_pickle import LARGEST, MetadataMachine, Node
+from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.files import ByteSource
+from porting.checkpoint.index import shard_fault
+from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Chunk, TensorInfo
+from porting.checkpoint.names import DCP_METADATA
+from porting.checkpoint.state_values import DTYPES, Global, describe, is_whole
+from porting.checkpoint.tensor_names import check_names
+from porting.errors import Code, Fault
+
+SAVE_AGAIN = "save it again with torch.distributed.checkpoint.save"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What a distributed checkpoint holds.
+
+    Attributes:
+        tensors: its tensors, in the order of the ``.metadata``.
+        chunks: the boxes of each that hold elements.
+        entries: the names of what are no tensors: numbers, lists and the like, each a pickle of its own that is not
+            read.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    chunks: Mapping[str, tuple[Chunk, ...]]
+    entries: tuple[str, ...]
+
+
+Key = tuple[str, tuple[int, ...]]
+"""A chunk: its tensor, and where in it the box begins."""
+
+
+def read_metadata(source: ByteSource) -> Described:
+    """The content of a ``.metadata``; each tensor's chunks cover it once.
+
+    Raises:
+        CheckpointError: with every fault found.
+    """
+    if source.size > LARGEST:
+        raise _invalid(source, f"it has {source.size} bytes, at most {LARGEST} can be meant")
+    machine = MetadataMachine(source, 0, source.size)
+    value = machine.load()
+    if machine.position != source.size:
+        raise machine.error(f"{source.size - machine.position} bytes behind its end, which torch does not write")
+    fields = _fields(value, "Metadata")
+    state, storage = fields.get("state_dict_metadata"), fields.get("storage_data")
+    if not isinstance(state, dict) or not isinstance(storage, dict):
+        raise _invalid(source, "it describes no state dict with its storage")
+    return _Reading(source.where).described(state, storage)
+
+
+class _Reading:
+    """Goes through the objects of a pickle, and notes what is wrong with them."""
+
+    def __init__(self, where: str) -> None:
+        self.faults = FaultList(where)
+        self._lists: set[int] = set()
+
+    def described(self, state: dict[object, object], storage: dict[object, object]) -> Described:
+        """All tensors and entries."""
+        places = self._places(storage)
+        tensors: dict[str, TensorInfo] = {}
+        chunks: dict[str, tuple[Chunk, ...]] = {}
+        entries: list[str] = []
+        for name, value in state.items():
+            if not isinstance(name, str):
+                self._wrong(None, f"the key {quote(name)} is {describe(name)} where a name is expected")
+            elif isinstance(value, Node) and value.kind == "BytesStorageMetadata":
+                entries.append(name)
+            else:
+                self._tensor(name, value, places, tensors, chunks)
+        check_names(state_names := [name for name in state if isinstance(name, str)], self.faults)
+        if not state_names:
+            self._wrong(None, "it describes nothing")
+        self.faults.raise_if_any()
+        return Described(tensors=tensors, chunks=chunks, entries=tuple(entries))
+
+    def _wrong(self, tensor: str | None, message: str, code: Code = Code.DCP_METADATA) -> None:
+        self.faults.add(code, message, tensor=tensor, hint=SAVE_AGAIN)
+
+    # ------------------------------------------------------------------------------------------ where chunks lie
+
+    def _places(self, storage: dict[object, object]) -> dict[Key, tuple[str, int, int]]:
+        """The file of every chunk, and its range there; entries that are no tensors have none."""
+        found: dict[Key, tuple[str, int, int]] = {}
+        seen: dict[str, str] = {}
+        for key, value in storage.items():
+            index, info = _fields(key, "MetadataIndex"), _fields(value, "_StorageInfo")
+            name, starts = index.get("fqn"), index.get("offset")
+            if not isinstance(name, str) or not (starts is None or (isinstance(starts, tuple) and is_whole(starts))):
+                self._wrong(None, "the storage of something without a name and a place")
+                continue
+            path, start, length = info.get("relative_path"), info.get("offset"), info.get("length")
+            if not isinstance(path, str) or type(start) is not int or type(length) is not int:
+                self._wrong(name, "its storage has no file, offset and length")
+                continue
+            if path not in seen:
+                seen[path] = shard_fault(path)
+            if seen[path]:
+                message = f"the file {quote(path)} {seen[path]}; it has to be a plain file name beside {DCP_METADATA}"
+                self.faults.add(Code.DCP_METADATA, message, tensor=name, hint="do not use this checkpoint")
+            elif start < 0 or length < 0 or start + length > MAX_BYTES:
+                self._wrong(name, f"its storage of {length} bytes at offset {start} is no range", Code.DCP_CHUNK)
+            elif info.get("transform_descriptors"):
+                self._wrong(name, "its storage is transformed (compressed, say), which this library does not undo")
+            elif starts is not None:
+                if (name, starts) in found:
+                    self._wrong(name, f"its chunk at {list(starts)} has two places", Code.DCP_CHUNK)
+                found[name, starts] = path, start, start + length
+        return found
+
+    # ------------------------------------------------------------------------------------------ one tensor
+
+    def _tensor(
+        self,
+        name: str,
+        value: object,
+        places: Mapping[Key, tuple[str, int, int]],
+        tensors: dict[str, TensorInfo],
+        chunks: dict[str, tuple[Chunk, ...]],
+    ) -> None:
+        fields = _fields(value, "TensorStorageMetadata")
+        size, parts = fields.get("size"), fields.get("chunks")
+        properties = fields.get("properties")
+        given = properties.fields if isinstance(properties, Node) else None
+        dtype = DTYPES.get(kind.name) if isinstance(kind := _first(given), Global) else None
+        if not isinstance(size, tuple) or not isinstance(parts, list) or dtype is None:
+            return self._wrong(name, "it is no tensor with a dtype, a size and chunks")
+        if isinstance(given, tuple) and given[1:2] != ("torch.strided",):
+            return self._wrong(name, f"its layout is {quote(given[1])[1:-1]}, and only dense tensors are read")
+        reason = _size_fault(size, dtype.itemsize)
+        if reason:
+            return self._wrong(name, reason)
+        if id(parts) in self._lists:
+            return self._wrong(name, "its chunks are those of another tensor", Code.DCP_CHUNK)
+        self._lists.add(id(parts))
+        nbytes = math.prod(size) * dtype.itemsize
+        made = tuple(self._chunks(name, size, parts, places))
+        tensors[name] = TensorInfo(
+            name=name, shape=size, dtype=dtype, nbytes=nbytes, file=made[0].file if made else DCP_METADATA
+        )
+        chunks[name] = made
+        return None
+
+    def _chunks(
+        self, name: str, size: tuple[int, ...], parts: list[object], places: Mapping[Key, tuple[str, int, int]]
+    ) -> Iterator[Chunk]:
+        """The chunks that hold elements, once they are seen to cover the tensor."""
+        found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        for part in parts:
+            fields = _fields(part, "ChunkStorageMetadata")
+            starts, sizes = fields.get("offsets"), fields.get("sizes")
+            if not isinstance(starts, tuple) or not isinstance(sizes, tuple) or not _inside(starts, sizes, size):
+                return self._wrong(name, f"a chunk at {_shown(starts)} of {_shown(sizes)} is no part of {list(size)}",
+                                   Code.DCP_CHUNK)  # fmt: skip
+            if math.prod(sizes):
+                found.append((starts, sizes))
+        missing = math.prod(size) - sum(math.prod(sizes) for _, sizes in found)
+        try:
+            twice = overlapping(found)
+        except TangledError:
+            return self._wrong(name, f"its {len(found)} chunks lie in no rows along any axis", Code.DCP_CHUNK)
+        if twice is not None:
+            one, other = (list(found[number][0]) for number in twice)
+            return self._wrong(name, f"its chunks at {one} and {other} overlap", Code.DCP_CHUNK)
+        if missing:
+            return self._wrong(name, f"{missing} of its elements are in no chunk", Code.DCP_CHUNK)
+        lost = [starts for starts, _ in found if (name, starts) not in places]
+        if lost:
+            return self._wrong(name, f"its chunk at {list(lost[0])} lies in no file", Code.DCP_CHUNK)
+        for starts, sizes in found:
+            file, start, stop = places[name, starts]
+            yield Chunk(starts=starts, sizes=sizes, file=file, start=start, stop=stop)
+
+
+def _fields(value: object, kind: str) -> Mapping[str, object]:
+    """What was given to an object of this kind; empty when it is none."""
+    if not isinstance(value, Node) or value.kind != kind or not isinstance(value.fields, dict):
+        return {}
+    return value.fields
+
+
+def _first(fields: object) -> object:
+    """The first of a tensor's properties, its dtype."""
+    return fields[0] if isinstance(fields, tuple) and fields else None
+
+
+def _size_fault(size: tuple[object, ...], itemsize: int) -> str:
+    if len(size) > MAX_RANK:
+        return f"{len(size)} dimensions; torch handles {MAX_RANK}"
+    span = itemsize
+    for one in size:
+        if type(one) is not int or one < 0:
+            return f"its size holds {quote(one)}"
+        span *= one or 1
+        if span > MAX_BYTES:
+            return "its size overflows 64 bits"
+    return ""
+
+
+def _inside(starts: tuple[object, ...], sizes: tuple[object, ...], size: tuple[int, ...]) -> bool:
+    if not len(starts) == len(sizes) == len(size):
+        return False
+    return all(
+        type(start) is int and type(count) is int and start >= 0 and count >= 0 and start + count <= whole
+        for start, count, whole in zip(starts, sizes, size, strict=True)
+    )
+
+
+def _shown(sizes: object) -> str:
+    return quote(list(sizes))[1:-1] if isinstance(sizes, tuple) and len(sizes) <= MAX_RANK else describe(sizes)
+
+
+def _invalid(source: ByteSource, message: str) -> CheckpointError:
+    return CheckpointError(Fault(code=Code.DCP_METADATA, where=source.where, message=message, hint=SAVE_AGAIN))

@@ -1,0 +1,93 @@
+"""What 1, 2 and 4 processes saved with ``torch.distributed.checkpoint``, read by one process and by several."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from porting.checkpoint import open_checkpoint
+from porting.comparing import diff, digest
+from porting.converting import convert, verify_files
+from tests import own
+from tests.checkpoint.test_dcp import flat
+from tests.guards.tree import ROOT
+from tests.sharding.saver import LAYOUTS
+
+TABLE = """
+[mapping]
+name = "wide"
+[tensors]
+"plain [a b]" = "plain [a b]"
+"other [a b]" = "other [a b]"
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the processes have saved and loaded."""
+    root = tmp_path_factory.mktemp("distributed")
+    own.write(root / "source")
+    own.table(root)
+    (root / "wide.toml").write_text(TABLE)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "tests.sharding.saver", str(root)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return root
+
+
+def results(ran: Path, count: int) -> list[dict[str, Any]]:
+    return [json.loads((ran / f"seen-{count}-{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.mark.parametrize("saved", ["rows-1", "rows-2", "rows-4", "columns-4", "grid-4", "trained-2", "trained-4"])
+def test_every_tensor_is_what_torch_reads(ran: Path, saved: str) -> None:
+    dcp_to_torch_save(ran / saved, ran / "torch.pt")
+    expected = flat(torch.load(ran / "torch.pt", weights_only=True))
+    checkpoint = open_checkpoint(ran / saved)
+    tensors = {name: one for name, one in expected.items() if isinstance(one, torch.Tensor)}
+    assert {*tensors} == {*checkpoint.tensors}
+    for name, one in tensors.items():
+        assert torch.equal(checkpoint.read(name), one)
+    if saved.endswith("-4"):
+        assert max(len(checkpoint.pieces(name)) for name in tensors) == 4
+
+
+@pytest.mark.parametrize("saved", ["rows-2", "rows-4", "columns-4", "grid-4"])
+def test_one_process_makes_of_it_what_it_makes_of_safetensors(ran: Path, saved: str, tmp_path: Path) -> None:
+    part = ran / saved / "model"
+    assert str(digest(part)) == str(digest(ran / "source"))
+    assert diff(part, ran / "source").summary == "equal: 25 with equal bytes"
+    done = convert(part, tmp_path / "a", ran / "own.toml", into=lambda: own.Own(own.SIZES), memory=2 << 20)
+    other = convert(ran / "source", tmp_path / "b", ran / "own.toml", into=lambda: own.Own(own.SIZES))
+    assert done.digests == other.digests
+    assert verify_files(tmp_path / "a").same
+    record = json.loads((tmp_path / "a" / "provenance.json").read_text())["source"]
+    named = json.loads((tmp_path / "b" / "provenance.json").read_text())["source"]["tensors"]
+    assert {name: one["digest"] for name, one in record["tensors"].items()} == {
+        name: one["digest"] for name, one in named.items()
+    }
+    assert {*record["files"]} == {".metadata", *(f"__{rank}_0.distcp" for rank in range(int(saved[-1])))}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_it_loads_into_sharded_modules_through_a_table(ran: Path, count: int) -> None:
+    for one in results(ran, count):
+        assert len(one["table"]) == 3 * 2 * len(LAYOUTS)
+        assert {*map(tuple, one["table"].values())} == {()}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_each_process_reads_its_own_ranges(ran: Path, count: int) -> None:
+    """Of rows that four processes saved, two and four others read theirs, and nothing beside them."""
+    for one in results(ran, count):
+        assert one["wide"]["differ"] == []
+        assert one["wide"]["read"] == one["wide"]["local"]
