@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Annotated
 import typer
 
 from scripts.causes_page import SCORE, page
-from scripts.causes_score import Result, faithful, keep, score
+from scripts.causes_score import NONE, TIE, UNIQUE, Result, Scored, faithful, keep, score
 from tests.families.pairs import PAIRS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "causes.md"
@@ -30,17 +31,14 @@ def main(
     write: Annotated[bool, typer.Option("--write", help="Keep what was found, and write docs/causes.md.")] = False,
 ) -> None:
     """Score the catalogue, count false alarms, write the page."""
-    found: dict[str, dict[str, Result]] = {}
+    found: dict[str, Scored] = {}
     for pair in PAIRS:
         if only in str(pair) and not comparisons:
             found[str(pair)] = score(pair)
             if write:
                 keep(SCORE, found, _measured())
-            counts = Counter(one.outcome for one in found[str(pair)].values())
-            print(f"{pair}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
-            for name, one in found[str(pair)].items():
-                if one.outcome not in ("unique", "tie", "no effect") or not one.placed:
-                    print(f"    {name}: {one.outcome}{'' if one.placed else ', misplaced'}; said {one.said[:4]}")
+            _tell(f"{pair}, everywhere", found[str(pair)].everywhere)
+            _tell(f"{pair}, in one layer", found[str(pair)].alone)
     facts = _measured() if found else {}
     if comparisons:
         done, alarms = faithful(comparisons)
@@ -50,6 +48,16 @@ def main(
         if facts:
             keep(SCORE, found, facts)
         PAGE.write_text(page(), encoding="utf-8")
+
+
+def _tell(title: str, cells: Mapping[str, Result]) -> None:
+    counts = Counter(one.outcome for one in cells.values())
+    print(f"{title}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
+    for name, one in cells.items():
+        astray = "" if one.placed and one.strict else ", accuses others" if one.placed else ", misplaced"
+        if astray or one.outcome not in (UNIQUE, TIE, NONE):
+            where = f" in {one.where}" if one.where else ""
+            print(f"    {name}{where}: {one.outcome}{astray}; said {one.said[:4]}", flush=True)
 
 
 def _measured() -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from porting.causes import dropout, weights
@@ -58,42 +58,63 @@ def _score() -> Iterator[str]:
     if not SCORE.is_file():
         return
     known = json.loads(SCORE.read_text(encoding="utf-8"))
-    pairs: dict[str, dict[str, dict[str, object]]] = known["pairs"]
-    cells = [one for found in pairs.values() for one in found.values()]
-    counts = Counter(str(one["outcome"]) for one in cells)
-    seen = [one for one in cells if one["outcome"] != "no effect"]
-    caught = [one for one in seen if one["outcome"] != "missed"]
-    placed = sum(bool(one["placed"]) for one in caught)
-    named = counts["unique"] + counts["tie"]
     measured = ", ".join(f"{name} {value}" for name, value in known["measured"].items() if name != "date")
     yield "## The score\n"
     yield f"`python -m scripts.causes --write`, {known['measured']['date']}, {measured}.\n"
     yield (
-        "Each mistake is planted into the port of each pair of family and room where it applies, at every place where "
-        "it can be made, and the port is verified. Planting is written apart from the entries above: it changes what "
-        "the port's own layers are given and give.\n"
+        "Each mistake is planted into the port of each pair of family and room where it applies, and the port is "
+        "verified. Planting is written apart from the entries above: it changes what the port's own layers are given "
+        "and give.\n"
     )
+    if "faithful" in known:
+        alarms = len(known["faithful"]["alarms"])
+        yield f"False alarms: {alarms} in {known['faithful']['comparisons']} comparisons of faithful ports.\n"
+    yield "✓ named, = in a tie, ? unknown, ✗ a wrong name among the right ones, ! missed, · no effect, ° others accused\n"
+    numbers = {pair: number for number, pair in enumerate(known["pairs"], 1)}
+    yield from (f"{number}. {pair}" for pair, number in numbers.items())
+    yield "\n### Made at every place where it can be made\n"
+    yield from _matrix(known["pairs"], numbers)
+    yield "\n### Made in one layer alone\n"
+    yield "The layer is drawn; what is outside of the layers, as the embeddings or a head, is drawn like one of them.\n"
+    yield from _matrix(known.get("alone", {}), numbers)
+
+
+Cell = Mapping[str, object]
+
+
+def _matrix(pairs: Mapping[str, Mapping[str, Cell]], numbers: Mapping[str, int]) -> Iterator[str]:
+    cells = [one for found in pairs.values() for one in found.values()]
+    counts = Counter(str(one["outcome"]) for one in cells)
     none = counts["no effect"]
+    seen = len(cells) - none
+    caught = [one for one in cells if one["outcome"] not in ("no effect", "missed")]
+    placed, strict = (sum(bool(one[view]) for one in caught) for view in ("placed", "strict"))
+    named = counts["unique"] + counts["tie"]
     yield f"- planted: {len(cells)}, in {len(pairs)} pairs; without effect, by equal values in float64: {none}"
-    yield f"- caught: {len(caught)} of {len(seen)} ({_percent(len(caught), len(seen))})"
-    share = _percent(placed, len(caught))
-    yield f"- placed: {placed} of {len(caught)} ({share}): each finding has a module in which the mistake was made"
+    yield f"- caught: {len(caught)} of {seen} ({_percent(len(caught), seen)})"
+    yield (
+        f"- placed: {placed} of {len(caught)} ({_percent(placed, len(caught))}): each finding has a probe that was "
+        "made where the mistake was made"
+    )
+    yield (
+        f"- accused nobody else: {strict} of {len(caught)} ({_percent(strict, len(caught))}): each guilty probe "
+        "was made there, the first one and all others"
+    )
     yield (
         f"- named: {named} of {len(caught)} ({_percent(named, len(caught))}), {counts['unique']} uniquely and "
         f"{counts['tie']} in a tie; every finding of a report has to be right"
     )
-    if "faithful" in known:
-        alarms = len(known["faithful"]["alarms"])
-        yield f"- false alarms: {alarms} in {known['faithful']['comparisons']} comparisons of faithful ports"
-    yield "\n✓ named, = in a tie, ? unknown, ✗ a wrong name among the right ones, ! missed, · no effect\n"
-    numbers = {pair: number for number, pair in enumerate(pairs, 1)}
-    yield from (f"{number}. {pair}" for pair, number in numbers.items())
-    yield ""
-    yield "| planted | " + " | ".join(map(str, numbers.values())) + " |"
-    yield "|---" * (len(pairs) + 1) + "|"
+    yield "\n| planted | " + " | ".join(map(str, numbers.values())) + " |"
+    yield "|---" * (len(numbers) + 1) + "|"
     for name in dict.fromkeys(name for found in pairs.values() for name in found):
-        signs = [_SIGNS[str(found[name]["outcome"])] if name in found else "" for found in pairs.values()]
+        signs = [_sign(pairs.get(pair, {}).get(name)) for pair in numbers]
         yield f"| {name} | " + " | ".join(signs) + " |"
+
+
+def _sign(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    return _SIGNS[str(cell["outcome"])] + ("" if cell["placed"] and cell["strict"] else "°")
 
 
 def _percent(part: int, whole: int) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import warnings
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from porting.causes.events import Inventory, Meddling
 from porting.causes.meddling import plant, watch
 from porting.causes.planting import PLANTS, truth
 from porting.reporting.report import FAITHFUL
+from porting.tracing.lift import ITSELF
 from porting.verification import Probe, Report, verify
 from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import Ported, draw, make
@@ -36,27 +39,62 @@ class Result:
     Attributes:
         outcome: one of the above.
         placed: whether each finding has a guilty module in which the mistake was made.
+        strict: whether each guilty module, of any finding, has a part in it that the mistake was made in.
         said: what the report named.
+        where: the layer, or the module outside of any layer, in which alone it was made; ``""`` for all.
     """
 
     outcome: str
     placed: bool
+    strict: bool
     said: tuple[str, ...] = ()
+    where: str = ""
 
 
-def score(pair: Pair, names: Container[str] | None = None) -> dict[str, Result]:
-    """Plant every mistake that applies, or those of these names, into the port of a pair; by name."""
-    found = {}
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What came of every mistake that applies to a pair, by name.
+
+    Attributes:
+        everywhere: made at every place where it can be made.
+        alone: made in one layer, which is drawn.
+    """
+
+    everywhere: Mapping[str, Result]
+    alone: Mapping[str, Result]
+
+
+def score(pair: Pair, names: Container[str] | None = None, *, alone: bool = True) -> Scored:
+    """Plant every mistake that applies, or those of these names, into the port of a pair."""
+    everywhere, one_layer = {}, {}
     with tempfile.TemporaryDirectory(prefix="porting-causes-") as folder, _quietly():
         ported = make(pair, Path(folder))
         watched = ported.load()
         inventory = watch(watched)
         _verify(ported, watched)
         for meddling in (one for one in PLANTS if names is None or one.name in names):
-            result = _try(ported, meddling, inventory)
-            if result is not None:
-                found[meddling.name] = result
-    return found
+            result, sites = _try(ported, meddling, inventory)
+            if not sites:
+                continue
+            everywhere[meddling.name] = result
+            if alone:
+                unit, inside = _drawn(sites, f"{pair}, {meddling.name}")
+                result, _ = _try(ported, replace(meddling, modules=inside), inventory)
+                one_layer[meddling.name] = replace(result, where=unit)
+    return Scored(everywhere=everywhere, alone=one_layer)
+
+
+_LAYER = re.compile(r"(?:.*?\.)?\d+(?=\.|$)")
+
+
+def _drawn(sites: Collection[str], seed: str) -> tuple[str, frozenset[str]]:
+    """One of the layers, or of the modules outside of layers, in which a mistake was made; and where it was there."""
+    units: dict[str, set[str]] = {}
+    for site in sites:
+        layer = _LAYER.match(site)
+        units.setdefault(layer.group() if layer else site, set()).add(site)
+    unit = sorted(units)[crc32(seed.encode()) % len(units)]  # the same in every run
+    return unit, frozenset(units[unit])
 
 
 def _verify(ported: Ported, module: nn.Module, seed: int = 0) -> Report:
@@ -64,22 +102,27 @@ def _verify(ported: Ported, module: nn.Module, seed: int = 0) -> Report:
     return verify(ported.directory, module, table=ported.pair.table, loaded=True, seed=seed, longest=longest)
 
 
-def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> Result | None:
+def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> tuple[Result, frozenset[str]]:
+    """Plant a mistake; what came of it, and in which modules it was made: in none if it does not apply."""
     module = ported.load()
-    sites = plant(module, meddling, inventory)
+    made = plant(module, meddling, inventory)
     report = _verify(ported, module)
-    if not sites:
-        return None
+    sites = frozenset(made)
     said = tuple(" or ".join(one.names) or "unknown" for one in report.causes)
     if report.verdict == FAITHFUL:
         same = max(probe.meaning.worst for probe in report.probes) <= max(
             probe.bound.end_to_end for probe in report.probes
         )
-        return Result(outcome=NONE if same else MISSED, placed=True)
+        return Result(outcome=NONE if same else MISSED, placed=True, strict=True), sites
     probes = {probe.port: probe for probe in report.probes}
-    # What comes after the place reads what it gave, where nothing between them is probed.
-    placed = all(any(_placed(probes[point], sites) for point in one.probes) for one in report.causes)
-    return Result(outcome=_outcome(report, truth(meddling.name)), placed=placed, said=said)
+    accused = report.guilty or report.imprecise
+    result = Result(
+        outcome=_outcome(report, truth(meddling.name)),
+        placed=all(any(_made_in(probes[point], sites) for point in one.probes) for one in report.causes),
+        strict=bool(accused) and all(_made_in(probe, sites) for probe in accused),
+        said=said,
+    )
+    return result, sites
 
 
 def _outcome(report: Report, expected: tuple[str, ...]) -> str:
@@ -91,12 +134,9 @@ def _outcome(report: Report, expected: tuple[str, ...]) -> str:
     return UNIQUE if all(len(one.names) == 1 for one in report.causes) else TIE
 
 
-def _placed(probe: Probe, sites: list[str]) -> bool:
-    """Whether the mistake was made in what runs up to this probe."""
-    path = probe.port.partition(" -> ")[0].partition(" #")[0]
-    return any(site in probe.span or f"{path}.".startswith(f"{site}.") or not site for site in sites) or any(
-        f"{site}.".startswith(f"{path}.") for site in sites
-    )
+def _made_in(probe: Probe, sites: Collection[str]) -> bool:
+    """Whether a mistake was made in what made the activation at this probe out of those before."""
+    return any((site or ITSELF) in probe.span for site in sites)
 
 
 def faithful(count: int) -> tuple[int, list[str]]:
@@ -107,7 +147,7 @@ def faithful(count: int) -> tuple[int, list[str]]:
         while done < count:
             for pair in PAIRS:
                 with tempfile.TemporaryDirectory(prefix="porting-causes-") as folder:
-                    ported = _drawn(pair, Path(folder), draws)
+                    ported = _another(pair, Path(folder), draws)
                     for seed in range(3):
                         if done < count:
                             done += 1
@@ -118,7 +158,7 @@ def faithful(count: int) -> tuple[int, list[str]]:
     return done, alarms
 
 
-def _drawn(pair: Pair, folder: Path, seed: int) -> Ported:
+def _another(pair: Pair, folder: Path, seed: int) -> Ported:
     import transformers  # noqa: PLC0415  # only this needs it
 
     ported = make(pair, folder)
@@ -146,12 +186,11 @@ def _quietly() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def keep(path: Path, results: Mapping[str, Mapping[str, Result]], facts: Mapping[str, object]) -> None:
+def keep(path: Path, results: Mapping[str, Scored], facts: Mapping[str, object]) -> None:
     """Write results into the file that the page is made from; those of other pairs stay."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"pairs": {}}
-    for pair, cells in results.items():
-        known["pairs"][pair] = {
-            name: {"outcome": one.outcome, "placed": one.placed, "said": list(one.said)} for name, one in cells.items()
-        }
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for pair, one in results.items():
+        for view, cells in (("pairs", one.everywhere), ("alone", one.alone)):
+            known.setdefault(view, {})[pair] = {name: asdict(cell) for name, cell in cells.items()}
     known.update(facts)
     path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

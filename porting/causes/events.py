@@ -104,11 +104,13 @@ class Meddling:
         name: the entry of the catalogue.
         actions: by kind of event.
         only: at the events of these numbers alone, counted over those to which it applies; None for all.
+        modules: in these modules' own code alone; None for all.
     """
 
     name: str
     actions: Mapping[str, Action]
     only: frozenset[int] | None = None
+    modules: frozenset[str] | None = None
 
 
 @dataclass

@@ -310,8 +310,9 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         number = self._counts[kind]
         self._counts[kind] += 1
-        action = self._meddling.actions.get(kind)
-        if action is None:
+        action, modules = self._meddling.actions.get(kind), self._meddling.modules
+        module = self._path[-1] if self._path else ""
+        if action is None or (modules is not None and module not in modules):
             return func(*args, **kwargs)
         event = Event(
             kind=kind,
@@ -331,7 +332,7 @@ class _Mode(TorchFunctionMode):
         self._applied += 1
         if self._meddling.only is not None and place not in self._meddling.only:
             return func(*args, **kwargs)
-        self._pass.sites.append(self._path[-1] if self._path else "")
+        self._pass.sites.append(module)
         return found
 
 

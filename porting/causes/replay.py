@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -16,6 +17,10 @@ from porting.causes.tape import Call, Ref, Tape, call_again
 
 Rewrite = Callable[["Values", Call], Any]
 """What a call gives instead: a tree like the call's own output."""
+
+
+Around = Callable[[], AbstractContextManager[object]]
+"""Makes what the pass was recorded in, where that changed what its calls gave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +46,13 @@ class Values:
         tape: the recorded pass.
         changed: what a rewrite has changed.
         held: what is put in the place of a value, though nothing has changed it.
+        around: what a call that is made again is made in.
     """
 
     tape: Tape
     changed: dict[Ref, Tensor] = field(default_factory=dict)
     held: Mapping[Ref, Tensor] = field(default_factory=dict)
+    around: Around = nullcontext
 
     def __getitem__(self, ref: Ref) -> Tensor:
         found = self.changed.get(ref, self.held.get(ref))
@@ -57,7 +64,8 @@ class Values:
 
     def run(self, call: Call) -> Any:  # what the call gives
         """The call as it was recorded, with the present values of its arguments."""
-        return call_again(call.function, self.fill(call.args), self.fill(dict(call.kwargs)))
+        with self.around():
+            return call_again(call.function, self.fill(call.args), self.fill(dict(call.kwargs)))
 
     def argument(self, call: Call, place: int, name: str, default: Any = None) -> Any:  # whatever it is
         """The present value of an argument, wherever it stands."""
@@ -71,10 +79,12 @@ class Stage:
         tape: the recorded pass.
         pinned: the marks whose values are put in the place of computed ones, each with the tensor that stands for it:
             the marked one itself, or what others read in its place.
+        around: what recorded calls are made again in.
     """
 
-    def __init__(self, tape: Tape, pinned: Mapping[str, Ref]) -> None:
+    def __init__(self, tape: Tape, pinned: Mapping[str, Ref], around: Around = nullcontext) -> None:
         self.tape = tape
+        self._around = around
         self._pinned = pinned
         self._cones: dict[str, tuple[Call, ...]] = {}
 
@@ -107,7 +117,7 @@ class Stage:
     def play(self, mark: str, rewrites: Mapping[int, Rewrite]) -> Tensor | None:
         """The marked value when some calls are rewritten; None when it is the recorded one, whatever they give."""
         goal, pins = self.tape.marks[mark], self._pins(mark)
-        values = Values(self.tape, held=pins)
+        values = Values(self.tape, held=pins, around=self._around)
         result: Tensor | None = None
         for call in self.cone(mark):
             rewrite = rewrites.get(call.number)

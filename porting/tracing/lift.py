@@ -46,6 +46,11 @@ def running() -> str:
     return _RUNNING.names[-1] if _RUNNING.names else ITSELF
 
 
+def lift(module: nn.Module) -> Lift:
+    """The mode in which nothing computes with less than float64 because it was asked to; it can be entered again."""
+    return Lift({_address(one) for one in module.buffers()} | {LAZY})
+
+
 @contextmanager
 def lifted(module: nn.Module) -> Iterator[Lifted]:
     """Within it nothing computes with less than float64 because it was asked to.
@@ -57,7 +62,7 @@ def lifted(module: nn.Module) -> Iterator[Lifted]:
         Which modules asked for less, of what they had in float64.
     """
     names = {part: path or ITSELF for path, part in module.named_modules()}
-    mode = _Lift({_address(one) for one in module.buffers()} | {LAZY})
+    mode = lift(module)
 
     def enter(part: nn.Module, args: Any) -> None:  # whatever the module is given
         if part in names:
@@ -75,7 +80,9 @@ def lifted(module: nn.Module) -> Iterator[Lifted]:
             yield mode.found
 
 
-class _Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+class Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+    """Takes such casts out; :func:`lift` makes it."""
+
     def __init__(self, constants: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.found: Lifted = {}

@@ -1,17 +1,21 @@
-"""What happens in a model between one point and the next: which modules run, and what makes a result doubtful."""
+"""What happens in a model between one point and the next: which modules make it, and what makes it doubtful."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from porting.tracing.lift import Lifted, running, spelled
+from porting.tracing.makers import Makers
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,8 @@ class Span:
     """From the point before up to a point.
 
     Attributes:
-        modules: those with weights of their own or without parts that ran, in order.
+        modules: those that made the value at the point out of those at the points before, in order: whose own code
+            ran, or which gave it on.
         lowered: what computed with less than float64: modules, each with its operations.
         random: whether random numbers were drawn.
     """
@@ -38,21 +43,39 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self._modules: list[str] = []
+        self._makers = Makers()
         self._lowered: Lifted = {}
         self._state = torch.get_rng_state()
+        self._thread = 0
+        self._hooks = ExitStack()
 
-    def ran(self, module: str) -> None:
-        """A module has run."""
-        self._modules.append(module)
+    def __enter__(self) -> Watch:
+        def leave(module: nn.Module, args: Any, output: Any) -> None:  # whatever a module is given and gives
+            if threading.get_ident() == self._thread:  # a streamed verification runs several models in turn
+                self._makers.gave(running(), output)
 
-    def cut(self) -> Span:
-        """What happened since the last cut."""
+        self._thread = threading.get_ident()
+        self._hooks.callback(register_module_forward_hook(leave).remove)
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch does not type its modes
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]  # as above
+        self._hooks.close()
+
+    def cut(self, value: Tensor | None = None) -> Span:
+        """What happened since the last cut, and which modules made a value."""
         state = torch.get_rng_state()
         lowered = tuple(spelled({name: operations}) for name, operations in self._lowered.items())
-        span = Span(tuple(dict.fromkeys(self._modules)), lowered, not torch.equal(state, self._state))
-        self._modules, self._lowered, self._state = [], {}, state
+        modules = () if value is None else self._makers.of(value)
+        span = Span(modules, lowered, not torch.equal(state, self._state))
+        self._lowered, self._state = {}, state
         return span
+
+    def put(self, value: Tensor) -> Tensor:
+        """A value that is put into the pass, and that no module made."""
+        self._makers.put(value)
+        return value
 
     def __torch_dispatch__(
         self,
@@ -61,7 +84,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's operation gives
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._makers.ran(running(), func, args, kwargs, result)
         if any(_low(one) for one in tree_leaves(result)) and any(
             isinstance(one, Tensor) and one.is_floating_point() for one in tree_leaves((args, kwargs))
         ):

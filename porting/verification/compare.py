@@ -146,11 +146,10 @@ class Comparison:
         watch = Watch()
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
-            span = watch.cut()
-            self.ran.update(span.modules)
+            span = watch.cut(value)
             before = self._spans.get(point, Span())
             self._spans[point] = Span(
-                span.modules or before.modules,
+                tuple(dict.fromkeys((*before.modules, *span.modules))),
                 tuple(dict.fromkeys((*before.lowered, *span.lowered))),
                 span.random or before.random,
             )
@@ -164,11 +163,10 @@ class Comparison:
                 self._spreads.setdefault(point, []).append(found)
             observer.see(value, anchor.scale)
             watch.cut()  # what was done here is none of the model's
-            return anchor.value.to(value.dtype, copy=True)
+            return watch.put(anchor.value.to(value.dtype, copy=True))
 
         with watch:
-            port.run(case, visit, wanted=list(pairing.pairs), ran=watch.ran, gradients=True)
-        self.ran.update(watch.cut().modules)
+            port.run(case, visit, wanted=list(pairing.pairs), ran=self.ran.add, gradients=True)
 
     def rounding(self, reference: Side, port: Side, dtype: torch.dtype) -> None:
         """Run both in a working dtype, end to end and isolated: both sides go on with the exact values, rounded."""

@@ -21,6 +21,7 @@ from porting.causes.naming import APART, Finding, Gap, Mark, Search
 from porting.causes.replay import Stage
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.reporting.report import Probe
+from porting.tracing.lift import lift
 from porting.tracing.measure import Anchor, error
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, Point, Trace, split
@@ -211,7 +212,11 @@ class _Sight:
 
             self.reference.run(self.case, visit, wanted=compared)
         marks = recorder.tape.marks
-        return Stage(recorder.tape, {point: _read_for(recorder.tape, ref) for point, ref in marks.items()})
+        read = {point: _read_for(recorder.tape, ref) for point, ref in marks.items()}
+        if not self.reference.lifted:
+            return Stage(recorder.tape, read)
+        exactly = lift(self.reference.module)  # as it was recorded
+        return Stage(recorder.tape, read, lambda: exactly)
 
     @cached_property
     def _anatomy(self) -> Anatomy:

@@ -93,11 +93,12 @@ def test_every_mistake_is_another_one() -> None:
 )
 def test_what_is_planted_is_named(table: str, names: list[str]) -> None:
     pair = next(pair for pair in PAIRS if pair.table == table)
-    found = score(pair, names)
+    scored = score(pair, names, alone=False)
+    found = scored.everywhere
     assert found.keys() <= set(names)
     assert len(found) > len(names) / 2
     assert {name: one for name, one in found.items() if one.outcome not in (UNIQUE, TIE, NONE)} == {}
-    assert all(one.placed for one in found.values())
+    assert all(one.placed and one.strict for one in found.values())
     assert not any(one.outcome == MISSED for one in found.values())
     if table == "openai_gpt":
         assert found["key bias missing"].outcome == NONE  # no probe sees it there, and no softmax
