@@ -33,7 +33,7 @@ def main(
     """Score the catalogue, count false alarms, write the page."""
     found: dict[str, Scored] = {}
     for pair in PAIRS:
-        if only in str(pair) and not comparisons:
+        if only != "-" and only in str(pair) and not comparisons:
             found[str(pair)] = score(pair)
             if write:
                 keep(SCORE, found, _measured())

@@ -69,14 +69,16 @@ def _score() -> Iterator[str]:
     if "faithful" in known:
         alarms = len(known["faithful"]["alarms"])
         yield f"False alarms: {alarms} in {known['faithful']['comparisons']} comparisons of faithful ports.\n"
-    yield "✓ named, = in a tie, ? unknown, ✗ a wrong name among the right ones, ! missed, · no effect, ° others accused\n"
+    yield "✓ named, = in a tie, ? unknown, ✗ a wrong name among the right ones, ! missed, · none, ° others accused\n"
     numbers = {pair: number for number, pair in enumerate(known["pairs"], 1)}
     yield from (f"{number}. {pair}" for pair, number in numbers.items())
     yield "\n### Made at every place where it can be made\n"
     yield from _matrix(known["pairs"], numbers)
+    if "alone" not in known:
+        return
     yield "\n### Made in one layer alone\n"
     yield "The layer is drawn; what is outside of the layers, as the embeddings or a head, is drawn like one of them.\n"
-    yield from _matrix(known.get("alone", {}), numbers)
+    yield from _matrix(known["alone"], numbers)
 
 
 Cell = Mapping[str, object]
@@ -88,7 +90,8 @@ def _matrix(pairs: Mapping[str, Mapping[str, Cell]], numbers: Mapping[str, int])
     none = counts["no effect"]
     seen = len(cells) - none
     caught = [one for one in cells if one["outcome"] not in ("no effect", "missed")]
-    placed, strict = (sum(bool(one[view]) for one in caught) for view in ("placed", "strict"))
+    placed = sum(bool(one["placed"]) for one in caught)
+    strict = [bool(one["strict"]) for one in caught if "strict" in one]  # pairs scored before this was asked lack it
     named = counts["unique"] + counts["tie"]
     yield f"- planted: {len(cells)}, in {len(pairs)} pairs; without effect, by equal values in float64: {none}"
     yield f"- caught: {len(caught)} of {seen} ({_percent(len(caught), seen)})"
@@ -96,10 +99,12 @@ def _matrix(pairs: Mapping[str, Mapping[str, Cell]], numbers: Mapping[str, int])
         f"- placed: {placed} of {len(caught)} ({_percent(placed, len(caught))}): each finding has a probe that was "
         "made where the mistake was made"
     )
-    yield (
-        f"- accused nobody else: {strict} of {len(caught)} ({_percent(strict, len(caught))}): each guilty probe "
-        "was made there, the first one and all others"
-    )
+    if strict:
+        share = _percent(sum(strict), len(strict))
+        yield (
+            f"- accused nobody else: {sum(strict)} of {len(strict)} ({share}): each guilty probe was made there, the "
+            "first one and all others"
+        )
     yield (
         f"- named: {named} of {len(caught)} ({_percent(named, len(caught))}), {counts['unique']} uniquely and "
         f"{counts['tie']} in a tie; every finding of a report has to be right"
@@ -114,7 +119,7 @@ def _matrix(pairs: Mapping[str, Mapping[str, Cell]], numbers: Mapping[str, int])
 def _sign(cell: Cell | None) -> str:
     if cell is None:
         return ""
-    return _SIGNS[str(cell["outcome"])] + ("" if cell["placed"] and cell["strict"] else "°")
+    return _SIGNS[str(cell["outcome"])] + ("" if cell["placed"] and cell.get("strict", True) else "°")
 
 
 def _percent(part: int, whole: int) -> str:

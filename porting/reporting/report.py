@@ -47,7 +47,8 @@ class Probe:
         bound: what of it rounding explains; above it the port means something else.
         rounding: dtype -> the port's rounding error over the reference's.
         count: how many numbers these ratios rest on.
-        span: the port's modules that ran since the point before: those that made this activation.
+        span: the port's modules that made this activation out of those at the points before, in order: whose own code
+            ran on the way, or which gave it on.
         lowered: operations among them that compute with less than float64 in a float64 run.
         random: whether random numbers were drawn there, as by dropout that is left on.
         spreads: where its isolated difference lies, for each case, if it is among the first guilty ones.

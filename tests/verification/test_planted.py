@@ -42,8 +42,8 @@ def test_a_bug_is_caught_and_placed(drawn: Path, bug: Bug) -> None:
 def test_the_module_behind_a_probe_is_named(checkpoint: Path) -> None:
     """What is compared is the head's output, which a projection in it spoils: the report lists all of its parts."""
     report = verified(checkpoint, Bug("head's weight transposed", becomes("mlm.dense", Transposed), ("mlm",)))
-    assert report.guilty[0].span == ("mlm.dense", "mlm.activation", "mlm.norm", "mlm")
-    assert "since the probe before it ran: mlm.dense, mlm.activation" in str(report)
+    assert report.guilty[0].span == ("bert", "mlm.dense", "mlm.activation", "mlm.norm", "mlm")
+    assert "since the probe before it ran: bert, mlm.dense, mlm.activation" in str(report)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
