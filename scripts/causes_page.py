@@ -28,6 +28,10 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
 ```
 
 - **One cause is reported once**, with all the probes that it explains; a port with two mistakes gets both.
+- **Numbers are solved for.** An eps, a rotation's theta, the factor of scores, embeddings, branches or logits, the
+  width of a window, a position's offset, an activation's steepness: the usual values are tried as they are, and any
+  other is found from the port's own values, confirmed by what it leaves, and said as a person would have written it:
+  `eps is 3e-06 where the reference has 1e-12`, `scores are multiplied by 1 / sqrt(10) where 1 / sqrt(8) is expected`.
 - **Ties are ties.** Entries that give the same values on these inputs are all named.
 - **Unknown is unknown.** When no entry fits, the three that explain most of the difference are listed, with how much.
 - **Rounding has causes, too.** When the meaning is right and the rounding is not, the reference is recorded in the
@@ -38,9 +42,10 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
 `verify(causes=False)` does without. `Report.causes` has the findings as data: `name`, `detail`, `where` (the modules of
 the reference that were altered), `probes`, `difference`, `residual`, `what`, `fix`, `ties`, `nearest`.
 
-Limits: weights that are not the checkpoint's can be solved for only where a probe has more rows than the layer has
-inputs; a rounding error is reproduced only where the port's kernels round as the reference's do, which a fused or
-differently laid out product need not; and a reference that is a recording has no functions to rewrite.
+Limits: a number is solved for where it is the only mistake between two probes; weights that are not the checkpoint's
+can be solved for only where a probe has more rows than the layer has inputs; a rounding error is reproduced only
+where the port's kernels round as the reference's do, which a fused or differently laid out product need not; and a
+reference that is a recording has no functions to rewrite.
 
 This page is written from the catalogue by `python -m scripts.causes --write`.
 """

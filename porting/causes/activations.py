@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from porting.causes.anatomy import Activation, Anatomy
-from porting.causes.cause import Cause, other
+from porting.causes.cause import Cause, dial, other
+from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import ACTIVATIONS
-from porting.causes.replay import Alteration, Values
+from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
 
@@ -36,6 +40,31 @@ class WrongActivation(Cause):
             if site.name != self.function and anatomy.tape[site.input].is_floating_point():
                 detail = f"{self.function} where the reference has {site.name or 'another function'}"
                 yield other(site.call, applied(site, ACTIVATIONS[self.function]), detail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaped(Cause):
+    """A function with a number in it that is solved for."""
+
+    function: Callable[[Tensor, float], Tensor]
+    says: str
+    first: float
+    last: float
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: the number is solved for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each activation, but the pooler's."""
+        for site in anatomy.activations:
+            if not pools(site, anatomy) and anatomy.tape[site.input].is_floating_point():
+                detail = f"{self.says} where the reference has {site.name or 'another function'}"
+                yield dial(site.call, partial(self._rewrite, site), detail.format, geometric(self.first, self.last, 6))
+
+    def _rewrite(self, site: Activation, number: float) -> Rewrite:
+        return applied(site, lambda value: self.function(value, number))
 
 
 class ActivationMissing(Cause):
@@ -83,6 +112,33 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _wrong("ReLU", "no negative number comes out of the feed-forward network's first half", "see hidden_act"),
     _wrong("SiLU", "differences of up to 0.2 from a GELU", "SiLU is called swish, too; see hidden_act in the config"),
+    _wrong(
+        "erf GELU without the root",
+        "a difference of up to 0.1 from the exact GELU",
+        "0.5 * x * (1 + erf(x / sqrt(2))), not erf(x)",
+    ),
+    _wrong("squared ReLU", "large differences where activations are large", "see hidden_act: relu2 is the square"),
+    _wrong("ELU", "negative numbers down to -1 come out", "see hidden_act"),
+    Shaped(
+        name="sigmoid GELU of another steepness",
+        what="the activation is x * sigmoid(c * x) with a number c that is neither SiLU's 1 nor quick GELU's 1.702",
+        looks="differences of up to 0.2 from a GELU",
+        fix="see hidden_act: gelu, gelu_new, quick_gelu and silu are four functions",
+        function=lambda value, number: value * torch.sigmoid(number * value),
+        says="x * sigmoid({} x)",
+        first=0.1,
+        last=10.0,
+    ),
+    Shaped(
+        name="leaky ReLU for another activation",
+        what="the activation is the ReLU with a slope for negative numbers",
+        looks="small negative numbers come out of the feed-forward network's first half",
+        fix="see hidden_act",
+        function=F.leaky_relu,
+        says="leaky ReLU of slope {}",
+        first=1e-3,
+        last=0.9,
+    ),
     ActivationMissing(
         name="activation missing",
         what="the activation is left out",

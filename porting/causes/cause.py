@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
+from porting.causes.fitting import Dial
 from porting.causes.replay import Alteration, Rewrite
 from porting.causes.tape import Call, Ref
 
@@ -37,6 +38,11 @@ class Cause(ABC):
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """The ways in which the reference would compute, had it this mistake, one place at a time."""
 
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """The places at which a number may be another one: where no alteration fits, it is solved for."""
+        del anatomy
+        return iter(())
+
 
 def reads(ref: Ref, function: Callable[[Tensor], Tensor] = lambda value: value) -> Rewrite:
     """A rewrite to another value of the pass, or to a function of it."""
@@ -56,3 +62,17 @@ def after(function: Callable[[Tensor], Tensor]) -> Rewrite:
 def other(call: Call, rewrite: Rewrite, detail: str = "", *, where: str = "") -> Alteration:
     """An alteration of one call."""
     return Alteration(where=where or call.module, rewrites={call.number: rewrite}, detail=detail)
+
+
+def dial(
+    call: Call,
+    rewrite: Callable[[float], Rewrite],
+    detail: Callable[[str], str],
+    starts: Sequence[float],
+    *,
+    where: str = "",
+    whole: bool = False,
+) -> Dial:
+    """A number of one call."""
+    turned = lambda value: {call.number: rewrite(value)}  # noqa: E731  # what a dial is made of
+    return Dial(where or call.module, frozenset({call.number}), turned, detail, starts, whole)

@@ -20,7 +20,21 @@ _DROPOUT = {F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout,
 
 
 class Silence(TorchFunctionMode):
-    """No dropout, wherever it is asked for: ``with Silence(): model(**inputs)``."""
+    """No dropout, wherever it is asked for: ``with Silence(): model(**inputs)``.
+
+    Attributes:
+        rates: with which probabilities it was asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: set[float] = set()
+
+    @property
+    def detail(self) -> str:
+        """What was switched off."""
+        said = ", ".join(f"p is {rate:g}" for rate in sorted(self.rates))
+        return f"{said}; without it the difference is gone" if said else "without it the difference is gone"
 
     def __torch_function__(
         self,
@@ -32,10 +46,17 @@ class Silence(TorchFunctionMode):
         given = dict(kwargs or {})
         if func in _DROPOUT or getattr(func, "__name__", "").startswith(("dropout", "bernoulli")):
             value = args[0] if args else given["input"]
+            active = given.get("training", given.get("train", args[2] if len(args) > 2 else True))
+            self._asked(args[1] if len(args) > 1 else given.get("p", 0.5), active=bool(active))
             return value if "dropout" in func.__name__ else torch.ones_like(value)
         if func is F.scaled_dot_product_attention:
+            self._asked(args[4] if len(args) > 4 else given.get("dropout_p", 0.0), active=True)
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             given.update({"dropout_p": 0.0} if len(args) <= 4 else {})
         elif func is F.multi_head_attention_forward:
             given["training"] = False
         return func(*args, **given)
+
+    def _asked(self, rate: object, *, active: bool) -> None:
+        if active and isinstance(rate, int | float) and rate > 0:
+            self.rates.add(float(rate))

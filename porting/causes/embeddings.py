@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy, Embedding
-from porting.causes.cause import Cause, after, other, reads
+from porting.causes.cause import Cause, after, dial, other, reads
+from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SCALING
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
@@ -49,15 +52,36 @@ def looked_up(one: Embedding, ids: Tensor) -> Rewrite:
     return rewrite
 
 
+OFFSETS = (-2, -1, 1, 2)
+"""By how much people are off; any other number is looked for where none of these fits."""
+
+MOST = 600
+"""Beyond this nobody is off by accident."""
+
+
 class PositionOffset(Cause):
     """Positions that are counted from somewhere else."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
-        """Each embedding of positions, by up to two."""
+        """Each embedding of positions, by the usual numbers."""
         for one in anatomy.embeddings:
             if one.role == "positions":
-                for offset in (-2, -1, 1, 2):
+                for offset in OFFSETS:
                     yield other(one.call, looked_up(one, anatomy.tape[one.ids] + offset), f"off by {offset:+d}")
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each embedding of positions, by any other number for which the table has rows."""
+        for one in anatomy.embeddings:
+            if one.role == "positions":
+                ids = anatomy.tape[one.ids]
+                least, most = -int(ids.max()), anatomy.tape[one.weight].shape[0] - 1 - int(ids.min())
+                possible = [offset for offset in range(max(least, -MOST), min(most, MOST) + 1) if offset]
+                if possible:
+                    yield dial(one.call, partial(_moved, one, ids), "off by {}".format, possible, whole=True)
+
+
+def _moved(one: Embedding, ids: Tensor, offset: float) -> Rewrite:
+    return looked_up(one, ids + int(offset))
 
 
 class PositionsAroundPadding(Cause):
@@ -65,16 +89,27 @@ class PositionsAroundPadding(Cause):
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each embedding of positions whose rows count otherwise in a padded batch."""
-        mask = anatomy.inputs.get("attention_mask")
         for one in anatomy.embeddings:
             ids = anatomy.tape[one.ids]
-            if one.role != "positions" or mask is None or ids.ndim != 2 or mask.shape[-1] != ids.shape[-1]:
+            if one.role != "positions" or ids.ndim != 2:
                 continue
             first = int(ids.min())
-            for start in dict.fromkeys((first, max(first - 1, 0))):
-                yield other(one.call, looked_up(one, start + torch.arange(ids.shape[-1]).expand_as(mask)))
-                yield other(one.call, looked_up(one, start + (mask.cumsum(-1) - 1).clamp_min(0) * mask))
-                yield other(one.call, looked_up(one, start + mask.cumsum(-1) * mask))
+            for real in _real(anatomy, ids.shape[-1]):
+                for start in dict.fromkeys((first, max(first - 1, 0))):
+                    yield other(one.call, looked_up(one, start + torch.arange(ids.shape[-1]).expand_as(real)))
+                    yield other(one.call, looked_up(one, start + (real.cumsum(-1) - 1).clamp_min(0) * real))
+                    yield other(one.call, looked_up(one, start + real.cumsum(-1) * real))
+
+
+def _real(anatomy: Anatomy, length: int) -> Iterator[Tensor]:
+    """What is no padding [b s], 0 or 1: as the mask has it, and as the words themselves have it."""
+    mask = anatomy.inputs.get("attention_mask")
+    if mask is not None and mask.shape[-1] == length:
+        yield mask
+    for one in anatomy.embeddings:
+        word, ids = one.call.argument(2, "padding_idx"), anatomy.tape[one.ids]
+        if one.role == "words" and isinstance(word, int) and ids.ndim == 2 and ids.shape[-1] == length:
+            yield (ids != word).long()
 
 
 class PositionsFromTheEnd(Cause):
@@ -107,6 +142,57 @@ class ScaleExtra(Cause):
         for one in anatomy.embeddings:
             if one.role == "words":
                 yield other(one.call, after(lambda value: value * value.shape[-1] ** 0.5))
+
+
+class ScaleOther(Cause):
+    """The embeddings are scaled by another number."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: the number is solved for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each embedding of words."""
+        for one in anatomy.embeddings:
+            if one.role == "words":
+                number = scale_of(anatomy, one)
+                width = anatomy.tape[one.weight].shape[-1]
+                detail = partial(_scaled, spelled(number, width))
+                yield dial(one.call, partial(_by, number), detail, geometric(1e-3, 1e3, 3))
+
+
+def scale_of(anatomy: Anatomy, one: Embedding) -> float:
+    """What an embedding is multiplied by; 1 where it is not."""
+    for call in anatomy.tape.users(one.call.result):
+        number = next((float(arg) for arg in call.args if isinstance(arg, int | float)), None)
+        if call.name in SCALING and number:
+            return 1 / number if "div" in call.name else number
+    return 1.0
+
+
+def spelled(number: float, width: int) -> str:
+    """A scale as a person writes it."""
+    return f"sqrt({width})" if math.isclose(number, width**0.5, rel_tol=1e-6) else f"{number:.6g}"
+
+
+def _by(number: float, found: float) -> Rewrite:
+    return after(lambda value: value * (found / number))
+
+
+def _scaled(expected: str, found: str) -> str:
+    return f"word embeddings are multiplied by {found} where the reference has {expected}"
+
+
+class TypesSwapped(Cause):
+    """Types counted from the other end."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each embedding of token types, where there are several."""
+        for one in anatomy.embeddings:
+            ids = anatomy.tape[one.ids]
+            if one.role == "types" and anatomy.tape[one.weight].shape[0] > 1 and bool(ids.any()):
+                yield other(one.call, looked_up(one, anatomy.tape[one.weight].shape[0] - 1 - ids))
 
 
 class PaddingRow(Cause):
@@ -151,6 +237,12 @@ CAUSES: tuple[Cause, ...] = (
         fix="add token_type(zeros) when none are given, or fold row 0 into the positions",
         role="types",
     ),
+    TypesSwapped(
+        name="token types swapped",
+        what="the first segment has the type of the last one, and the other way round",
+        looks="a constant for each segment; in texts of one segment too",
+        fix="0 for the first segment and what stands before it, 1 for the second",
+    ),
     PositionOffset(
         name="position offset",
         what="positions are counted from another number",
@@ -187,6 +279,12 @@ CAUSES: tuple[Cause, ...] = (
         what="the word embeddings are multiplied by sqrt(hidden_size)",
         looks="words outweigh the positions",
         fix="see scale_embedding in the config; without it nothing is scaled",
+    ),
+    ScaleOther(
+        name="embeddings scaled by another factor",
+        what="the word embeddings are multiplied by a number that is not the reference's",
+        looks="words outweigh the positions, or positions the words",
+        fix="see scale_embedding, embedding_multiplier and the like in the config; sqrt(hidden_size), not hidden_size",
     ),
     PaddingRow(
         name="padding word zeroed",

@@ -30,12 +30,20 @@ def tanh_gelu(value: Tensor) -> Tensor:
     return 0.5 * value * (1 + torch.tanh(math.sqrt(2 / math.pi) * (value + 0.044715 * value**3)))
 
 
+def rootless_gelu(value: Tensor) -> Tensor:
+    """``x (1 + erf(x)) / 2``: what remains of the exact GELU when the root of two is forgotten."""
+    return 0.5 * value * (1 + torch.erf(value))
+
+
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "exact GELU": F.gelu,
     "tanh GELU": tanh_gelu,
     "quick GELU": quick_gelu,
     "ReLU": F.relu,
     "SiLU": F.silu,
+    "squared ReLU": lambda value: F.relu(value).square(),
+    "ELU": F.elu,
+    "erf GELU without the root": rootless_gelu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
 }

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, other, reads
+from porting.causes.cause import Cause, after, dial, other, reads
+from porting.causes.fitting import Dial, geometric
+from porting.causes.functions import SCALING, SUM
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
@@ -42,6 +45,51 @@ class Rescaled(Cause):
             factor = self.factor(size, heads, one.scale)
             if factor and not math.isclose(factor, 1.0):
                 yield other(one.product, _times(factor), where=one.where)
+
+
+class OtherScale(Cause):
+    """The scores by a factor that is no usual mistake."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: the factor is solved for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each attention."""
+        for one in anatomy.attentions:
+            scale = one.scale * scaled_before(one)
+            expected = f"{_spelled(scale, one.size)} is expected"
+            yield dial(
+                one.product,
+                partial(_by, scale),
+                partial(_scaled, expected),
+                geometric(2e-5, 2e2, 4),
+                where=one.where,
+            )
+
+
+def _by(scale: float, found: float) -> Rewrite:
+    return _times(found / scale)
+
+
+def _scaled(expected: str, found: str) -> str:
+    return f"scores are multiplied by {found} where {expected}"
+
+
+def _spelled(scale: float, size: int) -> str:
+    return f"1 / sqrt({size})" if math.isclose(scale, size**-0.5, rel_tol=1e-6) else f"{scale:.6g}"
+
+
+def scaled_before(one: Attention) -> float:
+    """What query and key are multiplied by on their way from their projections."""
+    found = 1.0
+    for ref in (one.query, one.key):
+        for call in one.tape.before(ref, lambda call: call.name in ("linear", "addmm", *SUM)):
+            factor = next((number for number in call.args[1:] if isinstance(number, int | float)), None)
+            if call.name in SCALING and factor:
+                found = found / factor if "div" in call.name else found * factor
+    return found
 
 
 def _times(factor: float) -> Rewrite:
@@ -199,6 +247,12 @@ CAUSES: tuple[Cause, ...] = (
         looks="attention is too flat, by the root of the number of heads",
         fix="divide by sqrt(hidden_size / num_attention_heads)",
         factor=lambda size, heads, scale: heads**-0.5,
+    ),
+    OtherScale(
+        name="attention scaled by another factor",
+        what="the scores are multiplied by a number that is none of the usual ones",
+        looks="attention is too flat or too sharp",
+        fix="scores = q @ k.T / sqrt(head_size), unless the config says otherwise; scale= of the kernel",
     ),
     Cut(
         name="query, key and value interleaved wrongly",

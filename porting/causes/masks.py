@@ -11,7 +11,8 @@ from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, other
+from porting.causes.cause import Cause, after, dial, other
+from porting.causes.fitting import Dial
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
@@ -107,12 +108,94 @@ def with_causal(scores: Tensor, one: Attention) -> Tensor:
 
 def no_window(scores: Tensor, one: Attention) -> Tensor:
     """Every query sees all keys that are no padding, however far away."""
-    return closed(scores, one.kept.expand_as(one.allowed))
+    allowed = one.kept.expand_as(one.allowed)
+    return closed(scores, allowed & ~later(scores) if one.causal else allowed)
 
 
 def windowed(one: Attention) -> bool:
     """Whether a query sees its neighbourhood only."""
-    return not one.causal and not torch.equal(one.allowed, one.kept.expand_as(one.allowed))
+    return width_of(one) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherWindow(Cause):
+    """A neighbourhood of another width.
+
+    Attributes:
+        instead: of a neighbourhood that the reference has; where it has none if not.
+    """
+
+    instead: bool
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: the width is looked for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each attention over its own positions, with every width that its rows can show."""
+        for one in anatomy.attentions:
+            call, present = anatomy.tape.maker(one.masked), width_of(one)
+            if (
+                call is None
+                or not one.own
+                or anatomy.tape[one.masked].ndim != 4
+                or (present is not None) != self.instead
+            ):
+                continue
+            widths = [width for width in range(one.allowed.shape[-1] - 1) if width != present]
+            known = f"{present} to each side" if present is not None else "no window"
+            for lowest in (alike, far_lowest, padding_lowest):
+                turned, detail = partial(_narrowed, one, lowest), partial(_sees, known)
+                if widths:
+                    yield dial(call, turned, detail, widths, whole=True)
+
+
+Closing = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Closes scores to what is no padding and to what is near."""
+
+
+def _narrowed(one: Attention, close: Closing, width: float) -> Rewrite:
+    def near(scores: Tensor, one: Attention) -> Tensor:
+        kept = one.kept & ~later(scores) if one.causal else one.kept
+        return close(scores, kept, ~far(scores, int(width)))
+
+    return Masked(name="", what="", looks="", fix="", mask=near, applies=lambda one: True).rewrite(one)
+
+
+def alike(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
+    """What is far and what is padding are closed alike: a row that sees neither sees all."""
+    return closed(scores, kept & near)
+
+
+def far_lowest(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
+    """A row that sees nothing else sees the padding in its window."""
+    return scores.masked_fill(~kept, FAR).masked_fill(~near, 1e5 * FAR)
+
+
+def padding_lowest(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
+    """A row that sees nothing else sees what is far and no padding."""
+    return scores.masked_fill(~near, FAR).masked_fill(~kept, 1e5 * FAR)
+
+
+def _sees(known: str, width: str) -> str:
+    return f"{width.lstrip('+')} positions to each side are seen where the reference has {known}"
+
+
+def far(scores: Tensor, width: int) -> Tensor:
+    """What is farther away than so many positions, [q k] of bool."""
+    queries, keys = (torch.arange(size) for size in scores.shape[-2:])
+    return (queries[:, None] - keys).abs() > width
+
+
+def width_of(one: Attention) -> int | None:
+    """How far a query sees to each side; None where it sees all, or where these rows do not show it."""
+    seen = one.kept.expand_as(one.allowed)
+    open_ = seen & ~later(one.allowed) if one.causal else seen
+    if not one.own or torch.equal(one.allowed, open_):
+        return None
+    queries, keys = (torch.arange(size) for size in one.allowed.shape[-2:])
+    return int(((queries[:, None] - keys).abs() * one.allowed).max())
 
 
 class AfterSoftmax(Cause):
@@ -202,5 +285,19 @@ CAUSES: tuple[Cause, ...] = (
         fix="mask what is farther away than half a window in the local layers",
         mask=no_window,
         applies=windowed,
+    ),
+    OtherWindow(
+        name="local window of another width",
+        what="a layer that should see a neighbourhood sees a wider or a narrower one",
+        looks="nothing in texts shorter than the window",
+        fix="see what the config counts: the whole window, or one side of it, with the token itself or without",
+        instead=True,
+    ),
+    OtherWindow(
+        name="local window that should not be there",
+        what="a layer that should attend everywhere sees a neighbourhood only",
+        looks="nothing in texts shorter than the window",
+        fix="see which layers are local in the config",
+        instead=False,
     ),
 )

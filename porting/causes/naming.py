@@ -13,6 +13,7 @@ from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause
+from porting.causes.fitting import Dial, Solution, solved_for
 from porting.causes.replay import Alteration, Rewrite, Stage
 from porting.causes.weights import solved, words
 
@@ -163,16 +164,21 @@ class Search:
     innocent: Sequence[Mark] = ()
     until: float = math.inf
     _all: list[Candidate] = field(default_factory=list)
+    _dials: list[tuple[Cause, Dial]] = field(default_factory=list)
+    _solved: dict[Cause, dict[Solution, None]] = field(default_factory=dict)
+    _dialled: dict[Candidate, Sequence[Dial]] = field(default_factory=dict)
     _left: dict[tuple[Candidate, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for cause in self.causes:
             self._all += [Candidate((cause,), (one,)) for one in cause.alterations(self.anatomy)]
+            self._dials += [(cause, one) for one in cause.dials(self.anatomy)]
 
     @torch.no_grad()
     def find(self, guilty: Sequence[Mark]) -> list[Finding]:
         """Why these marks differ: a finding for each cause, in the order of the marks."""
         fitting: dict[str, list[Candidate]] = {mark.name: self._fitting(mark) for mark in guilty}
+        fitting = {mark.name: self._shared(mark, fitting[mark.name]) for mark in guilty}
         left = [mark for mark in guilty if fitting[mark.name]]
         found: list[Finding] = []
         while left:
@@ -185,12 +191,16 @@ class Search:
             key = min(best, key=lambda one: self._simplicity(one, fitting))
             marks = explained[key]
             ties = [one for one in best if one != key and explained[one] == marks]
-            ties = [one for one in ties if not self._simplicity(one, fitting)[0]]
+            ties = [one for one in ties if not self._simplicity(one, fitting)[0] and not self._same_number(one, key)]
             found.append(self._finding(key, marks, fitting, ties))
             left = [mark for mark in left if mark not in marks]
         order = {mark.name: number for number, mark in enumerate(guilty)}
         found += self._rest([mark for mark in guilty if not fitting[mark.name]])
         return sorted(found, key=lambda one: min(order[name] for name in one.probes))
+
+    def _same_number(self, one: tuple[str, str], another: tuple[str, str]) -> bool:
+        """Whether two keys are one number, spelled with more digits and with fewer."""
+        return one[0] == another[0] in {cause.name for cause in self._solved}
 
     @staticmethod
     def _simplicity(key: tuple[str, str], fitting: Mapping[str, list[Candidate]]) -> tuple[bool, int]:
@@ -206,7 +216,7 @@ class Search:
         """What reproduces the port at a mark: a candidate, or else one kind in several places, or a pair."""
         near = list(self._near(mark))
         fits = [one for one in near if self._explains(mark, one)]
-        fits = [one for one in fits if not one.rough] or fits
+        fits = [one for one in fits if not one.rough] or list(self._fitted(mark)) or fits
         if not fits:
             fits = [one for one in self._everywhere(near) if self._explains(mark, one)]
         if not fits:
@@ -219,6 +229,38 @@ class Search:
     def _near(self, mark: Mark) -> Iterator[Candidate]:
         numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
         return (one for one in self._all if not numbers.isdisjoint(one.rewrites))
+
+    def _fitted(self, mark: Mark) -> Iterator[Candidate]:
+        """A number that was solved for, at one place, or the same at all that a mark depends on."""
+        numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
+        near: dict[Cause, list[Dial]] = {}
+        for cause, dial in self._dials:
+            if not numbers.isdisjoint(dial.calls):
+                near.setdefault(cause, []).append(dial)
+        for cause, dials in near.items():
+            for places in [[one] for one in dials] + ([dials] if len(dials) > 1 else []):
+                found = solved_for(places, lambda rewrites: self._apart(mark, rewrites), mark.bound)
+                candidate = None if found is None else Candidate((cause,), found.at(places))
+                if found and candidate and self._explains(mark, candidate):
+                    self._solved.setdefault(cause, {})[found] = None
+                    self._dialled[candidate] = places
+                    yield candidate
+                    break
+
+    def _shared(self, mark: Mark, fits: Sequence[Candidate]) -> list[Candidate]:
+        """What fits, and the values that were solved for at other marks and fit here as well."""
+        found, keys = list(fits), {one.key for one in fits}
+        for one in (one for one in fits if one in self._dialled):
+            for value in self._solved[one.causes[0]]:
+                candidate = Candidate(one.causes, value.at(self._dialled[one]))
+                if candidate.key not in keys and self._explains(mark, candidate):
+                    keys.add(candidate.key)
+                    found.append(candidate)
+        return found
+
+    def _apart(self, mark: Mark, rewrites: Mapping[int, Rewrite]) -> tuple[float, float]:
+        gap = self._distance(mark, rewrites)
+        return gap.rms, gap.largest
 
     def _everywhere(self, near: Sequence[Candidate]) -> Iterator[Candidate]:
         """The same mistake at all places that a mark depends on."""

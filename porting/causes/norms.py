@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy, Norm
-from porting.causes.cause import Cause, other, reads
-from porting.causes.replay import Alteration, Values
+from porting.causes.cause import Cause, dial, other, reads
+from porting.causes.fitting import Dial, geometric
+from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
-EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
-"""What people write, and what torch.nn.LayerNorm (1e-5) and the field's configs have."""
+EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
+"""What people write, and what torch.nn.LayerNorm (1e-5) and the field's configs have; any other is solved for."""
 
 Statistics = Callable[[Tensor, Norm], Tensor]
 
@@ -67,6 +68,37 @@ def root_mean_square(value: Tensor, norm: Norm) -> Tensor:
     return value * torch.rsqrt(value.square().mean(-1, keepdim=True) + norm.eps)
 
 
+class Bessel(Cause):
+    """The variance of a sample."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm, with its own eps under the root, and with the annotated transformer's beside it."""
+        for norm in anatomy.norms:
+            yield other(norm.call, affine(norm, bessel))
+            yield other(norm.call, _annotated(norm, ANNOTATED), self._detail(f"{ANNOTATED:g}"))
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each norm whose eps is added to the standard deviation."""
+        for norm in anatomy.norms:
+            yield dial(norm.call, partial(_annotated, norm), self._detail, geometric(1e-14, 10.0, 1))
+
+    @staticmethod
+    def _detail(eps: str) -> str:
+        return f"eps is added to the standard deviation, and is {eps}"
+
+
+ANNOTATED = 1e-6
+"""The eps of Rush's "The Annotated Transformer", which divides by ``x.std(-1) + eps``."""
+
+
+def _annotated(norm: Norm, eps: float) -> Rewrite:
+    return affine(norm, lambda value, norm: _centred(value) / (value.std(-1, keepdim=True) + eps))
+
+
+def _centred(value: Tensor) -> Tensor:
+    return value - value.mean(-1, keepdim=True)
+
+
 class NormEps(Cause):
     """Another eps."""
 
@@ -75,8 +107,20 @@ class NormEps(Cause):
         for norm in anatomy.norms:
             for eps in EPSILONS:
                 if eps != norm.eps:
-                    detail = f"eps is {eps:.0e} where the reference has {norm.eps:.0e}"
-                    yield other(norm.call, affine(norm, partial(standard, eps=eps)), detail)
+                    yield other(norm.call, affine(norm, partial(standard, eps=eps)), self._detail(norm, f"{eps:.12g}"))
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """The eps of each norm."""
+        for norm in anatomy.norms:
+            yield dial(norm.call, partial(_with_eps, norm), partial(self._detail, norm), geometric(1e-14, 10.0, 1))
+
+    @staticmethod
+    def _detail(norm: Norm, eps: str) -> str:
+        return f"eps is {eps} where the reference has {norm.eps:.12g}"
+
+
+def _with_eps(norm: Norm, eps: float) -> Rewrite:
+    return affine(norm, partial(standard, eps=eps))
 
 
 class NormAxis(Cause):
@@ -150,12 +194,11 @@ CAUSES: tuple[Cause, ...] = (
         looks="a difference of 1e-7 to 1e-4, larger where activations are small; atol=1e-3 does not see it",
         fix="take eps from the config (layer_norm_eps, norm_epsilon); torch.nn.LayerNorm has 1e-5 unless it is told",
     ),
-    NormOf(
+    Bessel(
         name="LayerNorm with Bessel's correction",
         what="the variance is the sum of squares over n - 1 in place of n",
         looks="everything is smaller by a factor near 1 - 1/(2 n): 0.07 % for 768",
         fix="use var(correction=0), or std(correction=0): torch's default is the sample's",
-        formula=bessel,
     ),
     NormOf(
         name="LayerNorm eps outside of the root",

@@ -9,8 +9,9 @@ from functools import partial
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
-from porting.causes.cause import Cause, other, reads
-from porting.causes.projections import role_of
+from porting.causes.cause import Cause, after, dial, other, reads
+from porting.causes.fitting import Dial, geometric
+from porting.causes.projections import added_biases, role_of
 from porting.causes.replay import Alteration
 from porting.causes.tape import Call, Ref
 
@@ -66,6 +67,24 @@ class TransformSkipped(Cause):
                     yield other(maker, reads(last.input))
 
 
+class LogitScale(Cause):
+    """The logits by a factor."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: the factor is solved for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """What each decoder gives, with its bias."""
+        biased = {linear: call for call, linear, _ in added_biases(anatomy)}
+        for decoder in anatomy.linears:
+            if role_of(decoder, anatomy) == "decoder":
+                call = biased.get(decoder, decoder.call)
+                detail = "logits are multiplied by {}".format
+                yield dial(call, lambda factor: after(lambda value: factor * value), detail, geometric(1e-4, 1e3, 3))
+
+
 CAUSES: tuple[Cause, ...] = (
     Pooled(
         name="pooled from the wrong place",
@@ -85,5 +104,11 @@ CAUSES: tuple[Cause, ...] = (
         what="the decoder is applied to the hidden states, without the dense layer, activation and norm before it",
         looks="the layers agree, the logits do not",
         fix="dense, activation, norm, decoder",
+    ),
+    LogitScale(
+        name="logits scaled",
+        what="the logits are multiplied by a number that the reference has not",
+        looks="the most likely word is the same, its probability is not",
+        fix="see logit_scale, logits_scaling and tie_word_embeddings in the config: T5 scales where it is tied",
     ),
 )

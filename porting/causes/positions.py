@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, after, other
+from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SUM
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 
 THETAS = (100.0, 1000.0, 10_000.0, 160_000.0, 500_000.0, 1_000_000.0)
-"""Bases of rotations that models have, and what people write."""
+"""Bases of rotations that models have, and what people write; any other is solved for."""
 
 
 class SinusoidLayout(Cause):
@@ -105,10 +109,50 @@ class RotaryTheta(Cause):
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Query and key of each attention with each usual base."""
-        for detail, pair in _by_attention(anatomy):
-            for theta in THETAS:
-                bound = {one.call.number: _bind(based(theta), one) for one in pair}
-                yield Alteration(where=detail, rewrites=bound, detail=f"theta {theta:g}")
+        for module, pair in _by_attention(anatomy):
+            known = base_of(anatomy, pair[0])
+            for theta in (one for one in THETAS if not (known and math.isclose(one, known, rel_tol=1e-3))):
+                for dtype in ROTATED_IN:
+                    rewrites = _each(pair, dtype, theta)
+                    yield Alteration(where=module, rewrites=rewrites, detail=_theta(f"{theta:.12g}", known))
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Query and key of each attention with any base."""
+        for module, pair in _by_attention(anatomy):
+            detail = partial(_theta, known=base_of(anatomy, pair[0]))
+            calls = frozenset(one.call.number for one in pair)
+            for dtype in ROTATED_IN:
+                yield Dial(module, calls, partial(_each, pair, dtype), detail, geometric(2.0, 2e8, 4))
+
+
+ROTATED_IN = (torch.float64, torch.float32)
+"""Angles are computed in the working dtype, or in float32 whatever the model computes in."""
+
+
+def _each(pair: list[Rotation], dtype: torch.dtype, theta: float) -> dict[int, Rewrite]:
+    return {one.call.number: _bind(based(theta, dtype), one) for one in pair}
+
+
+def _theta(theta: str, known: float | None) -> str:
+    return f"theta is {theta} where the reference has {f'{known:.6g}' if known else 'scaled angles'}"
+
+
+def speeds_of(anatomy: Anatomy, one: Rotation) -> Tensor | None:
+    """By what each pair of channels turns from one position to the next [d/2]; None where there is one position."""
+    cos, sin = (anatomy.tape[ref].flatten(0, -2) for ref in (one.cos, one.sin))
+    if len(cos) < 2 or not bool((cos[0] == 1).all()):
+        return None
+    return torch.atan2(sin[1], cos[1])[: cos.shape[-1] // 2].double()
+
+
+def base_of(anatomy: Anatomy, one: Rotation) -> float | None:
+    """The theta of the reference's own angles; None where they are no powers of one."""
+    speeds = speeds_of(anatomy, one)
+    if speeds is None or len(speeds) < 2 or not bool((speeds > 0).all()):
+        return None
+    theta = float(speeds[1]) ** -len(speeds)
+    expected = theta ** -(torch.arange(len(speeds), dtype=torch.float64) / len(speeds))
+    return theta if torch.allclose(speeds, expected, rtol=1e-4) else None
 
 
 def _by_attention(anatomy: Anatomy) -> Iterator[tuple[str, list[Rotation]]]:
@@ -122,17 +166,45 @@ Turn = Callable[[Values, Rotation], Tensor]
 """Makes of a rotation what it gives otherwise."""
 
 
-def based(theta: float) -> Turn:
-    """A rotation by angles of another base."""
+def based(theta: float, dtype: torch.dtype, *, part: float = 1.0, whole: bool = False) -> Turn:
+    """A rotation by angles of a base.
+
+    Args:
+        theta: the base.
+        dtype: what the angles are computed in.
+        part: of the head's channels is rotated, the first ones.
+        whole: the speeds are those of the whole head's first channels, and not made for the part.
+    """
 
     def rewrite(values: Values, one: Rotation) -> Tensor:
         value = values[one.input]
-        half = value.shape[-1] // 2
-        speeds = theta ** -(torch.arange(half, dtype=value.dtype) / half)
-        angles = torch.arange(value.shape[-2], dtype=value.dtype)[:, None] * speeds
-        return rotated(value, angles.cos(), angles.sin())
+        length, size = value.shape[-2:]
+        turned, rest = value[..., : round(part * size)], value[..., round(part * size) :]
+        exponents = torch.arange(0, turned.shape[-1], 2, dtype=dtype) / (size if whole else turned.shape[-1])
+        angles = torch.arange(length, dtype=dtype)[:, None] * (1.0 / theta**exponents)
+        cos, sin = (angles.cos().to(value.dtype), angles.sin().to(value.dtype))
+        return torch.cat([rotated(turned, cos, sin), rest], -1)
 
     return rewrite
+
+
+class RotatedPart(Cause):
+    """A part of each head only."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Query and key of each attention that is rotated as a whole."""
+        for module, pair in _by_attention(anatomy):
+            size, theta = anatomy.tape[pair[0].input].shape[-1], base_of(anatomy, pair[0])
+            for dtype, part, whole in product(ROTATED_IN, PARTS, (False, True)):
+                if theta is not None and part * size % 2 == 0 and part * size >= 2:
+                    turn = based(float(f"{theta:.6g}"), dtype, part=part, whole=whole)
+                    detail = f"the first {part * size:.0f} of {size} channels"
+                    rewrites = {one.call.number: _bind(turn, one) for one in pair}
+                    yield Alteration(where=module, rewrites=rewrites, detail=detail)
+
+
+PARTS = (0.25, 0.4, 0.5, 0.75)
+"""Of each head, that models rotate."""
 
 
 def _bind(rewrite: Turn, one: Rotation) -> Rewrite:
@@ -181,9 +253,15 @@ CAUSES: tuple[Cause, ...] = (
     Rotated(
         name="rotary direction",
         what="the rotation goes the other way round",
-        looks="position 0 agrees; nothing where queries and keys are both rotated so",
+        looks="position 0 agrees; what a query sees before it, it should see after it",
         fix="x cos + rotate_half(x) sin, with rotate_half = (-x2, x1)",
         back=True,
+    ),
+    RotatedPart(
+        name="rotary on a part of the head",
+        what="only the first channels of each head are rotated, where the reference rotates them all",
+        looks="position 0 agrees, the others do not",
+        fix="see partial_rotary_factor, rotary_pct and rotary_dim in the config",
     ),
     Rotated(
         name="rotary missing",

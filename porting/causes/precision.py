@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from porting.causes.anatomy import Anatomy
-from porting.causes.cause import Cause, other
+from porting.causes.cause import Cause, after, other, reads
 from porting.causes.masks import FAR, causal_of
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref, call_again
@@ -57,6 +57,38 @@ class Lowered(Cause):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoweredSoftmax(Cause):
+    """The softmax in a lower precision, and with it what it is given and what it gives."""
+
+    dtype: torch.dtype
+    rough: bool = True
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention: its scores, as they are and as they are shown, its probabilities, and what reads these."""
+        detail = f"in {str(self.dtype).removeprefix('torch.')}"
+        for one in anatomy.attentions:
+            scores = anatomy.tape.maker(one.masked)
+            rewrites: dict[int, Rewrite] = {
+                one.softmax.number: reads(one.masked, self._weigh),
+                one.context.number: self._reads_low,
+            }
+            shown = [call for call in anatomy.tape.users(one.masked) if call.name in ("sub", "__sub__")]
+            for call in (*([scores] if scores else []), *shown):
+                rewrites[call.number] = after(self._again)
+            yield Alteration(where=one.where, rewrites=rewrites, detail=detail)
+
+    def _weigh(self, scores: Tensor) -> Tensor:
+        return scores.to(self.dtype).softmax(-1).to(scores.dtype)
+
+    def _again(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype).to(value.dtype)
+
+    def _reads_low(self, values: Values, call: Call) -> Tensor:
+        probabilities, rest = call.reads[0], call.reads[1]
+        return self._again(values[probabilities]) @ values[rest]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shifted(Cause):
     """A large number is added to every score that counts."""
 
@@ -81,8 +113,15 @@ def _plus(last: bool, raw: Ref, added: Tensor) -> Rewrite:
 
 
 def _lowered(name: str, functions: tuple[str, ...], dtype: torch.dtype, what: str, fix: str) -> Lowered:
-    looks = "larger rounding errors than the reference's, or a difference in float64 that float64 should not have"
-    return Lowered(name=name, what=what, looks=looks, fix=fix, functions=functions, dtype=dtype)
+    return Lowered(name=name, what=what, looks=_LOOKS, fix=fix, functions=functions, dtype=dtype)
+
+
+def _softmax(name: str, dtype: torch.dtype, what: str) -> LoweredSoftmax:
+    fix = f"{_CAST}; softmax(scores.float(), dim=-1)"
+    return LoweredSoftmax(name=name, what=what, looks=_LOOKS, fix=fix, dtype=dtype)
+
+
+_LOOKS = "larger rounding errors than the reference's, or a difference in float64 that float64 should not have"
 
 
 _LINEAR = ("linear", "addmm")
@@ -98,8 +137,8 @@ CAUSES: tuple[Cause, ...] = (
     _lowered("bfloat16 autocast", _LINEAR + _PRODUCTS, torch.bfloat16, "every product is in bfloat16", _CAST),
     _lowered("half-precision norm", ("layer_norm",), torch.float16, "a norm is computed in float16", _CAST),
     _lowered("bfloat16 norm", ("layer_norm",), torch.bfloat16, "a norm is computed in bfloat16", _CAST),
-    _lowered("half-precision softmax", ("softmax",), torch.float16, "the softmax is computed in float16", _CAST),
-    _lowered("bfloat16 softmax", ("softmax",), torch.bfloat16, "the softmax is computed in bfloat16", _CAST),
+    _softmax("half-precision softmax", torch.float16, "the softmax is computed in float16"),
+    _softmax("bfloat16 softmax", torch.bfloat16, "the softmax is computed in bfloat16"),
     Shifted(
         name="mask precedence",
         what="1.0 - mask * -10000.0 adds a large number to every score that counts, and 1 to those of padding",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy, Norm, Residual
-from porting.causes.cause import Cause, joins, other, reads
+from porting.causes.cause import Cause, dial, joins, other, reads
+from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import CASTING
 from porting.causes.norms import standard
 from porting.causes.replay import Alteration, Rewrite, Values
-from porting.causes.tape import Call, Ref
+from porting.causes.tape import Call, Part, Ref
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,25 @@ class Sum(Cause):
         """Each residual sum."""
         for one in anatomy.residuals:
             yield other(one.call, joins(one.stream, one.branch, self.formula))
+
+
+class BranchScaled(Cause):
+    """A branch by a factor."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: the factor is solved for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each residual sum."""
+        for one in anatomy.residuals:
+            detail = "a branch is multiplied by {} before it is added".format
+            yield dial(one.call, partial(self._scaled, one), detail, geometric(1e-3, 1e2, 3))
+
+    @staticmethod
+    def _scaled(one: Residual, factor: float) -> Rewrite:
+        return joins(one.stream, one.branch, lambda stream, branch: stream + factor * branch)
 
 
 def behind(anatomy: Anatomy, ref: Ref) -> set[Ref]:
@@ -72,20 +93,48 @@ def pre_norm(anatomy: Anatomy) -> Iterator[Block]:
                 yield Block(one, norm)
 
 
+Stream = Callable[[Values], Tensor]
+"""What flows into a block."""
+
+
 class NormBeforeSum(Cause):
     """``x + norm(f(x))`` for ``norm(x + f(x))``."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
-        """Each post-norm block."""
-        for block in post_norm(anatomy):
-            yield other(block.norm.call, self._rewrite(block))
+        """Each post-norm block by itself, as its norm, what reads it, or the block's end shows it."""
+        before: Block | None = None
+        for block in sorted(post_norm(anatomy), key=lambda block: block.sum.call.number):
+            norm, where = block.norm, block.norm.call.module
+            streams: list[Stream] = [_value(block.sum.stream)]
+            if before is not None:  # the stream is the sum of the block before, whose norm its probe has shown
+                streams.append(_unnormed(before))
+            yield other(norm.call, _branched(block))
+            for stream in streams:
+                yield other(norm.call, _joined(stream, block))
+            for reader in anatomy.tape.users(norm.output):
+                yield other(reader, _reads_sum(norm.output, block), where=where)
+            before = block
 
-    @staticmethod
-    def _rewrite(block: Block) -> Rewrite:
-        def rewrite(values: Values, call: Call) -> Tensor:
-            return values[block.sum.stream] + _normed(values[block.sum.branch], block.norm, values)
 
-        return rewrite
+def _branch(block: Block, values: Values) -> Tensor:
+    return _normed(values[block.sum.branch], block.norm, values)
+
+
+def _branched(block: Block) -> Rewrite:
+    return lambda values, call: _branch(block, values)
+
+
+def _unnormed(before: Block) -> Stream:
+    return lambda values: values[before.sum.stream] + values.tape[before.norm.output]
+
+
+def _joined(stream: Stream, block: Block) -> Rewrite:
+    return lambda values, call: stream(values) + _branch(block, values)
+
+
+def _reads_sum(ref: Ref, block: Block) -> Rewrite:
+    """A call that is given the stream and the norm's recorded value in place of that value."""
+    return lambda values, call: _with(values, call, ref, _unnormed(block)(values))
 
 
 def _normed(value: Tensor, norm: Norm, values: Values) -> Tensor:
@@ -118,9 +167,6 @@ class PreForPost(Cause):
                 for reader in _readers(anatomy, block):
                     rewrites[reader.number] = _reads_normed(block.sum.stream, stream, block.norm)
                 yield Alteration(where=where, rewrites=rewrites)
-
-
-Stream = Callable[[Values], Tensor]
 
 
 def _streams(block: Block, before: Block | None) -> Iterator[Stream]:
@@ -236,6 +282,39 @@ class OtherLayer(Cause):
                     exchange = _Exchange(names, stem, another)
                     rewrites: dict[int, Rewrite] = {call.number: exchange for call in calls}
                     yield Alteration(where=f"{stem}{number}", rewrites=rewrites, detail=detail)
+        yield from _other_input(anatomy)
+
+
+_LAST = re.compile(r"(?<=\.)\d+$")
+
+
+def _other_input(anatomy: Anatomy) -> Iterator[Alteration]:
+    """Layers that are given what another layer is given: the loop over them goes another way."""
+    stacks: dict[str, dict[int, Part]] = {}
+    for part in anatomy.tape.parts:
+        found = _LAST.search(part.path)
+        if found and part.input is not None and part.last > part.first:
+            stacks.setdefault(part.path[: found.start()], {}).setdefault(int(found.group()), part)
+    for stack in stacks.values():
+        streams = {number: part.input for number, part in stack.items()} | {
+            number + 1: part.output for number, part in stack.items() if number + 1 not in stack
+        }
+        for number, part in stack.items():
+            for another, stream in streams.items():
+                given = part.input
+                if another == number or stream is None or given is None:
+                    continue
+                readers = [one for one in anatomy.tape.users(given) if part.first <= one.number < part.last]
+                rewrites = {one.number: _reads_recorded(given, stream) for one in readers}
+                detail = f"layer {number} is given what layer {another} should be given"
+                yield Alteration(where=part.path, rewrites=rewrites, detail=detail)
+        last = stack[max(stack)]
+        for number, part in stack.items():
+            if part.output is not None and last.output is not None and part is not last:
+                rewrites = {
+                    one.number: _reads_recorded(last.output, part.output) for one in anatomy.tape.users(last.output)
+                }
+                yield Alteration(where=last.path, rewrites=rewrites, detail=f"layer {number} was the last one")
 
 
 @dataclass(frozen=True)
@@ -279,11 +358,18 @@ CAUSES: tuple[Cause, ...] = (
         fix="x + f(x)",
         formula=lambda stream, branch: stream,
     ),
+    BranchScaled(
+        name="branch scaled",
+        what="what a branch gives is multiplied by a number before it is added",
+        looks="differences that grow with depth",
+        fix="x + f(x); see residual_multiplier, layer scale and the like in the config",
+    ),
     NormBeforeSum(
         name="norm before the sum",
         what="the branch is normed and then added, x + norm(f(x))",
         looks="large differences in every layer",
         fix="norm(x + f(x))",
+        wide=True,
     ),
     PreForPost(
         name="pre-norm for post-norm",

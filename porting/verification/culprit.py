@@ -128,7 +128,8 @@ class _Sight:
 
     def _silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""
-        quiet = self._isolated(dropout.Silence())
+        silence = dropout.Silence()
+        quiet = self._isolated(silence)
         left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
         cured = [mark for mark in marks if left[mark.name] <= mark.bound]
         if not cured:
@@ -136,7 +137,7 @@ class _Sight:
         return [
             Finding(
                 name=dropout.NAME,
-                detail="without it the difference is gone",
+                detail=silence.detail,
                 probes=tuple(mark.name for mark in cured),
                 difference=max(mark.difference for mark in cured),
                 residual=max(left[mark.name] for mark in cured),

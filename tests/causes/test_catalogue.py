@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from porting.causes.catalogue import CATALOGUE, ROUNDING
+from porting.causes.planting import PLANTS, truth
 from scripts.causes import PAGE
 from scripts.causes_page import page
+from tests.causes.bert_mistakes import MISTAKES
+from tests.causes.test_other_mistakes import FUSED, MODERN, PAIRED
+from tests.verification.test_causes import NAMES
+from tests.verification.test_causes_structure import STRUCTURE
 
 
 def test_there_are_many_and_each_has_its_own_name() -> None:
@@ -27,3 +32,11 @@ def test_causes_of_rounding_are_marked() -> None:
 
 def test_the_page_is_what_the_catalogue_gives() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m scripts.causes --write"
+
+
+def test_every_entry_is_seen_to_name_a_mistake() -> None:
+    """One that somebody made in the source of a port, or one that is planted there; each has its test."""
+    planted = {name for one in PLANTS for name in truth(one.name)}
+    written = {*MISTAKES, *(name for name, _ in NAMES.values()), *STRUCTURE, "mask precedence"}
+    written |= {name for _, name, _ in (*MODERN.values(), *FUSED)} | {name for _, _, name, _ in PAIRED.values()}
+    assert [cause.name for cause in CATALOGUE if cause.name not in planted | written] == []

@@ -68,6 +68,11 @@ def rotation(rotate: Callable[..., Tensor]) -> Callable[[pytest.MonkeyPatch, obj
     return lambda patch, module: patch.setattr(modern_bert, "rotate", rotate)
 
 
+STRUCTURE = (
+    "pre-norm for post-norm", "post-norm for pre-norm", "gate and up swapped", "rotary pairing", "rotary missing",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("plant", "name"),
     [

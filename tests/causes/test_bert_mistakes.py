@@ -1,0 +1,34 @@
+"""Mistakes that somebody made in the source of a BERT are named, with the number that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from porting.loading import load
+from porting.models.bert_heads import BertForPreTraining
+from porting.verification import verify
+from tests.causes.bert_mistakes import MISTAKES, Mistake
+from tests.verification.conftest import checkpoint, one_thread
+
+__all__ = ["checkpoint", "one_thread"]  # fixtures
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        pytest.param(name, one, id=f"{name}, {number}")
+        for name, many in MISTAKES.items()
+        for number, one in enumerate(many, 1)
+    ],
+)
+def test_a_mistake_in_the_source_is_named(checkpoint: Path, name: str, mistake: Mistake) -> None:
+    model = load(checkpoint)
+    assert isinstance(model, BertForPreTraining)
+    mistake.plant(model)
+    report = verify(checkpoint, model, loaded=True)
+    assert report.causes
+    for found in report.causes:
+        assert name in found.names, [(one.name, one.detail, one.probes, one.nearest) for one in report.causes]
+        assert mistake.detail in found.detail if found.name == name else found.ties
