@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from porting.cli import attend, carry, compare, keep, look, mutation, propose, prove, stream, words
+from porting.cli.screen import TYPED
 from porting.errors import nearest
 
 app = typer.Typer(
@@ -25,7 +26,15 @@ app = typer.Typer(
 
 
 class Command(TyperCommand):
-    """A command that says which option was probably meant."""
+    """A command that says which option was probably meant, and remembers what was typed."""
+
+    def invoke(self, ctx: Any) -> Any:  # Any: the context's own class is not public
+        """As usual, with what was typed at hand for whoever gives advice."""
+        token = TYPED.set(ctx.params)
+        try:
+            return super().invoke(ctx)
+        finally:
+            TYPED.reset(token)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: the context's own class is not public
         """As usual, but for one name in place of a list of all that look a little alike."""
@@ -42,6 +51,7 @@ class Command(TyperCommand):
 
 app.command("inspect", cls=Command)(look.inspect)
 app.command("tables", cls=Command)(look.tables)
+app.command("explain", cls=Command)(look.explain)
 app.command("check", cls=Command)(prove.check)
 app.command("suggest", cls=Command)(propose.suggest)
 app.command("load", cls=Command)(carry.load)

@@ -98,7 +98,11 @@ def attention(
         if html is None:
             screen.next("attention", text, *same, *options.given(trust=trust), "--html", "attention.html")
         else:
-            screen.next("verify", *options.again(source), *options.given(table=table, into=into, trust=trust))
+            screen.next(
+                "verify",
+                *options.again(source),
+                *options.given(table=table, into=into, architecture=architecture, trust=trust),
+            )
 
 
 def _shares(seen: Attention, layer: int | None, head: int | None, place: int) -> dict[tuple[int, int], list[float]]:

@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from porting.plan.plan import Plan
 
 Own = Annotated[bool, typer.Option("--own", help="Copy the weights instead of mapping the file.")]
-SourceToExport = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE", help="A directory, a weight file, or a model on the hub: org/name or org/name@revision."
-    ),
-]
-Destination = Annotated[Path, typer.Argument(metavar="DESTINATION", help="The directory to make.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the directory if it exists.")]
 
 
@@ -111,7 +104,7 @@ def load(
             }
         )
         same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        screen.next("verify", *options.again(source), *same)
+        screen.next("verify" if plan.table.probes else "check", *options.again(source), *same)
 
 
 def _plan(module: nn.Module) -> Plan:
@@ -142,8 +135,8 @@ def _built(module: nn.Module, checkpoint: Checkpoint) -> Built:
 
 
 def export(
-    source: SourceToExport,
-    destination: Destination,
+    source: options.Source = None,
+    destination: options.Onto = None,
     table: options.TableName = None,
     into: options.IntoName = None,
     architecture: options.ArchitectureName = None,
@@ -160,6 +153,7 @@ def export(
 
     \b
     Examples:
+      porting export ./exported
       porting export ./my-checkpoint ./exported
       porting export ./my-checkpoint ./half --dtype bfloat16
       porting export ./my-checkpoint ./exported --table my_table.toml --into my_model.py:build
@@ -169,22 +163,23 @@ def export(
         from porting.exporting import export as save
         from porting.loading import load as fill
 
+        origin, path = options.carried(source, destination)
         make = options.builder(into, trust=trust)
-        checkpoint = open_checkpoint(source)
+        checkpoint = open_checkpoint(origin)
         with screen.working("exporting") as tell:
             tell("loading", 0, 0)
             module = fill(checkpoint, make, table, architecture=architecture, fresh=fresh, trust=trust)
             tell("writing", 0, 0)
-            written = save(module, table, destination, dtype=options.dtype_of(dtype), overwrite=overwrite)
+            written = save(module, table, path, dtype=options.dtype_of(dtype), overwrite=overwrite)
             tell("comparing", 0, 0)
-            differing = _differing(checkpoint, destination)
-        nbytes = sum((destination / name).stat().st_size for name in written.files)
+            differing = _differing(checkpoint, path)
+        nbytes = sum((path / name).stat().st_size for name in written.files)
         verdict = "byte for byte those of the checkpoint"
         screen.document({**asdict(written), "path": str(written.path), "bytes": nbytes, "differing": differing})
         screen.facts(
             {
                 "checkpoint": checkpoint.location,
-                "exported to": str(destination),
+                "exported to": str(path),
                 "architecture": written.architecture,
                 "files": f"{', '.join(written.files)}: {size(nbytes)}",
                 "weights": f"not the same bytes: {', '.join(differing)}" if differing else verdict,
@@ -194,7 +189,7 @@ def export(
             }
         )
         same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        screen.next("verify", str(destination), *same)
+        screen.next("verify" if _plan(module).table.probes else "check", str(path), *same)
 
 
 def _differing(checkpoint: Checkpoint, destination: Path) -> list[str]:

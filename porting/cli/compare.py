@@ -74,9 +74,13 @@ def diff(
         screen.document(_document(found))
         _show(screen, found, every=every)
         if found.equal:
-            screen.next("hash", a, *options.given(table=table))
+            screen.next("hash", a)
             return
-        screen.next("diff", a, b, *options.given(table=table), *([] if every else ["--all"]))
+        if every:
+            screen.next("inspect", b)
+        else:
+            loose = options.given(table=table, atol=atol or None, rtol=rtol or None)
+            screen.next("diff", a, b, *loose, "--all")
         raise typer.Exit(DIFFERENT)
 
 

@@ -106,7 +106,22 @@ def record(
         )
         screen.document({"path": str(made), "bytes": made.stat().st_size})
         screen.line(("recorded ", "bold green"), f"{made}, {size(made.stat().st_size)}")
-        screen.next("verify", *options.again(source), "--reference", str(made), *options.given(table=table))
+        screen.next(*_compared(source, table, architecture, reference, str(made)))
+
+
+def _compared(
+    source: str | None, table: str | None, architecture: str | None, reference: str | None, made: str
+) -> list[str]:
+    """The words of a verification that is run against the recording; the command took no port of the user's own."""
+    from porting.checkpoint import open_checkpoint
+    from porting.tables import find_table
+
+    if reference is not None:  # a module that holds its weights is compared with what it computed itself
+        return ["verify", *options.given(into=reference, table=table, reference=made)]
+    builds = find_table(table, open_checkpoint(options.where(source), weights=False).config).architectures
+    if not builds or not all(one.target.startswith("porting.") for one in builds):
+        return ["inspect", made]
+    return ["verify", *options.again(source), *options.given(table=table, architecture=architecture, reference=made)]
 
 
 def opponent(name: str | None, *, trust: bool) -> Callable[..., nn.Module] | Path | None:

@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: ``inspect`` and ``tables``."""
+"""Commands that look and change nothing: ``inspect``, ``tables`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from porting.cli import options
 from porting.cli.screen import Screen, counted, size
+from porting.errors import Code, nearest
 
 if TYPE_CHECKING:
     from porting.checkpoint import Inspection
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 TableArgument = Annotated[
     str | None,
     typer.Argument(metavar="TABLE", help="A shipped table's name, or a TOML file.", show_default="list all"),
+]
+Codes = Annotated[
+    list[str] | None, typer.Argument(metavar="CODE", help="The code of a fault.", show_default="list all")
 ]
 Rules = Annotated[bool, typer.Option("--rules", help="The rules as they were understood, with their place.")]
 
@@ -43,7 +47,19 @@ def inspect(source: options.Source = None, as_json: options.Json = False) -> Non
         _show(screen, found)
         for warning in found.warnings:
             screen.warn(warning)
-        screen.next("check", *options.again(source))
+        headers_only = options.given(**{"headers-only": found.commit is not None})  # on the hub: no weight is fetched
+        screen.next(*(["check", *options.again(source), *headers_only] if _has_table(found) else ["tables"]))
+
+
+def _has_table(found: Inspection) -> bool:
+    from porting.notation.faults import TableError
+    from porting.tables import find_table
+
+    try:
+        find_table(None, {"model_type": found.model_type})
+    except TableError:
+        return False
+    return True
 
 
 def _show(screen: Screen, found: Inspection) -> None:
@@ -105,7 +121,7 @@ def tables(
             screen.next("tables", table)
         else:
             screen.text(file.read_text(encoding="utf-8"))
-            screen.next("check", "--table", table, aside=True)
+            screen.next("tables", table, "--rules", aside=True)
 
 
 def _described(table: Table) -> dict[str, object]:
@@ -131,3 +147,45 @@ def _list(screen: Screen, tables: list[Table]) -> None:
             }
         )
         screen.line()
+
+
+def explain(codes: Codes = None, as_json: options.Json = False) -> None:
+    """What a fault means, why it is one, and how to mend it.
+
+    Its code stands in square brackets at the end of the line of an error. Without a code, all of them are listed.
+
+    \b
+    Examples:
+      porting explain unread-tensor
+      porting explain missing-member no-target
+      porting explain
+    """
+    with Screen("explain", as_json=as_json) as screen:
+        from porting.explanations import explanation
+
+        known = [one.value for one in Code]
+        for one in codes or ():
+            if one not in known:
+                raise typer.BadParameter(f"no fault has the code {one!r}. {nearest(one, known).capitalize()}".strip())
+        found = {code: explanation(Code(code)) for code in codes or known}
+        screen.document(found)
+        if not codes:
+            screen.rows(["", ""], [(code, _first_sentence(text)) for code, text in found.items()])
+            screen.next("explain", known[0])
+            return
+        for code, text in found.items():
+            screen.line((code, "bold"))
+            for line in _plain(text).splitlines():
+                screen.line(f"  {line}" if line else "")
+            screen.line()
+        screen.next("explain")
+
+
+def _first_sentence(markdown: str) -> str:
+    return _plain(markdown.partition("\n")[0]).partition(". ")[0].removesuffix(".")
+
+
+def _plain(markdown: str) -> str:
+    """A section without its marks."""
+    words = markdown.replace("```\n", "").replace("```", "").replace("`", "").replace("**", "")
+    return words.removeprefix("What \u2014 ").replace(" \u2014 ", ": ", 3)

@@ -61,7 +61,6 @@ def mutate(tests: Tests, into: Into, only: Only = None, timeout: Timeout = None,
             again = options.given(into=into, timeout=timeout)
             screen.next("mutate", *tests, *again, "--only", score.survivors[0].name)
             raise typer.Exit(DIFFERENT)
-        screen.next("verify", "--into", into)
 
 
 def _show(screen: Screen, score: Score) -> None:

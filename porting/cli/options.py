@@ -38,6 +38,14 @@ Source = Annotated[
         show_default="the embedded checkpoint",
     ),
 ]
+Onto = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DESTINATION",
+        help="The directory to make. With one path alone it is this one.",
+        show_default=False,
+    ),
+]
 SourceOption = Annotated[
     str | None,
     typer.Option(
@@ -100,6 +108,19 @@ def given(**options: object) -> list[str]:
 def where(source: str | None) -> str | Path:
     """The checkpoint that is meant."""
     return embedded_checkpoint() if source is None else source
+
+
+def carried(first: str | None, second: str | None) -> tuple[str | Path, Path]:
+    """Source and destination of a command that was given both, or a destination alone."""
+    if first is None:
+        raise typer.BadParameter("there is no DESTINATION")
+    if second is not None:
+        return first, Path(second)
+    if Path(first).exists():  # whoever forgot the destination must not lose the source
+        raise typer.BadParameter(
+            f"{first!r} exists, and one path alone is the destination: name both"
+        )
+    return embedded_checkpoint(), Path(first)
 
 
 def again(source: str | None) -> list[str]:

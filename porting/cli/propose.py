@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.screen import DIFFERENT, Screen
+from porting.cli.screen import DIFFERENT, Screen, free
 from porting.errors import Code, Fault, PortingError
 
 if TYPE_CHECKING:
@@ -106,6 +106,9 @@ def suggest(
         if output is not None:
             words = [*options.again(source), "--table", str(output), "--into", into]
             screen.next("verify" if found.proven else "check", *words)
+        else:
+            asked = options.given(into=into, architecture=architecture, input=inputs)
+            screen.next("suggest", *options.again(source), *asked, "--output", free("my_table", ".toml"), aside=True)
         if not found.proven:
             raise typer.Exit(UNDECIDED if found.stop is not None else DIFFERENT)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import keep, options
-from porting.cli.screen import DIFFERENT, Screen
+from porting.cli.screen import DIFFERENT, Screen, free
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def check(
             screen.warn(warning)
         screen.line(("fits", "bold green"), f": {plan.summary}")
         same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        screen.next("verify", *options.again(source), *same)
+        screen.next("verify" if chosen.probes else "load", *options.again(source), *same)
 
 
 def _show_moves(screen: Screen, plan: Plan, every: bool) -> None:
@@ -140,6 +140,7 @@ def _dtype(described: object) -> str:
 def _show_rest(screen: Screen, plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> None:
     """What is not simply loaded, and why."""
     from porting.checkpoint.inspect import group_tensors
+    from porting.plan.leftovers import idle_drops
 
     screen.line()
     seen = "proven" if proven else "not read"
@@ -149,6 +150,8 @@ def _show_rest(screen: Screen, plan: Plan, checkpoint: Checkpoint, *, proven: bo
         rows += [("left out", one.pattern, reason) for one in group_tensors(checkpoint.tensors[name] for name in names)]
     rows += [("tied", name, f"is {other}") for name, other in plan.tied.items()]
     rows += [("new", name, "not in the checkpoint, keeps the module's own initialisation") for name in plan.fresh]
+    idle = idle_drops(plan.table, checkpoint.tensors)
+    rows += [("not there", str(one.name), f"{one.where} would leave it out") for one in idle]
     if rows:
         screen.rows(["", "", ""], rows)
         screen.line()
@@ -248,7 +251,7 @@ def verify(
                 progress=tell,
             )
         same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        same += options.given(reference=reference, inputs=inputs)
+        against_it = options.given(reference=reference, inputs=inputs)
         asked = options.given(
             dtype=[one.value for one in dtypes or []],
             seed=seed or None,
@@ -257,17 +260,18 @@ def verify(
             stream=stream,
             longest=None if longest == 512 else longest,
         )
-        again = shlex.join(["porting", "verify", *options.again(source), *same, *asked])
+        again = shlex.join(["porting", "verify", *options.again(source), *same, *against_it, *asked])
         report = replace(report, call=again)
         screen.document(report.to_dict())
         screen.show(render(report, every_probe=every))
         if html is not None:
             screen.line(f"the report as a page: {report.save_html(html)}")
         if report.as_claimed and reference is None:
-            screen.next("export", *(options.again(source) or [str(options.where(source))]), "./exported", *same)
+            carrying = "convert" if stream else "export"  # export holds all of a model in memory
+            screen.next(carrying, *options.again(source), free("exported"), *same)
             return
-        shorter = options.given(longest=None if longest == 512 else longest)
-        screen.next("verify", *options.again(source), *same, *shorter, *([] if every else ["--all"]))
+        closer = ["--html", free("report", ".html")] if every else ["--all"]
+        screen.next("verify", *options.again(source), *same, *against_it, *asked, *closer)
         if report.as_claimed:
             return
         raise typer.Exit(DIFFERENT)

@@ -13,7 +13,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
-from types import TracebackType
+from contextvars import ContextVar
+from pathlib import Path
+from types import MappingProxyType, TracebackType
 from typing import TextIO
 
 import typer
@@ -22,6 +24,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table as Grid
 from rich.text import Text
 
+from porting.cli.advice import after
 from porting.errors import Fault, PortingError, typed
 from porting.printable import safe
 
@@ -37,6 +40,9 @@ BROKEN_PIPE = 141
 
 PIPE_WIDTH = 100_000
 """Columns of what is no terminal: no row is ever folded there."""
+
+TYPED: ContextVar[Mapping[str, object]] = ContextVar("TYPED", default=MappingProxyType({}))
+"""The arguments and options of the command that runs, for the advice at its end."""
 
 Tell = Callable[[str, int, int], None]
 """Told what is being done, how many steps are done and how many there are (0 when nobody knows)."""
@@ -94,7 +100,7 @@ class Screen(AbstractContextManager["Screen"]):
         self._borrowed.close()
         match error:
             case PortingError():
-                self._refuse([str(fault) for fault in error.faults], [_fields(fault) for fault in error.faults])
+                self._refuse([str(fault) for fault in error.faults], error.faults)
             case KeyboardInterrupt():
                 self.err.print("interrupted", style="red")
                 raise typer.Exit(INTERRUPTED) from error
@@ -108,12 +114,14 @@ class Screen(AbstractContextManager["Screen"]):
             case SystemExit():
                 self._refuse([f"the imported module ended the program (sys.exit({error.code!r}))"])
 
-    def _refuse(self, lines: Sequence[str], fields: Sequence[Mapping[str, str]] = ()) -> None:
+    def _refuse(self, lines: Sequence[str], faults: Sequence[Fault] = ()) -> None:
+        fields = [_fields(fault) for fault in faults]
         failed = {"event": "failed"} if self.lines else {}
         self.document({**failed, "faults": fields or [{"message": line} for line in lines]})
         for line in lines:
             self._aside("error", line, "bold red")
-        self._aside("next", f"porting {self.command} --help", "dim")
+        words = after(self.command, TYPED.get(), faults)
+        self._aside("next", shlex.join(["porting", *words]), "dim")
         raise typer.Exit(WRONG)
 
     def _show_warning(
@@ -189,6 +197,8 @@ class Screen(AbstractContextManager["Screen"]):
     def next(self, *words: str, aside: bool = False) -> None:
         """The last line: the command to type next; ``aside`` puts it on standard error, beside a document."""
         command = shlex.join(["porting", *words])
+        if self.as_json:
+            return
         if aside:
             self._aside("next", command, "dim")
         else:
@@ -230,6 +240,12 @@ def _strict(content: object) -> object:
         case str() | int() | float() | None:
             return content
     return str(content)
+
+
+def free(name: str, ending: str = "") -> str:
+    """A path in the current folder at which nothing stands: the name, or else the name with a number."""
+    names = (f"{name}{number}{ending}" for number in ("", *(f"-{count}" for count in range(2, 100))))
+    return f"./{next((one for one in names if not Path(one).exists()), name + ending)}"
 
 
 def size(nbytes: int) -> str:

@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE", help="A directory, a weight file, or a model on the hub: org/name or org/name@revision."
-    ),
-]
-Destination = Annotated[Path, typer.Argument(metavar="DESTINATION", help="The directory to make.")]
 Reverse = Annotated[bool, typer.Option("--reverse", help="From the port's layout back to the checkpoint's.")]
 Derive = Annotated[
     bool, typer.Option("--derive", help="Build no module: the output has what the rules make of the source.")
@@ -72,8 +65,8 @@ Events = Annotated[
 
 
 def convert(
-    source: Source,
-    destination: Destination,
+    source: options.Source = None,
+    destination: options.Onto = None,
     table: options.TableName = None,
     reverse: Reverse = False,
     into: options.IntoName = None,
@@ -99,6 +92,7 @@ def convert(
 
     \b
     Examples:
+      porting convert ./ported --table bert
       porting convert ./my-checkpoint ./ported --table bert
       porting convert ./ported ./again --table bert --reverse
       porting convert ./my-checkpoint ./half --dtype bfloat16 --shard-size 5GB --memory 64MB
@@ -108,9 +102,10 @@ def convert(
 
         with joined() as rank:  # one of several processes that torchrun started, or the only one
             screen.silent = rank > 0
+            origin, path = options.carried(source, destination)
             draft = prepare(
-                source,
-                destination,
+                origin,
+                path,
                 table,
                 reverse=reverse,
                 into=options.builder(into, trust=trust),
@@ -125,19 +120,19 @@ def convert(
             )
             for warning in draft.recipes.warnings:
                 screen.warn(warning)
-            plan = _plan(draft, destination)
+            plan = _plan(draft, path)
             if dry_run:
-                seconds = estimate(draft, destination, threads=threads)
+                seconds = estimate(draft, path, threads=threads)
                 screen.document({"event": "plan", **plan, "seconds": seconds})
                 _say_plan(screen, draft, plan, seconds)
                 return
             screen.document({"event": "begin", **plan})
             with watching(screen) as tell:
                 done = carry_out(
-                    draft, destination, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell
+                    draft, path, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell
                 )
             _say_done(screen, draft, done)
-            screen.next("verify-files", str(destination))
+            screen.next("verify-files", str(path))
 
 
 def _plan(draft: Draft, destination: Path) -> dict[str, object]:
@@ -250,5 +245,6 @@ def verify_files(
         )
         if report.same:
             screen.line(("every byte is as it was written", "bold green"))
+            screen.next("inspect", str(folder))
         else:
             raise typer.Exit(DIFFERENT)

@@ -14,6 +14,7 @@ def test_the_commands_are_these() -> None:
     assert COMMANDS == [
         "inspect",
         "tables",
+        "explain",
         "check",
         "suggest",
         "load",
@@ -51,7 +52,7 @@ def test_the_help_of_a_command_has_examples_a_line_each(run: Run, command: str) 
     assert (
         "SOURCE" in result.stdout
         or "--source" in result.stdout
-        or command in {"tables", "diff", "mutate", "verify-files"}
+        or command in {"tables", "explain", "diff", "mutate", "verify-files"}
     )
 
 
@@ -85,7 +86,10 @@ def test_no_command_is_wrong_usage_and_shows_the_help(run: Run) -> None:
         (["fill-mask"], "Missing argument 'TEXT'"),
         (["fill-mask", "[MASK]", "--top", "0"], "Invalid value for '--top'"),
         (["next-sentence", "a"], "Missing argument 'SECOND'"),
-        (["export", "c"], "Missing argument 'DESTINATION'"),
+        (["export"], "there is no DESTINATION"),
+        (["convert"], "there is no DESTINATION"),
+        (["export", "."], "'.' exists, and one path alone is the destination: name both"),
+        (["convert", ".", "--overwrite"], "'.' exists, and one path alone"),
     ],
 )
 def test_wrong_usage_says_what_was_meant_and_where_help_is(run: Run, words: list[str], message: str) -> None:

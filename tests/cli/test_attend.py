@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -92,5 +93,7 @@ def test_what_cannot_be_shown_is_one_line(
     result = run("attention", *words)
     assert result.exit_code == 2
     assert message in result.stderr
-    assert result.stderr.splitlines()[1:] == ["next: porting attention --help"]
+    error, *rest = result.stderr.splitlines()
+    code = re.search(r"\[([a-z-]+)\]$", error)
+    assert rest == [f"next: porting explain {code[1]}" if code else "next: porting attention --help"]
     assert list(tmp_path.iterdir()) == []

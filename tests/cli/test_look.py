@@ -52,7 +52,7 @@ def test_inspect_reads_a_model_on_the_hub_without_its_weights(run: Run, checkpoi
     assert result.exit_code == 0, result.stderr
     commit = json.loads(run("inspect", "org/small", "--json").stdout)["commit"]
     assert f"checkpoint     org/small at commit {commit}" in result.stdout
-    assert result.stdout.splitlines()[-1] == "next: porting check org/small"
+    assert result.stdout.splitlines()[-1] == "next: porting check org/small --headers-only"
     assert not list(Path.cwd().parent.rglob("hf/**/model.safetensors"))
 
 
@@ -71,7 +71,7 @@ def test_a_table_is_printed_as_it_is(run: Run) -> None:
     result = run("tables", "bert")
     assert result.stdout == path.read_text(encoding="utf-8")
     assert tomllib.loads(result.stdout)
-    assert result.stderr == "next: porting check --table bert\n"
+    assert result.stderr == "next: porting tables bert --rules\n"
 
 
 def test_the_rules_of_a_table_stand_with_their_places(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -64,7 +65,9 @@ def assert_refused(words: str, message: str, code: int, out: str, err: str) -> N
     assert "Traceback" not in err
     *lines, last = [line for line in err.splitlines() if line != "hello"]
     assert all(line.startswith("error: ") for line in lines)
-    assert last == f"next: porting {words.split(maxsplit=1)[0]} --help"
+    codes = re.findall(r"\[([a-z-]+)\]$", "\n".join(lines), re.MULTILINE)
+    advice = f"explain {' '.join(dict.fromkeys(codes))}" if codes else f"{words.split(maxsplit=1)[0]} --help"
+    assert last == f"next: porting {advice}"
 
 
 @pytest.mark.parametrize(("words", "message"), BAD)

@@ -63,9 +63,9 @@ def test_check_names_all_that_does_not_fit(run: Run, checkpoint: Path) -> None:
     assert all(line.startswith("error: ") for line in lines)
     for missing, meant in (("norm.weight", "nrom.weight"), ("blocks.0.up.weight", "blocks.0.upp.weight")):
         (line,) = [one for one in lines if f"'{missing}'" in one and "[unwritten-parameter]" in one]
-        assert f"(did you mean '{meant}'?)" in line
+        assert f" has '{meant}': is it this one?)" in line
     assert sum("[no-target]" in line for line in lines) == 2
-    assert last == "next: porting check --help"
+    assert last == "next: porting explain no-target unwritten-parameter"
 
 
 def test_check_json_has_every_move(run: Run, checkpoint: Path) -> None:

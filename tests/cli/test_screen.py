@@ -37,7 +37,7 @@ def test_every_fault_is_a_line_and_the_last_line_is_what_to_type(capsys: pytest.
     assert err.splitlines() == [
         "error: a.toml:1:2: this is wrong (do that) [no-table]",
         "error: and this\\nas well [no-source]",
-        "next: porting check --help",
+        "next: porting tables",
     ]
 
 

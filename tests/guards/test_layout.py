@@ -60,9 +60,9 @@ def test_a_handwritten_model_is_imported_once() -> None:
 def test_every_file_that_is_not_python_is_package_data() -> None:
     data = [path for folder in ("porting", "models", "mappings") for path in files(folder) if path.suffix != ".py"]
     patterns = SETUPTOOLS["package-data"]
-    installed = {ROOT / "porting" / "py.typed"}
+    installed = {ROOT / "porting" / "py.typed", ROOT / "porting" / "errors.md"}
     assert patterns == {
-        "porting": ["py.typed", "demo/*"],
+        "porting": ["py.typed", "demo/*", "errors.md"],
         "porting.mappings": ["**/*.toml"],
         "porting.pages": ["*.html", "*.css", "*.js"],
     }
