@@ -14,7 +14,7 @@ from porting.notation.name import Bindings
 from porting.notation.rule import Rule, Term
 from porting.plan.copies import Copy
 from porting.plan.fitting import Fitter
-from porting.plan.members import Key, Members, count_members, gaps, members_under, outer_keys, sort_names
+from porting.plan.members import Astray, Key, Members, Side, count_members, gaps, members_under, outer_keys, sort_names
 
 Shape = tuple[int, ...]
 
@@ -65,6 +65,7 @@ class Alignment:
         unsourced: target names whose sources do not exist.
         idle: rules that match nothing on either side.
         gaps: numbers that the source's names leave out.
+        absent: members that a rule misses on each side beside others that are there, each with the rule's place.
         faults: everything else that does not fit.
     """
 
@@ -76,6 +77,7 @@ class Alignment:
     idle: tuple[Rule, ...]
     gaps: tuple[Fault, ...]
     faults: tuple[Fault, ...]
+    absent: Mapping[Side, Mapping[str, str]]
 
 
 def align(
@@ -100,6 +102,7 @@ def align(
     read = sort_names(rules, sources, "source", prefix)
     written = sort_names(rules, targets, "target", target_prefix)
     faults = [*read.faults, *written.faults]
+    astray = Astray(unmatched={"source": read.unmatched, "target": written.unmatched})
     fitter = Fitter(sources, targets, sizes or {}, fields or {})
     steps: list[Step] = []
     unplaced: list[Lone] = []
@@ -118,7 +121,7 @@ def align(
             elif not any(left):
                 unsourced.append(_lone(rule, right, rule.sources, key))
             else:
-                step = _step(rule, key, left, right, fitter, faults)
+                step = _step(rule, key, left, right, fitter, astray, faults)
                 if step is not None:
                     steps.append(step)
             used.update(name for members in left for name in members.values())
@@ -137,6 +140,7 @@ def align(
         idle=tuple(idle),
         gaps=tuple(gaps(rules, read)),
         faults=(*faults, *fitter.faults),
+        absent=astray.absent,
     )
 
 
@@ -147,16 +151,22 @@ def _lone(rule: Rule, members: Sequence[Members], others: Sequence[Term], key: K
 
 
 def _step(
-    rule: Rule, key: Key, left: list[Members], right: list[Members], fitter: Fitter, faults: list[Fault]
+    rule: Rule,
+    key: Key,
+    left: list[Members],
+    right: list[Members],
+    fitter: Fitter,
+    astray: Astray,
+    faults: list[Fault],
 ) -> Step | None:
     """The rule under one outer key, or None when it does not fit: the faults say why."""
     outer = dict(zip(rule.outer, key, strict=True))
     counts: dict[str, int] = {}
     before = len(faults)
     for term, members in zip(rule.sources, left, strict=True):
-        faults.extend(count_members(rule, term, members, outer, "source", counts))
+        faults.extend(count_members(rule, term, members, outer, "source", counts, astray))
     for term, members in zip(rule.targets, right, strict=True):
-        faults.extend(count_members(rule, term, members, outer, "target", counts))
+        faults.extend(count_members(rule, term, members, outer, "target", counts, astray))
     moves = fitter.fit(rule, left, right, counts) if len(faults) == before else None
     if moves is None:
         return None

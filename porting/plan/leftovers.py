@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
 from porting.errors import Code, Fault, option
-from porting.notation.table import Table
+from porting.notation.name import Bindings
+from porting.notation.rule import Rule, Term
+from porting.notation.table import Drop, Table
 from porting.plan.align import Alignment, Lone
 from porting.plan.matching import Match, Matcher
 from porting.plan.move import Described
 from porting.plan.plan import LeftOut
 from porting.plan.ties import present
-from porting.plan.wording import Nearest, group_alike, listed
+from porting.plan.wording import Nearest, group_alike, listed, resembles
 from porting.target import Slot
 
 CONTENTS = ("arange", "zeros")
@@ -44,10 +47,15 @@ def leave_out(
             faults.extend(_unequal(left, sources, near))
         return bool(matches)
 
-    missed = [name for lone in alignment.unsourced for name in lone.expected]
-    for names in group_alike(name for name in alignment.unread if not dropped(name)):
+    missed = dict(alignment.absent["source"])
+    missed |= _said((lone.rule, lone.rule.sources, lone.bindings) for lone in alignment.unsourced)
+    missed |= _said((rule, rule.sources, {}) for rule in alignment.idle)
+    idle = idle_drops(table, sources)
+    strays = [name for name in alignment.unread if not dropped(name)]
+    for names in group_alike(strays):
         message = f"{listed(names)} {list(sources[names[0]].shape)} of the checkpoint: no rule reads it"
-        hint = near(names[0], missed) or "map it in [tensors], or list it in [drop] with a reason"
+        hint = near.said(names[0], missed, strays) or _nearly_dropped(names[0], idle)
+        hint = hint or "map it in [tensors], or list it in [drop] with a reason"
         faults.append(Fault(code=Code.UNREAD_TENSOR, where=table.where, message=message, hint=hint))
     free = [*alignment.unwritten, *(name for lone in alignment.unsourced for name in lone.names)]
     for lones, names in _by_rule(alignment.unplaced, dropped):
@@ -59,6 +67,33 @@ def leave_out(
         hint = hint or "list it in [drop] with a reason if the module has no such part"
         faults.append(Fault(code=Code.NO_TARGET, where=lones[0].rule.where, message=message, hint=hint))
     return tuple(left_out), faults
+
+
+def idle_drops(table: Table, names: Iterable[str]) -> list[Drop]:
+    """The lines of [drop] that match nothing in a checkpoint."""
+    matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
+    used = {match.key[0] for name in names for match in matcher.read(name)}
+    return [drop for number, drop in enumerate(table.drops) if number not in used]
+
+
+def _said(terms: Iterable[tuple[Rule, Sequence[Term], Bindings]]) -> dict[str, str]:
+    """The names that terms spell, where an index has no value at its number 0, each with its rule's place."""
+    found: dict[str, str] = {}
+    for rule, sides, bindings in terms:
+        for term in sides:
+            free = [index for index in term.key.indices if index not in bindings]
+            for values in product(*(range(rule.enumerations.get(index, 1)) for index in free)):
+                found[term.key.spell({**bindings, **dict(zip(free, values, strict=True))})] = rule.where
+    return found
+
+
+def _nearly_dropped(name: str, idle: Iterable[Drop]) -> str:
+    for drop in idle:
+        stem, rest, _ = str(drop.name).partition("{*")
+        head = ".".join([*name.split(".")[: stem.count(".")], ""]) if rest else name
+        if resembles(stem, head):
+            return f"{drop.where or 'the table'} has '{drop.name}': is it this one?"
+    return ""
 
 
 def _left(table: Table, name: str, match: Match, sources: Mapping[str, Described]) -> LeftOut:
@@ -108,10 +143,13 @@ def renew(
             (new if targets[name].parameter else computed).append(name)
         return found
 
-    homeless = [name for lone in alignment.unplaced for name in lone.expected]
-    for names in group_alike(name for name in alignment.unwritten if name not in tied and not is_new(name)):
+    homeless = dict(alignment.absent["target"])
+    homeless |= _said((lone.rule, lone.rule.targets, lone.bindings) for lone in alignment.unplaced)
+    homeless |= _said((rule, rule.targets, {}) for rule in alignment.idle)
+    strays = [name for name in alignment.unwritten if name not in tied and not is_new(name)]
+    for names in group_alike(strays):
         message = f"{listed(names)} {list(targets[names[0]].shape)} of the module: nothing writes it"
-        hint = near(names[0], homeless) or "map it in [tensors], or list it in [ties] or [fresh]"
+        hint = near.said(names[0], homeless, strays) or "map it in [tensors], or list it in [ties] or [fresh]"
         faults.append(Fault(code=Code.UNWRITTEN_PARAMETER, where=table.where, message=message, hint=hint))
     free = [*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)]
     for lones, names in _by_rule(alignment.unsourced, is_new):

@@ -12,12 +12,29 @@ from porting.errors import Code, Fault
 from porting.notation.name import Decimal, Name, Value
 from porting.notation.rule import Rule, Term
 from porting.plan.matching import Matcher
+from porting.plan.wording import Nearest
 
 Key = tuple[Value, ...]
 Members = dict[Key, str]
 """The tensors of one term under one value of the outer indices, by the values of the term's inner indices."""
 
 Side = Literal["source", "target"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Astray:
+    """Names that do not meet: a misspelling leaves one of each kind.
+
+    Attributes:
+        unmatched: names of each side that no rule spells.
+        absent: names that a rule misses on each side, each with the rule's place.
+        near: finds the nearest.
+    """
+
+    unmatched: Mapping[Side, Sequence[str]]
+    absent: Mapping[Side, dict[str, str]] = field(default_factory=lambda: {"source": {}, "target": {}})
+    near: Nearest = field(default_factory=Nearest)
+
 
 MOST_MISSING = 3
 """As many missing members of one term are named; the rest are counted."""
@@ -87,7 +104,13 @@ def members_under(rule: Rule, term: Term, by_key: Mapping[Key, Members], key: Ke
 
 
 def count_members(
-    rule: Rule, term: Term, members: Members, outer: Mapping[str, Value], side: Side, counts: dict[str, int]
+    rule: Rule,
+    term: Term,
+    members: Members,
+    outer: Mapping[str, Value],
+    side: Side,
+    counts: dict[str, int],
+    astray: Astray | None = None,
 ) -> Iterator[Fault]:
     """Put the sizes of the term's inner indices into ``counts``; a fault if members that they call for are missing."""
     inner = [index for index in term.name.indices if index not in outer]
@@ -107,7 +130,11 @@ def count_members(
         names = [term.key.spell({**outer, **dict(zip(inner, key, strict=True))}) for key in keys]
         listed = ", ".join(map(repr, names)) + (f" and {lacking - len(names)} more" if lacking > len(names) else "")
         message = f"the {_NOUN[side]} lacks {listed} of '{rule}'"
-        hint = f"it has {next(iter(members.values()))!r}" if members else ""
+        hint = ""
+        if astray is not None:
+            hint = astray.near(names[0], astray.unmatched[side])
+            astray.absent[side].update(dict.fromkeys(names, rule.where))
+        hint = hint or (f"it has {next(iter(members.values()))!r}" if members else "")
         yield Fault(code=Code.MISSING_MEMBER, where=rule.where, message=message, hint=hint)
 
 

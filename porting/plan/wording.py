@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from porting.errors import Fault
@@ -64,27 +64,64 @@ class Nearest:
 
     >>> Nearest()("layers.7.wieght", [f"layers.{i}.weight" for i in range(12)])
     "did you mean 'layers.7.weight'?"
+    >>> lines = {"layers.7.wieght": "mine.toml:12:1"}
+    >>> Nearest().said("layers.7.weight", lines, ["layers.7.weight", "layers.7.height"])
+    "mine.toml:12:1 has 'layers.7.wieght': is it this one?"
+    >>> Nearest().said("layers.7.height", lines, ["layers.7.weight", "layers.7.height"])
+    ''
     """
 
     def __init__(self) -> None:
         self.left = MOST_HINTS
 
     def __call__(self, name: str, candidates: Iterable[str]) -> str:
-        """The hint; empty when nothing is close."""
+        """The hint at a name that is not there, by what is; empty when nothing is close."""
         if self.left == 0:
             return ""
         self.left -= 1
-        patterns: dict[str, list[str]] = {}
-        for candidate in candidates:
-            pattern = _numberless(candidate)[:MOST_CHARACTERS]
-            if pattern in patterns or len(patterns) < MOST_PATTERNS:
-                patterns.setdefault(pattern, []).append(candidate)
-        close = difflib.get_close_matches(_numberless(name)[:MOST_CHARACTERS], list(patterns), n=1, cutoff=0.6)
-        if not close:
+        found = _nearest(name, candidates)
+        return f"did you mean {found!r}?" if found else ""
+
+    def said(self, name: str, lines: Mapping[str, str], alike: Iterable[str]) -> str:
+        """The hint at a name that nobody speaks of: the line that says nearly that.
+
+        Args:
+            name: the name.
+            lines: what lines of the table say and nobody has, each with its place.
+            alike: all names that nobody speaks of; a line that says rather another one of them is not meant.
+        """
+        if self.left == 0 or not lines:
             return ""
-        numbers = _NUMBER.findall(name)
-        same = (one for one in patterns[close[0]] if _NUMBER.findall(one) == numbers)
-        return f"did you mean {next(same, patterns[close[0]][0])!r}?"
+        self.left -= 1
+        found = _nearest(name, lines)
+        if not found or _numberless(_nearest(found, alike)) != _numberless(name):
+            return ""
+        return f"{lines[found] or 'the table'} has {found!r}: is it this one?"
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str:
+    """The one that looks most like it, with the same numbers if there is one; empty when nothing is close."""
+    patterns: dict[str, list[str]] = {}
+    for candidate in candidates:
+        pattern = _numberless(candidate)[:MOST_CHARACTERS]
+        if pattern in patterns or len(patterns) < MOST_PATTERNS:
+            patterns.setdefault(pattern, []).append(candidate)
+    close = difflib.get_close_matches(_numberless(name)[:MOST_CHARACTERS], list(patterns), n=1, cutoff=0.6)
+    if not close:
+        return ""
+    numbers = _NUMBER.findall(name)
+    same = (one for one in patterns[close[0]] if _NUMBER.findall(one) == numbers)
+    return next(same, patterns[close[0]][0])
+
+
+def resembles(one: str, other: str) -> bool:
+    """Whether one name is the other with a slip or two.
+
+    >>> resembles("layers.0.pooler.", "layers.1.poolr."), resembles("trunk.ids", "trunk.extra")
+    (True, False)
+    """
+    one, other = _numberless(one)[:MOST_CHARACTERS], _numberless(other)[:MOST_CHARACTERS]
+    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.85
 
 
 def _numberless(name: str) -> str:

@@ -110,7 +110,7 @@ def test_a_missing_source_is_told_with_the_nearest_name() -> None:
     assert refused(source) == [
         (
             "toy.toml: 'trunk.l.1.norm.bais' [4] of the checkpoint: no rule reads it "
-            "(did you mean 'trunk.l.1.norm.bias'?) [unread-tensor]"
+            "(toy.toml:14:1 has 'trunk.l.1.norm.bias': is it this one?) [unread-tensor]"
         ),
         (
             "toy.toml:14:1: 'trunk.l.1.norm.bias' -> 'l.1.norm.bias' [4]: the checkpoint does not have it "
