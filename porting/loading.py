@@ -238,7 +238,7 @@ def maker(
         if not table.config_class:
             return Named(fields)
         where = f"{checkpoint.location}/config.json"
-        return make_config(import_path(table.config_class, trust=trust), fields, where=where)
+        return make_config(import_path(table.config_class, trust=trust, config=True), fields, where=where)
 
     return (lambda: call(target, config, fields)), kind
 

@@ -136,28 +136,38 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
             table.update(new)  # type: ignore[arg-type]  # parameters come in the place of parameters
 
 
-def _untrusted(path: str) -> TargetError:
+def _untrusted(path: str, *, config: bool) -> TargetError:
     message = f"the table names {path!r}, which is not part of this library"
-    hint = f"pass the module yourself with {option('into')}, or {option('trust', True)} if you know the table"
+    otherwise = "let what builds the module make its config" if config else f"pass the module with {option('into')}"
+    hint = f"pass {option('trust', True)} if you know the table, or {otherwise}"
     return TargetError(Fault(code=Code.UNTRUSTED_TARGET, message=message, hint=hint))
 
 
-def import_path(path: str, *, trust: bool = False) -> Callable[..., Any]:
+def import_path(path: str, *, trust: bool = False, config: bool = False) -> Callable[..., Any]:
     """What ``package.file:name`` names.
 
     Args:
         path: the import path.
         trust: also import what is not part of this library; without it a table can never run foreign code.
+        config: it is the class of a module's config, and not a module, for messages.
 
     Raises:
         TargetError: it cannot be imported, or is not trusted.
     """
-    where, _, name = path.partition(":")
-    if not where or not name or not all(part.isidentifier() for part in (*where.split("."), *name.split("."))):
+    where, _, name = path.rpartition(":")
+    if (
+        not where
+        or not name
+        or not all(part.isidentifier() for part in (*where.replace("/", ".").split("."), *name.split(".")))
+    ):
         message = f"{path!r} is not an import path, expected package.file:name"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message))
+    if where.endswith(".py"):
+        message = f"the table names {path!r}, a file, and what a table names is imported"
+        hint = f"write {where.removesuffix('.py').replace('/', '.')}:{name}, as in an import"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     if not trust and not where.startswith(OURS):
-        raise _untrusted(path)
+        raise _untrusted(path, config=config)
     try:
         found: Any = importlib.import_module(where)
     except Exception as error:  # importing a file runs it, and it may raise anything
@@ -170,7 +180,9 @@ def import_path(path: str, *, trust: bool = False) -> Callable[..., Any]:
             raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
         found = getattr(found, part)
     if not trust and getattr(found, "__module__", None) != where:
-        raise _untrusted(path)  # what one of our files imports is not ours: torch, for one, can run anything
+        raise _untrusted(
+            path, config=config
+        )  # what one of our files imports is not ours: torch, for one, can run anything
     if not callable(found):
         raise TargetError(Fault(code=Code.BAD_TARGET, message=f"{path!r} is no class or function"))
     return found  # type: ignore[no-any-return]  # an import knows no types

@@ -115,7 +115,7 @@ def test_what_is_not_ours_is_not_imported(path: str) -> None:
     (fault,) = caught.value.faults
     assert str(fault) == (
         f"the table names {path!r}, which is not part of this library "
-        "(pass the module yourself with into=, or trust=True if you know the table) [untrusted-target]"
+        "(pass trust=True if you know the table, or pass the module with into=) [untrusted-target]"
     )
 
 

@@ -117,9 +117,7 @@ def carried(first: str | None, second: str | None) -> tuple[str | Path, Path]:
     if second is not None:
         return first, Path(second)
     if Path(first).exists():  # whoever forgot the destination must not lose the source
-        raise typer.BadParameter(
-            f"{first!r} exists, and one path alone is the destination: name both"
-        )
+        raise typer.BadParameter(f"{first!r} exists, and one path alone is the destination: name both")
     return embedded_checkpoint(), Path(first)
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from porting.cli.options import builder, given
 from porting.target import TargetError
+from tests.cli.conftest import Run
+from tests.cli.modules import OWN_MODEL, OWN_TABLE
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +102,25 @@ def test_the_words_of_options_that_were_given() -> None:
     assert given(table="t.toml", into=None, fresh=True, trust=False, dtype=["a", "b"], seed=0) == [
         "--table", "t.toml", "--fresh", "--dtype", "a", "--dtype", "b", "--seed", "0",
     ]  # fmt: skip
+
+
+def test_the_config_class_of_a_table_is_imported_when_it_is_trusted(run: Run, checkpoint: Path) -> None:
+    model = OWN_MODEL.replace('config["', "config.").replace('"]', "")
+    config = "from dataclasses import dataclass\n\n\n@dataclass\nclass Sizes:\n"
+    config += "".join(f"    {name}: float\n" for name in ("width", "words", "places", "heads", "inner", "eps", "depth"))
+    Path("sized_model.py").write_text(f"{config}\n\n{model}")
+    words = ("load", checkpoint, "--table", "sized.toml", "--into", "sized_model.py:build")
+
+    def table(name: str) -> None:
+        Path("sized.toml").write_text(OWN_TABLE.replace('name = "own"', f'name = "own"\nconfig = "{name}"'))
+
+    table("sized_model.py:Sizes")
+    result = run(*words, "--trust")
+    assert "names 'sized_model.py:Sizes', a file" in result.stderr
+    assert "(write sized_model:Sizes, as in an import) [bad-target]" in result.stderr
+    table("sized_model:Sizes")
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "(pass --trust if you know the table, or let what builds the module make its config)" in result.stderr
+    result = run(*words, "--trust")
+    assert result.exit_code == 0, result.stderr
