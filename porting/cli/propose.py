@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from porting.cli import options
+from porting.cli.dialogue import Dialogue
 from porting.cli.screen import DIFFERENT, Screen, free
 from porting.errors import Code, Fault, PortingError
 
@@ -41,6 +43,7 @@ Explain = Annotated[
     str | None, typer.Option("--explain", metavar="TEXT", help="Show what speaks for the lines that contain this.")
 ]
 Interactive = Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")]
+Yes = Annotated[bool, typer.Option("--yes", help="With --interactive: take every default, and say what was asked.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write over a file that is there.")]
 Limit = Annotated[
     float, typer.Option("--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1)
@@ -56,6 +59,7 @@ def suggest(
     inputs: Input = None,
     explain: Explain = None,
     interactive: Interactive = False,
+    yes: Yes = False,
     overwrite: Overwrite = False,
     limit: Limit = 120.0,
     seed: Seed = 0,
@@ -74,6 +78,7 @@ def suggest(
       porting suggest ./my-checkpoint --into my_model.py:build -o my_table.toml
       porting suggest ./my-checkpoint --into my_model.py:MyModel --explain query
       porting suggest ./my-checkpoint --into my_model.py:MyModel --input 'attention_mask=m -> bool'
+      porting suggest ./my-checkpoint --into my_model.py:MyModel --interactive
     """
     with Screen("suggest", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
@@ -88,7 +93,8 @@ def suggest(
         builder = options.builder(into)
         checkpoint = open_checkpoint(options.where(source))
         name = output.stem if output is not None else into.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
-        with screen.working("suggesting") as tell:
+        dialogue = Dialogue(screen, defaults=yes)
+        with dialogue.bar("suggesting", limit) as tell:
             found = make(
                 checkpoint,
                 builder,  # type: ignore[arg-type]  # --into is always given
@@ -98,15 +104,17 @@ def suggest(
                 seed=seed,
                 limit=limit,
                 progress=tell,
+                ask=dialogue.ask if interactive else None,
             )
         screen.document(found.to_dict())
-        if output is not None and (not interactive or _agreed(found, output)):
-            found.write(output)
-        _show(screen, found, output, explain)
+        _show(screen, found, explain, table=output is None and not interactive)
+        if interactive:
+            output = _agreed(screen, found, output, dialogue, name, overwrite=overwrite)
         if output is not None:
+            found.write(output)
             words = [*options.again(source), "--table", str(output), "--into", into]
             screen.next("verify" if found.proven else "check", *words)
-        else:
+        elif not interactive:
             asked = options.given(into=into, architecture=architecture, input=inputs)
             screen.next("suggest", *options.again(source), *asked, "--output", free("my_table", ".toml"), aside=True)
         if not found.proven:
@@ -122,19 +130,62 @@ def _line(text: str) -> tuple[str, str]:
     return theirs.strip(), ours.strip()
 
 
-def _agreed(found: Suggestion, output: Path) -> bool:
-    """Whether a table that is not exact, or a file that is there, shall be written all the same."""
-    if found.exact and not output.exists():
-        return True
-    typer.echo(str(found), err=True)
-    question = f"{output} exists: write over it?" if output.exists() else f"Write {output} all the same?"
-    return typer.confirm(question, err=True)
+def _agreed(
+    screen: Screen, found: Suggestion, output: Path | None, dialogue: Dialogue, name: str, *, overwrite: bool
+) -> Path | None:
+    """Where the table shall be written; None for nowhere, after it was shown."""
+    from porting.suggesting import Question
+
+    if not found.exact:
+        question = Question(
+            about="accept",
+            said=f"Write a table that is {found.verdict.value}?",
+            why=_WHY.get(found.verdict.value, "it can be mended by hand, and checked"),
+            choices={"yes": "", "no": ""},
+            default="yes",
+        )
+        if dialogue.ask(question) == "no":
+            return None
+    while True:
+        if output is None:
+            where = Question(
+                about="output",
+                said="To which file?",
+                why="none was named; - writes none and shows it here",
+                default=f"{name}.toml",
+            )
+            answer = dialogue.ask(where)
+            if answer == "-":
+                screen.show(Text(found.text.rstrip("\n")), soft_wrap=True)
+                return None
+            output = Path(answer)
+        if overwrite or not output.exists():
+            return output
+        over = Question(
+            about="overwrite",
+            said=f"{output} exists: write over it?",
+            why="what is in it would be lost",
+            choices={"no": "", "yes": ""},
+            default="no",
+        )
+        if dialogue.ask(over) == "yes":
+            return output
+        if dialogue.silent:
+            screen.note(f"{output} is left as it is")
+            return None
+        output = None
 
 
-def _show(screen: Screen, found: Suggestion, output: Path | None, explain: str | None) -> None:
+_WHY = {
+    "trunk only": "what it maps is proven, and some parts have no counterpart",
+    "approximate": "it says so in [approximate], with the bound that verify holds it to",
+}
+
+
+def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool) -> None:
     style = "bold green" if found.exact else "bold yellow" if found.proven else "bold red"
-    if output is None:
-        screen.show(found.text.rstrip("\n"), soft_wrap=True)
+    if table:
+        screen.show(Text(found.text.rstrip("\n")), soft_wrap=True)
         screen.line()
     screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
     for reason in found.reasons:
@@ -148,4 +199,4 @@ def _show(screen: Screen, found: Suggestion, output: Path | None, explain: str |
             screen.line(f"  {what} {one.name} {list(one.shape)}, which runs {one.where}{near}")
     if explain is not None:
         screen.line()
-        screen.show(found.explain(explain) or f"no line contains {explain!r}", soft_wrap=True)
+        screen.show(Text(found.explain(explain) or f"no line contains {explain!r}"), soft_wrap=True)

@@ -1,6 +1,19 @@
 """A mapping table for a module that was never seen before: written, and proven, or the reason why there can be none."""
 
+from porting.suggesting.asking import Ask, Decision, Question
 from porting.suggesting.proposing import suggest
-from porting.suggesting.suggestion import Evidence, Reason, Suggestion, Unmapped, Verdict
+from porting.suggesting.suggestion import Evidence, Near, Reason, Stop, Suggestion, Unmapped, Verdict
 
-__all__ = ["Evidence", "Reason", "Suggestion", "Unmapped", "Verdict", "suggest"]
+__all__ = [
+    "Ask",
+    "Decision",
+    "Evidence",
+    "Near",
+    "Question",
+    "Reason",
+    "Stop",
+    "Suggestion",
+    "Unmapped",
+    "Verdict",
+    "suggest",
+]

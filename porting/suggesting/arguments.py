@@ -16,9 +16,10 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault, nearest, told
 from porting.frames import place_of, users_line
 from porting.notation.rule import Rule, Term, make_rule
+from porting.suggesting.asking import Asker, what_argument
 from porting.suggesting.fields import normal
 from porting.suggesting.returning import numbers_of
 from porting.tracing.faults import VerifyError
@@ -78,16 +79,20 @@ class Way:
         return for_port(self.parsed, heard, dtype)
 
 
-def roles(module: nn.Module, available: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def roles(
+    module: nn.Module, available: Sequence[str], ask: Asker | None = None
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """The forward's parameters, by what they mean, and those of which nothing tells what they are.
 
     Args:
         module: the model.
         available: the reference's inputs.
+        ask: what nothing tells; by default nobody.
 
     Raises:
         VerifyError: a required one is not understood.
     """
+    ask = ask or Asker()
     found: dict[str, str] = {}
     loose, unknown = [], []
     for name, one in inspect.signature(module.forward).parameters.items():
@@ -110,13 +115,19 @@ def roles(module: nn.Module, available: Sequence[str]) -> tuple[dict[str, str], 
                 loose.append(name)
             continue
         found[name] = role
-    where = place_of(module.forward)
+    where, title = place_of(module.forward), f"{type(module).__name__}.forward"
+    for name in [*unknown, *(loose if MASK in available and MASK not in found.values() else ())]:
+        free = [one for one in available if one not in found.values()] if name in unknown else [MASK]
+        answer = ask(what_argument(title, name, free, required=name in unknown)) if free else "none"
+        if answer != "none":
+            (unknown if name in unknown else loose).remove(name)
+            found[name] = answer
     if unknown:
         listed = ", ".join(map(repr, unknown))
-        message = f"{type(module).__name__}.forward takes {listed}, and nothing tells what to give it"
+        message = f"{title} takes {listed}, and nothing tells what to give it"
         raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
     if not found:
-        message = f"{type(module).__name__}.forward takes no argument by name, so nothing tells what to give it"
+        message = f"{title} takes no argument by name, so nothing tells what to give it"
         raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
     return found, tuple(loose)
 
@@ -151,7 +162,32 @@ def ways(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
 _MASK_AXES = ("[b s]", "[b 1 1 s]", "[b 1 s]", "[s b]")
 
 
-def find_way(module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, *, causal: bool) -> Way:
+def told_way(module: nn.Module, available: Sequence[str], inputs: Mapping[str, str]) -> Way:
+    """The way that the user says.
+
+    Raises:
+        VerifyError: the reference or the forward has no such argument.
+    """
+    taken = inspect.signature(module.forward).parameters
+    anything = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    faults = []
+    for theirs, ours in inputs.items():
+        for name, known, side in (
+            (theirs.partition(" [")[0].strip(), list(available), "the reference"),
+            (re.split(r" ->| \[", ours)[0].strip(), list(taken), f"{type(module).__name__}.forward"),
+        ):
+            if name not in known and not (anything and known != list(available)):
+                hint = nearest(name, known) or f"it has {', '.join(known)}"
+                message = f"{side} has no argument {name!r}"
+                faults.append(Fault(code=Code.NO_INPUTS, where=place_of(module.forward), message=message, hint=hint))
+    if faults:
+        raise VerifyError(faults)
+    return Way(rules=tuple(inputs.items()))
+
+
+def find_way(
+    module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, *, causal: bool, ask: Asker
+) -> Way:
     """How the module's forward is to be given the reference's inputs.
 
     Args:
@@ -160,11 +196,12 @@ def find_way(module: nn.Module, available: Sequence[str], vocabulary: int, paddi
         vocabulary: how many words there are.
         padding: the padding word.
         causal: the reference's positions see none behind them, so that padding at the end need not be masked.
+        ask: what nothing tells.
 
     Raises:
         VerifyError: no way works; carries what the forward said to the most usual one.
     """
-    found, loose = roles(module, available)
+    found, loose = roles(module, available, ask)
     if PIXELS in found.values():
         return Way(rules=next(ways(found)), loose=loose)
     errors: list[Exception] = []

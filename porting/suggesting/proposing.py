@@ -20,6 +20,7 @@ from porting.errors import Fault, PortingError
 from porting.loading import maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
+from porting.suggesting.asking import Ask, Asker, refolded, where_to_fold, which_architecture
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.finding import Found
@@ -30,7 +31,8 @@ from porting.suggesting.proving import SMALL, Proof, prove
 from porting.suggesting.search import Search
 from porting.suggesting.subject import Subjects, prepare, sides
 from porting.suggesting.suggestion import Evidence, Suggestion, Verdict
-from porting.suggesting.twin import architecture_of
+from porting.suggesting.tracing import Kind
+from porting.suggesting.twin import architecture_of, usual_architectures
 from porting.suggesting.writing import Draft, quoted, write
 from porting.verification.compare import Progress
 
@@ -53,6 +55,7 @@ def suggest(
     limit: float = LIMIT,
     revision: str | None = None,
     progress: Progress | None = None,
+    ask: Ask | None = None,
 ) -> Suggestion:
     """Write the mapping table for a module, and prove it.
 
@@ -74,6 +77,7 @@ def suggest(
         limit: seconds; the search ends so that the proof can still be run, and what was not found by then is said.
         revision: for a hub id.
         progress: called with what is done, how many steps are done and how many there are.
+        ask: answers what is the user's to decide; by default every :class:`Question` gets its own default.
 
     Returns:
         The suggestion: the table's text, and the verdict with its reasons.
@@ -87,12 +91,20 @@ def suggest(
     begun = time.monotonic()
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
     tell = progress or (lambda what, done, total: None)
-    kind = architecture_of(checkpoint.config, architecture)
+    asker = Asker(ask)
+    kind = architecture_of(checkpoint.config, architecture or _chosen(checkpoint, asker))
     with guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         tell("making a twin", 0, 0)
-        subjects = prepare(checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {})
+        subjects = prepare(checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {}, ask=asker)
         left = begun + limit * (1 - RESERVE) - time.monotonic()
         found = _searched(subjects, seed, trials, left, tell)
+        tables = {name for unit in found.trace.units if unit.kind in {Kind.LOOKUP, Kind.TABLE} for name in unit.names}
+        question = where_to_fold(found.moves, tables)
+        if question is not None:
+            answer = asker(question)
+            found.moves = refolded(found.moves, answer)
+            for one in {answer, question.default} if answer != question.default else ():
+                found.trace.modules.pop(one.rpartition(".")[0] or one, None)  # the table by itself is another one now
         close = bool(found.divergences)
         made, lines, unmapped = draft(subjects, found, name, (), close=close)
         tell("proving", 0, 0)
@@ -121,9 +133,16 @@ def suggest(
         difference=verdict.difference,
         proven_on="the checkpoint" if own is not None and own.exact else "a small twin",
         shown=verdict.shown,
+        decisions=tuple(asker.decisions),
         trials=found.trials,
         seconds=time.monotonic() - begun,
     )
+
+
+def _chosen(checkpoint: Checkpoint, ask: Asker) -> str | None:
+    """The architecture, where the config does not say which."""
+    question = which_architecture(checkpoint.config, usual_architectures(checkpoint.config) if ask.present else ())
+    return None if question is None else ask(question)
 
 
 def _searched(

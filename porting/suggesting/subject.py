@@ -28,7 +28,9 @@ from porting.suggesting.arguments import (
     comparable,
     find_way,
     sample,
+    told_way,
 )
+from porting.suggesting.asking import Asker
 from porting.suggesting.building import Builder, Built, build_for
 from porting.suggesting.fields import NESTED, Role, fields_of
 from porting.suggesting.finding import Side
@@ -90,7 +92,14 @@ def complete(config: Mapping[str, object], architecture: str) -> dict[str, objec
 
 
 def prepare(
-    checkpoint: Checkpoint, into: Builder, architecture: str, folder: Path, *, seed: int, inputs: Mapping[str, str]
+    checkpoint: Checkpoint,
+    into: Builder,
+    architecture: str,
+    folder: Path,
+    *,
+    seed: int,
+    inputs: Mapping[str, str],
+    ask: Asker,
 ) -> Subjects:
     """Both models, ready to be run.
 
@@ -107,9 +116,9 @@ def prepare(
     draw(module, seed + 1, buffers=False)
     causal = _causal(twin.reference, available, vocabulary, padding)
     if inputs:
-        way = Way(rules=tuple((theirs, ours) for theirs, ours in inputs.items()))
+        way = told_way(module, available, inputs)
     else:
-        way = find_way(module, available, vocabulary, padding, causal=causal)
+        way = find_way(module, available, vocabulary, padding, causal=causal, ask=ask)
     return Subjects(
         twin=twin,
         built=built,

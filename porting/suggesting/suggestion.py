@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from porting.notation.table import Table, parse_table
+from porting.suggesting.asking import Decision
 
 
 class Verdict(StrEnum):
@@ -136,7 +137,7 @@ class Suggestion:
         difference: the largest difference in the proof, relative to the activation's scale; None without a proof.
         proven_on: ``"the checkpoint"`` or ``"a small twin"``.
         shown: how many of the module's tensors the proof saw at work, of how many.
-        questions: decisions that are the user's.
+        decisions: what was the user's to decide, with the answers or the defaults.
         trials: how many candidates were run.
         seconds: how long it all took.
     """
@@ -152,7 +153,7 @@ class Suggestion:
     difference: float | None = None
     proven_on: str = ""
     shown: tuple[int, int] = (0, 0)
-    questions: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
     trials: int = 0
     seconds: float = 0.0
 

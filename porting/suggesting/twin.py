@@ -72,6 +72,18 @@ def architecture_of(config: Mapping[str, object], asked: str | None) -> str:
     return str(names[0])
 
 
+def usual_architectures(config: Mapping[str, object]) -> tuple[str, ...]:
+    """The classes that transformers has for such a config, the plain model first; none for a model type of others."""
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415  # as in make_twin
+
+    kinds = ("MODEL", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL_FOR_PRETRAINING")
+    named: list[str] = []
+    for kind in kinds:
+        found = getattr(modeling_auto, f"{kind}_MAPPING_NAMES", {}).get(config.get("model_type"), ())
+        named += [found] if isinstance(found, str) else found
+    return tuple(dict.fromkeys(named))
+
+
 def shrink(config: Mapping[str, object], *, inner: bool = True) -> dict[str, object]:
     """The config with small sizes.
 

@@ -16,11 +16,11 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run() -> Run:
-    """Runs a command; standard output and standard error are kept apart."""
+    """Runs a command, which may be typed to; standard output and standard error are kept apart."""
     runner = CliRunner()
 
-    def invoke(*words: str | Path) -> Result:
-        result = runner.invoke(app, [str(word) for word in words], prog_name="porting")
+    def invoke(*words: str | Path, typed: str = "") -> Result:
+        result = runner.invoke(app, [str(word) for word in words], prog_name="porting", input=typed)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception  # a bug: what a user can do something about has become an exit code
         return result
