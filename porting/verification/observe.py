@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from porting.reporting.report import Shown
 from porting.target import named_tensors
+from porting.tracing.every_row import EveryRow
 from porting.tracing.measure import MEANING
 from porting.verification.inputs import Case
 
@@ -33,9 +34,6 @@ class Observer:
         self._reached: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self.failed = ""
-        for part in module.modules():
-            if isinstance(part, nn.Embedding):
-                part.padding_idx = None  # it takes no gradient there, and what it computes is compared all the same
         known: set[int] = set()
         for name, tensor in named_tensors(module):
             if tensor.is_floating_point() and id(tensor) not in known:
@@ -60,7 +58,8 @@ class Observer:
         weights = list(self._weights.values())
         given = cotangent.expand_as(value)
         try:
-            found = torch.autograd.grad(value, weights, given, retain_graph=True, allow_unused=True)
+            with EveryRow():  # the padding word's has none else, and what is computed there is compared all the same
+                found = torch.autograd.grad(value, weights, given, retain_graph=True, allow_unused=True)
         except RuntimeError as error:  # what was changed in place cannot be differentiated, and may still be right
             self.failed = self.failed or str(error).strip().partition("\n")[0].partition(". Hint:")[0]
             return

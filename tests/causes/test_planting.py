@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,8 @@ def test_every_mistake_is_another_one() -> None:
             ["causal mask missing", "padding mask ignored", "key bias missing", "LayerNorm over the wrong axis"],
         ),
         ("mpnet", ["relative position bias missing"]),
+        ("modern_bert", ["padding word zeroed", "padding mask after the softmax"]),
+        ("albert", ["pooler tanh missing"]),
         (
             "bert_into_torch_encoder",
             ["query bias missing", "softmax over the heads"],
@@ -102,6 +105,16 @@ def test_what_is_planted_is_named(table: str, names: list[str]) -> None:
     assert not any(one.outcome == MISSED for one in found.values())
     if table == "openai_gpt":
         assert found["key bias missing"].outcome == NONE  # no probe sees it there, and no softmax
+
+
+def test_a_mistake_in_one_layer_accuses_no_other() -> None:
+    pair = next(pair for pair in PAIRS if pair.table == "marian")
+    names = ["softmax over the queries", "residual missing"]
+    found = score(pair, names).alone
+    assert {name: (one.outcome, one.placed, one.strict) for name, one in found.items()} == dict.fromkeys(
+        names, (UNIQUE, True, True)
+    )
+    assert all(re.fullmatch(r"(en|de)coder\.layers\.\d", one.where) for one in found.values())
 
 
 def test_one_layer_of_three_is_placed(tmp_path: Path) -> None:
