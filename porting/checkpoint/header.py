@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -42,15 +42,6 @@ class Header:
     text: bytes = field(repr=False)
     offsets: Mapping[str, int]
     data: int
-
-    def beginning_at(self, place: int) -> Header:
-        """The same with so many spaces more that its data begins at ``place``, counted in pages of 4096 bytes.
-
-        A tensor can then lie in its page as it lay in another file.  Data is aligned to 8 bytes in any case: for a
-        ``place`` that is not, nothing is added.
-        """
-        more = (place - 8 - len(self.text)) % 4096
-        return self if more % 8 else replace(self, text=self.text + b" " * more)
 
     @property
     def prefix(self) -> bytes:

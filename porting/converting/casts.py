@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Losses:
     vanished: int = 0
 
     def __add__(self, other: Losses) -> Losses:
+        if other is NONE:
+            return self
         return Losses(infinite=self.infinite + other.infinite, vanished=self.vanished + other.vanished)
 
     def __bool__(self) -> bool:
@@ -41,6 +44,13 @@ def can_lose(dtype: torch.dtype, to: torch.dtype) -> bool:
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@cache
+def _marks(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
+    """Of a floating-point dtype the integers as wide, the bits that are not the sign, and those of infinity."""
+    integers = _INTEGERS[dtype.itemsize]
+    return integers, torch.iinfo(integers).max, int(torch.tensor(float("inf"), dtype=dtype).view(integers))
+
+
 def losses(before: Tensor, after: Tensor) -> Losses:
     """What was lost between two tensors of the same shape.
 
@@ -50,13 +60,11 @@ def losses(before: Tensor, after: Tensor) -> Losses:
     if after.numel() == 0:
         return NONE
     seen = after if after.itemsize > 1 else after.float()
-    integers = _INTEGERS[seen.itemsize]
-    magnitudes = seen.view(integers) & torch.iinfo(integers).max  # all but the sign: ordered as the values are
-    least, most = (int(one) for one in torch.aminmax(magnitudes))
-    beyond = int(torch.tensor(float("inf"), dtype=seen.dtype).view(integers))
-    infinite = _infinities(after) - _infinities(before) if most >= beyond else 0
-    vanished = int(torch.count_nonzero(before)) - int(torch.count_nonzero(seen)) if least == 0 else 0
-    return Losses(infinite=infinite, vanished=vanished)
+    integers, magnitude, beyond = _marks(seen.dtype)
+    least, most = torch.aminmax(seen.view(integers) & magnitude)  # all but the sign: ordered as the values are
+    infinite = _infinities(after) - _infinities(before) if int(most) >= beyond else 0
+    vanished = int(torch.count_nonzero(before)) - int(torch.count_nonzero(seen)) if int(least) == 0 else 0
+    return Losses(infinite=infinite, vanished=vanished) if infinite or vanished else NONE
 
 
 def _infinities(tensor: Tensor) -> int:

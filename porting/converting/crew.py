@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from threading import Event, Lock, Thread
+from typing import Generic, TypeVar
 
 import torch
 
@@ -15,12 +15,45 @@ PATIENCE = 0.1
 Owned = TypeVar("Owned")
 
 
+Job = Callable[[Owned], None]
+
+
+class _Lanes(Generic[Owned]):
+    """The jobs, divided into as many parts of about equal cost as there are threads, each in the order of the jobs.
+
+    So neighbours are done by one thread, one after the other, and two threads are seldom in one file: the system lets
+    only one of them write to it at a time.  A thread that has nothing left takes from the far end of the fullest part.
+    """
+
+    def __init__(self, jobs: Sequence[tuple[int, Job[Owned]]], count: int) -> None:
+        self._lock = Lock()
+        self._lanes: list[deque[tuple[int, Job[Owned]]]] = [deque() for _ in range(count)]
+        self._left = [0] * count
+        total, before = sum(cost for cost, _ in jobs), 0
+        for cost, job in jobs:
+            number = min(count - 1, (2 * before + cost) * count // (2 * total)) if total else 0
+            self._lanes[number].append((cost, job))
+            self._left[number] += cost
+            before += cost
+
+    def take(self, number: int) -> Job[Owned] | None:
+        """The next job of a thread; None when there is none left."""
+        with self._lock:
+            fullest = max(range(len(self._lanes)), key=lambda one: (self._left[one], len(self._lanes[one])))
+            lane = number if self._lanes[number] else fullest
+            if not self._lanes[lane]:
+                return None
+            cost, job = self._lanes[lane].popleft() if lane == number else self._lanes[lane].pop()
+            self._left[lane] -= cost
+            return job
+
+
 def work(
-    jobs: Iterable[tuple[int, Callable[[Owned], None]]],
-    owners: Iterable[Callable[[], Owned]],
+    jobs: Iterable[tuple[int, Job[Owned]]],
+    owners: Sequence[Callable[[], Owned]],
     look: Callable[[], None],
 ) -> None:
-    """Do all jobs, the most costly first.
+    """Do all jobs, neighbours in the order in which they are given.
 
     Args:
         jobs: the cost of each, in bytes, and the job, which is given what its thread owns.
@@ -30,26 +63,22 @@ def work(
     Raises:
         BaseException: what the first job that failed raised; jobs that had not begun then are not begun.
     """
-    queue: SimpleQueue[Callable[[Owned], None]] = SimpleQueue()
-    for _, job in sorted(jobs, key=lambda one: -one[0]):
-        queue.put(job)
+    lanes: _Lanes[Owned] = _Lanes(list(jobs), len(owners))
     stop = Event()
     failures: list[BaseException] = []
 
-    def run(make: Callable[[], Owned]) -> None:
+    def run(number: int, make: Callable[[], Owned]) -> None:
         torch.set_num_threads(1)  # a piece is too small to be shared; the threads are here
         try:
             owned = make()
-            while not stop.is_set():
-                queue.get_nowait()(owned)
-        except Empty:
-            return
+            while not stop.is_set() and (job := lanes.take(number)) is not None:
+                job(owned)
         except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             failures.append(error)
             stop.set()
 
     before = torch.get_num_threads()
-    threads = [Thread(target=run, args=(make,), daemon=True) for make in owners]
+    threads = [Thread(target=run, args=one, daemon=True) for one in enumerate(owners)]
     try:
         for thread in threads:
             thread.start()

@@ -199,7 +199,7 @@ def _draft(
     for file in checkpoint.files:
         metadata |= file.metadata
     size = shard_size if shard_size is not None else _same_division(checkpoint)
-    written = outline(recipes.tensors, metadata, _origins(checkpoint, recipes), shard_size=size, where=where)
+    written = outline(recipes.tensors, metadata, shard_size=size, where=where)
     if written.index is not None:
         kept[written.index[0]] = written.index[1]
     return Draft(
@@ -217,20 +217,6 @@ def _draft(
             "shard_size": size,
         },
     )
-
-
-def _origins(checkpoint: Checkpoint, recipes: Recipes) -> dict[str, int]:
-    """Where the bytes of those tensors begin in the input that are carried over as they are."""
-    found = {}
-    for one in recipes.tensors:
-        if one.arithmetic or len(one.copies) != 1 or not one.copies[0].contiguous:
-            continue
-        source = one.copies[0].source
-        if checkpoint.tensors[source].dtype == one.dtype:
-            pieces = checkpoint.pieces(source, verify=False)
-            if len(pieces) == 1:
-                found[one.name] = pieces[0].extent.start + one.copies[0].source_offset * one.dtype.itemsize
-    return found
 
 
 def _same_division(checkpoint: Checkpoint) -> int | None:

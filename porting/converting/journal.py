@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Lock
 
 from porting.converting.casts import Losses
-from porting.converting.kernel import write_at
 from porting.converting.making import Made
+from porting.converting.positioned import write_at
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,15 @@
 """Making one tensor of the output in memory that does not depend on its size.
 
-Where bytes are only carried to another place the kernel copies them.  Else the tensor is made in blocks, from its first
-element to its last: what lands in a block is read as runs of the source (:mod:`porting.converting.pieces`), gathered,
-cast, digested and written.
+A tensor is made from its first element to its last.  Long runs of elements are read one after the other, cast where
+that is asked for, and put out (:mod:`porting.converting.carrying`).  Any other tensor is made in blocks: what lands in
+a block is read as runs of the source (:mod:`porting.converting.pieces`), gathered, cast and put out.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,25 +19,32 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.errors import CheckpointError
 from porting.checkpoint.files import LocalFile
+from porting.converting.carrying import in_long_runs, in_order
 from porting.converting.casts import NONE, Losses, can_lose, losses
 from porting.converting.digests import PIECE, of_range
-from porting.converting.kernel import PAGE, Copier, write_at
-from porting.converting.pieces import parts, reading, within
+from porting.converting.hearing import Hearing
+from porting.converting.output import BLOCK, Output
+from porting.converting.pieces import parts, reading
+from porting.converting.positioned import read_back
 from porting.converting.recipe import Recipe
 from porting.errors import Code, Fault
+from porting.plan.clipping import window
 from porting.plan.copies import Copy
 from porting.stored import Stored, stored
 
 LEAST = 1 << 20
 """Bytes of memory that one worker needs."""
 
-BLOCK = 1 << 18
-"""Bytes of a block where the source is read in long runs anyway: what a processor's cache holds."""
+STAGED = 1 << 20
+"""Bytes that are read beside a block at a time, to be turned."""
+
+CAST = 1 << 19
+"""Bytes that are read at a time to be cast: they and their result stay in the cache while losses are counted."""
 
 LONG = 1 << 14
 """Bytes: runs shorter than this, on the average, make a block larger, for each costs a call of the system."""
 
-SLICE = 1 << 15
+SLICE = 1 << 16
 """Elements whose losses are counted at a time."""
 
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -75,10 +81,11 @@ class Maker:
         self._checkpoint = checkpoint
         self._like = like
         self._told = told
-        self._staging = torch.empty(min(4 * PIECE, memory // 4) // 64 * 64, dtype=torch.uint8)
+        self._staging = torch.empty(min(STAGED, memory // 4) // 64 * 64, dtype=torch.uint8)
         self._block = torch.empty((memory - self._staging.numel()) // 64 * 64, dtype=torch.uint8)
         self._view = _memory(self._staging)
-        self._copier = Copier(self._view)
+        self._cast = min(CAST, self._staging.numel())
+        self._hearing = Hearing()
         self._lengths: dict[object, int] = {}
         self._divided = 0, 0
         self._parts: list[memoryview] = []
@@ -87,27 +94,27 @@ class Maker:
     def digest_of(self, name: str) -> str:
         """The digest of a tensor of the input as it lies in its file; of one in several pieces, in row-major order."""
         pieces = self._checkpoint.pieces(name)
+        state = xxhash.xxh3_128()
         if len(pieces) == 1:
             file, extent = pieces[0].file, pieces[0].extent
             digest = of_range(file, extent.start, extent.stop, self._view)
-            file.require_unchanged()
-            return digest
-        info = self._checkpoint.tensors[name]
-        whole = Copy(name, name, (math.prod(info.shape),), 0, (1,), 0, (1,))
-        itself = Recipe(name=name, shape=info.shape, work=info.dtype, dtype=info.dtype, copies=(whole,))
-        state = xxhash.xxh3_128()
-        for block, _ in self._blocks(itself, _Heard(itself, self._checkpoint)):
-            state.update(_memory(block))
+        else:
+            info = self._checkpoint.tensors[name]
+            whole = Copy(name, name, (math.prod(info.shape),), 0, (1,), 0, (1,))
+            itself = Recipe(name=name, shape=info.shape, work=info.dtype, dtype=info.dtype, copies=(whole,))
+            for block, _ in self._blocks(itself):
+                state.update(_memory(block))
+            digest = state.hexdigest()
         for piece in pieces:
             piece.file.require_unchanged()
-        return state.hexdigest()
+        return digest
 
     def digest_at(self, descriptor: int, at: int, count: int) -> str:
         """The digest of a range of the output as it lies there."""
         state = xxhash.xxh3_128()
         for done in range(0, count, PIECE):
             piece = self._view[: min(PIECE, len(self._view), count - done)]
-            _read_back(descriptor, piece, at + done)
+            read_back(descriptor, piece, at + done)
             state.update(piece)
         return state.hexdigest()
 
@@ -123,13 +130,102 @@ class Maker:
             CheckpointError: the input cannot be read, is damaged, or changed.
             OSError: writing failed.
         """
-        files = {one.file.where: one.file for copy in recipe.copies for one in self._stored(copy)}
-        runs = self._runs(recipe)
-        made = self._by_kernel(recipe, runs, target, at) if runs is not None else self._in_blocks(recipe, target, at)
-        for file in files.values():
+        out = Output(target, at, self._told)
+        moves = [one for copy in recipe.copies for one in self._stored(copy)]
+        lost = self._carry(recipe, moves, out) if self._is_carried(recipe, moves) else self._put_blocks(recipe, out)
+        for file in {one.file.where: one.file for one in moves}.values():
             file.require_unchanged()
         self._divisions.clear()
-        return made
+        return Made(digest=out.digest, losses=lost, sources=self._digests(recipe, out))
+
+    def _digests(self, recipe: Recipe, out: Output) -> dict[str, str]:
+        """The digests of those tensors of the input of which the last byte has passed now."""
+        if self._is_whole(recipe):
+            return {recipe.copies[0].source: out.digest}
+        found = {}
+        for name in dict.fromkeys(copy.source for copy in recipe.copies):
+            first, *others = self._checkpoint.pieces(name, verify=False)
+            digest = None if others else self._hearing.digest(name, first.extent.stop - first.extent.start)
+            if digest is not None:
+                found[name] = digest
+        return found
+
+    def _is_whole(self, recipe: Recipe) -> bool:
+        """Whether a tensor is one of the input, byte for byte, as it is digested there."""
+        if len(recipe.copies) != 1 or recipe.arithmetic or not recipe.copies[0].contiguous:
+            return False
+        info = self._checkpoint.tensors[recipe.copies[0].source]
+        pieces = self._checkpoint.pieces(info.name, verify=False)
+        lies = len(pieces) > 1 or pieces[0].extent.stride is None
+        return lies and info.dtype == recipe.dtype and recipe.copies[0].numel * info.dtype.itemsize == info.nbytes
+
+    def _hear(self, one: Stored, at: int, rows: Sequence[memoryview]) -> None:
+        """Some bytes of a piece of a tensor of the input were read."""
+        if len(self._checkpoint.pieces(one.copy.source, verify=False)) == 1:
+            self._hearing.hear(one.copy.source, at, rows)
+
+    # ------------------------------------------------------------------------------------------ long runs
+
+    def _is_carried(self, recipe: Recipe, moves: Sequence[Stored]) -> bool:
+        """Whether a tensor is nothing but long runs of elements, cast at most once."""
+        dtypes = {self._checkpoint.tensors[one.copy.source].dtype for one in moves}
+        if not moves or not recipe.covered or recipe.arithmetic or torch.bool in dtypes:
+            return False
+        once = recipe.work == recipe.dtype or dtypes == {recipe.work}
+        return once and all(in_long_runs(one.copy, min(dtype.itemsize for dtype in dtypes)) for one in moves)
+
+    def _carry(self, recipe: Recipe, moves: Sequence[Stored], out: Output) -> Losses:
+        width = recipe.dtype.itemsize
+        raw = _memory(self._block)
+        dtypes = [self._checkpoint.tensors[one.copy.source].dtype for one in moves]
+        whole = self._is_whole(recipe)
+        lost = NONE
+        filled, room = 0, max(1, out.room // width)
+        for run in in_order([one.copy for one in moves]):
+            move, dtype = moves[run.move], dtypes[run.move]
+            cast = dtype != recipe.dtype
+            done = 0
+            while done < run.count:
+                some = min(run.count - done, room - filled, self._cast // dtype.itemsize if cast else room)
+                at = (run.source + done) * dtype.itemsize
+                end = filled + some
+                piece = self._view[: some * dtype.itemsize] if cast else raw[filled * width : end * width]
+                move.file.read_into(piece, move.extent.start + at)
+                if cast:
+                    values = self._staging[: len(piece)].view(dtype)
+                    lost += _put(values, self._block[filled * width : end * width].view(recipe.dtype))
+                if not whole:
+                    self._hear(move, at, [piece])
+                done, filled = done + some, end
+                if filled == room:
+                    out.put(raw[: filled * width])
+                    filled, room = 0, max(1, out.room // width)
+        out.put(raw[: filled * width])
+        return lost
+
+    # ------------------------------------------------------------------------------------------ block by block
+
+    def _put_blocks(self, recipe: Recipe, out: Output) -> Losses:
+        lost = NONE
+        for block, lost_here in self._blocks(recipe, out.room // recipe.dtype.itemsize):
+            out.put(_memory(block))
+            lost += lost_here
+        return lost
+
+    def _blocks(self, recipe: Recipe, room: int = 0) -> Iterator[tuple[Tensor, Losses]]:
+        """The tensor from its first element to its last; each block is overwritten by the next.
+
+        Blocks end where writes do: ``room`` is the first element that lies at a multiple of :data:`BLOCK` in the file.
+        """
+        length = self._length(recipe)
+        step = BLOCK // recipe.dtype.itemsize
+        start = 0
+        while start < recipe.numel:
+            stop = min(start + length, recipe.numel)
+            if stop < recipe.numel and length > step:
+                stop -= (stop - room) % step
+            yield self._filled(recipe, start, stop)
+            start = stop
 
     def _rows(self, count: int, size: int, pitch: int) -> list[memoryview]:
         """The buffer's first rows of ``size`` bytes that begin ``pitch`` bytes apart."""
@@ -137,68 +233,6 @@ class Maker:
             self._divided = size, pitch
             self._parts = [self._view[at : at + size] for at in range(0, count * pitch, pitch)]
         return self._parts
-
-    def _stored(self, copy: Copy, *, like: bool = False) -> tuple[Stored, ...]:
-        """The parts of a move, each counted as its source lies in a file."""
-        if (copy, like) not in self._divisions:
-            checkpoint = self._like if like and self._like is not None else self._checkpoint
-            self._divisions[copy, like] = tuple(stored(copy, checkpoint))
-        return self._divisions[copy, like]
-
-    # ------------------------------------------------------------------------------------------ bytes as they are
-
-    def _runs(self, recipe: Recipe) -> list[Stored] | None:
-        """The moves in the target's order, when they carry whole runs of bytes and nothing else is to be done."""
-        tensors = self._checkpoint.tensors
-        plain = recipe.copies and recipe.covered and not recipe.arithmetic and recipe.dtype != torch.bool
-        if not plain or any(tensors[copy.source].dtype != recipe.dtype for copy in recipe.copies):
-            return None
-        runs = [one for copy in recipe.copies for one in self._stored(copy)]
-        if not all(one.copy.contiguous for one in runs):
-            return None
-        return sorted(runs, key=lambda one: one.copy.target_offset)
-
-    def _by_kernel(self, recipe: Recipe, runs: list[Stored], target: int, at: int) -> Made:
-        width = recipe.dtype.itemsize
-        state = xxhash.xxh3_128()
-        for run in runs:
-            start, count = run.extent.start + run.copy.source_offset * width, run.copy.numel * width
-            end = at + count
-            while at < end:
-                piece = self._view[: min(PIECE - at % min(PAGE, PIECE), len(self._view), end - at)]  # then whole pages
-                if not self._copier.copy(run.file, start, target, at, len(piece)):
-                    _read_back(target, piece, at)
-                state.update(piece)
-                start, at = start + len(piece), at + len(piece)
-                self._told(len(piece))
-        digest = state.hexdigest()
-        first, *others = recipe.copies
-        name = first.source
-        whole = not others and first.contiguous and first.numel * width == self._checkpoint.tensors[name].nbytes
-        return Made(digest=digest, sources={name: digest} if whole else {})
-
-    # ------------------------------------------------------------------------------------------ block by block
-
-    def _in_blocks(self, recipe: Recipe, target: int, at: int) -> Made:
-        state = xxhash.xxh3_128()
-        lost = NONE
-        heard = _Heard(recipe, self._checkpoint)
-        for block, lost_here in self._blocks(recipe, heard):
-            raw = _memory(block)
-            for done in range(0, len(raw), PIECE):
-                piece = raw[done : done + PIECE]
-                state.update(piece)
-                write_at(target, piece, at)
-                at += len(piece)
-            lost += lost_here
-            self._told(len(raw))
-        return Made(digest=state.hexdigest(), losses=lost, sources=heard.digests())
-
-    def _blocks(self, recipe: Recipe, heard: _Heard) -> Iterator[tuple[Tensor, Losses]]:
-        """The tensor from its first element to its last; each block is overwritten by the next."""
-        length = self._length(recipe)
-        for start in range(0, recipe.numel, length):
-            yield self._filled(recipe, start, min(start + length, recipe.numel), heard)
 
     def _length(self, recipe: Recipe) -> int:
         """Elements of a block: so many that the source is read in long runs, as far as the memory goes."""
@@ -221,13 +255,27 @@ class Maker:
             most = self._staging.numel() // width
             middle = copy.target_offset // length * length
             for one in self._stored(copy):
-                for part in within(one.copy, middle, middle + length):
+                for part in window(one.copy, middle, middle + length):
                     first = next(parts(part, width, most))
-                    runs += sum(1 for _ in reading(first, width, most).calls())
+                    runs += reading(first, width, most).count
                     wanted += first.numel * width
         return wanted >= runs * LONG
 
-    def _filled(self, recipe: Recipe, start: int, stop: int, heard: _Heard) -> tuple[Tensor, Losses]:
+    def _stored(self, copy: Copy, *, like: bool = False) -> tuple[Stored, ...]:
+        """The parts of a move, each counted as its source lies in a file."""
+        if (copy, like) not in self._divisions:
+            self._divisions[copy, like] = tuple(stored(copy, self._of(like=like)))
+        return self._divisions[copy, like]
+
+    def _of(self, *, like: bool) -> Checkpoint:
+        """The checkpoint that is read: the input, or the followed one."""
+        if not like:
+            return self._checkpoint
+        if self._like is None:
+            raise ValueError("a tensor is taken from a checkpoint that was not given")  # a bug of ours
+        return self._like
+
+    def _filled(self, recipe: Recipe, start: int, stop: int) -> tuple[Tensor, Losses]:
         """The elements ``[start, stop)`` of a tensor, as they go into the file."""
         count = stop - start
         take = _Taken(self._block)
@@ -237,16 +285,16 @@ class Maker:
         if recipe.fold and sums is not None:
             sums.zero_()
         for copy in recipe.copies:
-            for staged, part in self._read(copy, start, stop, heard):
-                if recipe.fold and sums is not None:
+            if recipe.fold and sums is not None:
+                for staged, place in self._read(copy, start, stop, recipe.work):
                     term = staged.to(recipe.work)
                     lost += losses(staged, term) if can_lose(staged.dtype, recipe.work) else NONE
-                    _placed(sums, part, start).add_(term)
-                else:
-                    lost += _put(staged, _placed(block, part, start))
+                    _placed(sums, place).add_(term)
+            else:
+                lost += self._move(copy, block, start, stop)
         for copy in recipe.blanks:
-            for part in within(copy, start, stop):
-                _placed(block, part, start).zero_()
+            for part in window(copy, start, stop):
+                _placed(block, part).zero_()
         if sums is not None:
             lost += _computed(recipe, block, sums)
         if recipe.dtype == recipe.work:
@@ -260,63 +308,46 @@ class Maker:
             last = recipe.shape[-1] if recipe.shape else 1
             block.copy_(torch.arange(start, stop).remainder_(last))
         elif recipe.base:
-            return self._from_followed(recipe, block, start, stop)
+            copy = Copy(recipe.base, recipe.name, (recipe.numel,), 0, (1,), 0, (1,))
+            return self._move(copy, block, start, stop, like=True)
         elif not recipe.covered:
             block.fill_(recipe.fill if recipe.fill is not None else 0.0)
         return NONE
 
-    def _from_followed(self, recipe: Recipe, block: Tensor, start: int, stop: int) -> Losses:
-        if self._like is None:
-            raise ValueError(f"{recipe.name!r} is taken from a checkpoint that was not given")  # a bug of ours
-        copy = Copy(recipe.base, recipe.name, (recipe.numel,), 0, (1,), 0, (1,))
+    def _move(self, copy: Copy, block: Tensor, start: int, stop: int, *, like: bool = False) -> Losses:
+        """What a move brings into the elements ``[start, stop)`` of its target, laid into their block."""
         lost = NONE
-        for staged, part in self._read(copy, start, stop, None, like=True):
-            lost += _put(staged, _placed(block, part, start))
+        for staged, part in self._read(copy, start, stop, block.dtype, like=like):
+            lost += _put(staged, _placed(block, part))
         return lost
 
     def _read(
-        self, copy: Copy, start: int, stop: int, heard: _Heard | None, *, like: bool = False
+        self, copy: Copy, start: int, stop: int, to: torch.dtype, *, like: bool = False
     ) -> Iterator[tuple[Tensor, Copy]]:
         """The parts of a move that land in ``[start, stop)``, each with its elements as a view of the buffer."""
-        checkpoint = self._like if like and self._like is not None else self._checkpoint
-        dtype = checkpoint.tensors[copy.source].dtype
-        width = dtype.itemsize
-        most = self._staging.numel() // width
+        dtype = self._of(like=like).tensors[copy.source].dtype
         for one in self._stored(copy, like=like):
-            for wanted in within(one.copy, start, stop):
-                for part in parts(wanted, width, most):
-                    how = reading(part, width, most)
-                    size, pitch = how.length * width, how.pitch * width
-                    rows = self._rows(len(how.starts), size, pitch)
-                    for begun, ended in how.calls():
-                        one.file.read_rows(rows[begun:ended], one.extent.start + how.starts[begun] * width)
-                    if heard is not None:
-                        heard.hear(copy, self._view[:size])
-                    if dtype == torch.bool:
-                        _require_booleans(self._staging[: how.numel].view(-1, pitch)[:, :size], one.file, copy.source)
-                    flat = self._staging[: how.numel * width].view(dtype)
-                    yield flat.as_strided(part.sizes, how.strides), part
+            cast = dtype != to and one.copy.source_strides in ((), (1,))
+            most = (self._cast if cast else self._staging.numel()) // dtype.itemsize
+            for wanted in window(one.copy, start, stop):
+                for part in parts(wanted, dtype.itemsize, most):
+                    yield self._staged(one, part, dtype, most, like=like), part
 
-
-class _Heard:
-    """Takes the digest of a source that is read from its first byte to its last while it is cast."""
-
-    def __init__(self, recipe: Recipe, checkpoint: Checkpoint) -> None:
-        self._name = ""
-        self._state = xxhash.xxh3_128()
-        if len(recipe.copies) == 1 and recipe.copies[0].contiguous:
-            name = recipe.copies[0].source
-            info, pieces = checkpoint.tensors[name], checkpoint.pieces(name)
-            whole = info.nbytes == recipe.copies[0].numel * info.dtype.itemsize
-            if whole and len(pieces) == 1 and pieces[0].extent.stride is None:
-                self._name = name
-
-    def hear(self, copy: Copy, raw: memoryview) -> None:
-        if copy.source == self._name:
-            self._state.update(raw)
-
-    def digests(self) -> dict[str, str]:
-        return {self._name: self._state.hexdigest()} if self._name else {}
+    def _staged(self, one: Stored, part: Copy, dtype: torch.dtype, most: int, *, like: bool) -> Tensor:
+        """The elements of a part that the buffer holds."""
+        width = dtype.itemsize
+        how = reading(part, width, most)
+        size, pitch = how.length * width, how.pitch * width
+        rows = self._rows(len(how.starts), size, pitch)
+        for begun, ended in how.calls():
+            at = how.starts[begun] * width
+            one.file.read_rows(rows[begun:ended], one.extent.start + at)
+            if not like:
+                self._hear(one, at, rows[begun:ended])
+        if dtype == torch.bool:
+            _require_booleans(self._staging[: how.numel].view(-1, pitch)[:, :size], one.file, part.source)
+        flat = self._staging[: how.numel * width].view(dtype)
+        return flat.as_strided(part.sizes, how.strides)
 
 
 class _Taken:
@@ -332,9 +363,9 @@ class _Taken:
         return self._buffer[start : start + size].view(dtype)
 
 
-def _placed(tensor: Tensor, part: Copy, start: int) -> Tensor:
-    """Where a part lands in a block whose first element is ``start`` of the tensor."""
-    return tensor.as_strided(part.sizes, part.target_strides, tensor.storage_offset() + part.target_offset - start)
+def _placed(block: Tensor, part: Copy) -> Tensor:
+    """Where a part lands in a block."""
+    return block.as_strided(part.sizes, part.target_strides, block.storage_offset() + part.target_offset)
 
 
 def _put(values: Tensor, place: Tensor) -> Losses:
@@ -371,14 +402,6 @@ def _memory(tensor: Tensor) -> memoryview:
     if count == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
-
-
-def _read_back(descriptor: int, piece: memoryview, at: int) -> None:
-    while piece:
-        done = os.preadv(descriptor, [piece], at)
-        if done == 0:
-            raise OSError("what was written is not there")
-        piece, at = piece[done:], at + done
 
 
 def _require_booleans(raw: Tensor, file: LocalFile, name: str) -> None:

@@ -11,9 +11,6 @@ from porting.checkpoint.header import Header, new_header
 from porting.checkpoint.names import SAFETENSORS, SAFETENSORS_INDEX
 from porting.converting.recipe import Recipe
 
-LARGE = 1 << 18
-"""Bytes of a tensor for whose sake a header is padded."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
@@ -60,7 +57,6 @@ class Outline:
 def outline(
     recipes: Sequence[Recipe],
     metadata: Mapping[str, str],
-    origins: Mapping[str, int],
     *,
     shard_size: int | None,
     where: str,
@@ -70,8 +66,6 @@ def outline(
     Args:
         recipes: the tensors, in their order.
         metadata: strings for each file's header.
-        origins: of tensors whose bytes are only carried elsewhere, where these begin in their file: what the kernel
-            copies fastest lies alike in its pages, so each file's data begins where that is true of its largest one.
         shard_size: bytes of tensors that one file may hold; a larger tensor has a file of its own.  None for one file.
         where: the destination, for messages.
 
@@ -89,7 +83,11 @@ def outline(
     count = len(groups)
     names = [SAFETENSORS] if count == 1 else [f"model-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)]
     shards = tuple(
-        Shard(name=name, header=_header(group, metadata, origins, where=f"{where}/{name}"), recipes=tuple(group))
+        Shard(
+            name=name,
+            header=new_header({one.name: one for one in group}, metadata, where=f"{where}/{name}"),
+            recipes=tuple(group),
+        )
         for name, group in zip(names, groups, strict=True)
     )
     if count == 1:
@@ -100,12 +98,3 @@ def outline(
     }
     raw = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
     return Outline(shards=shards, index=(SAFETENSORS_INDEX, raw))
-
-
-def _header(group: Sequence[Recipe], metadata: Mapping[str, str], origins: Mapping[str, int], *, where: str) -> Header:
-    header = new_header({one.name: one for one in group}, metadata, where=where)
-    carried = [one for one in group if one.name in origins and one.nbytes >= LARGE]
-    if not carried:
-        return header
-    largest = max(carried, key=lambda one: one.nbytes)
-    return header.beginning_at(origins[largest.name] - header.offsets[largest.name])

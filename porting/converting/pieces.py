@@ -1,8 +1,9 @@
-"""Boxes cut to size: the part of a move that lies in a range of the target, in parts small enough to be read at once.
+"""Boxes cut to size: moves in parts small enough to be read at once.
 
 Everything here is arithmetic on :class:`~porting.plan.copies.Copy`: no file is touched.  A target is written from its
-first byte to its last in blocks; a block needs those parts of each move that land in it; and a part is read as a few
-runs of the source's bytes, laid one after the other into a buffer in which the part is a strided view.
+first byte to its last in blocks; a block needs those parts of each move that land in it
+(:func:`porting.plan.clipping.window`); and a part is read as a few runs of the source's bytes, laid one after the other
+into a buffer in which the part is a strided view.
 """
 
 from __future__ import annotations
@@ -23,55 +24,6 @@ all fall on the same few lines of a processor's cache, and a column would be rea
 
 SMALL = 4096
 """Bytes: shorter spans are read as a whole in any case, for a call of the system costs as much as these."""
-
-
-def within(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
-    """The parts of a move whose elements land in ``[start, stop)`` of the target.
-
-    The strides of a target are nested: what an index steps over is at least all that the faster ones span.  So a range
-    cuts off whole steps of the slowest index and, at its two ends, a part of one step each.
-
-    >>> plain = Copy("a", "b", (10,), 0, (1,), 5, (1,))
-    >>> [(one.sizes, one.source_offset, one.target_offset) for one in within(plain, 0, 8)]
-    [((3,), 0, 5)]
-    """
-    if copy.numel == 0:
-        return
-    first = copy.target_offset
-    last = first + sum((size - 1) * step for size, step in zip(copy.sizes, copy.target_strides, strict=True))
-    if last < start or first >= stop:
-        return
-    if start <= first and last < stop:
-        yield copy
-        return
-    size, step = copy.sizes[0], copy.target_strides[0]
-    inner = last - first - (size - 1) * step  # what one step of the slowest index spans, its first element aside
-    whole_from = max(0, -((first - start) // step))
-    whole_to = min(size, (stop - 1 - inner - first) // step + 1)
-    touched_from = max(0, -((first + inner - start) // step))
-    touched_to = min(size, (stop - 1 - first) // step + 1)
-    if whole_from >= whole_to:
-        for at in range(touched_from, touched_to):
-            yield from within(_steps(copy, at), start, stop)
-        return
-    for at in range(touched_from, whole_from):
-        yield from within(_steps(copy, at), start, stop)
-    yield _range(copy, 0, whole_from, whole_to)
-    for at in range(whole_to, touched_to):
-        yield from within(_steps(copy, at), start, stop)
-
-
-def _steps(copy: Copy, at: int) -> Copy:
-    """One step of the slowest index."""
-    return Copy(
-        copy.source,
-        copy.target,
-        copy.sizes[1:],
-        copy.source_offset + at * copy.source_strides[0],
-        copy.source_strides[1:],
-        copy.target_offset + at * copy.target_strides[0],
-        copy.target_strides[1:],
-    )
 
 
 def _range(copy: Copy, direction: int, start: int, stop: int) -> Copy:
@@ -106,10 +58,20 @@ class Reading:
         """Elements of the buffer."""
         return len(self.starts) * self.pitch
 
+    @property
+    def count(self) -> int:
+        """How many groups :meth:`calls` gives."""
+        if isinstance(self.starts, range):
+            return 1 if self.starts.step == self.length else len(self.starts)
+        return sum(1 for _ in self.calls())
+
     def calls(self) -> Iterator[tuple[int, int]]:
         """The runs in groups, from one number to another, that follow each other in the source without a gap."""
         if isinstance(self.starts, range) and self.starts.step == self.length:
             yield 0, len(self.starts)
+            return
+        if isinstance(self.starts, range):
+            yield from ((number, number + 1) for number in range(len(self.starts)))
             return
         begun = 0
         for number in range(1, len(self.starts) + 1):

@@ -9,7 +9,8 @@ from pathlib import Path
 import xxhash
 
 from porting.converting.draft import Draft
-from porting.converting.kernel import PIECE, write_at
+from porting.converting.output import BLOCK
+from porting.converting.positioned import write_at
 
 TRIED = 64 << 20
 """Bytes that are copied to see how fast that is."""
@@ -47,14 +48,14 @@ def estimate(draft: Draft, destination: str | os.PathLike[str], *, threads: int)
 
 def _copy(draft: Draft, descriptor: int) -> int:
     """Copy and digest the first tensors; how many bytes."""
-    buffer = memoryview(bytearray(PIECE))
+    buffer = memoryview(bytearray(BLOCK))
     copied = 0
     places = (one for name in draft.checkpoint.tensors for one in draft.checkpoint.pieces(name))
     for place in places:
-        for start in range(place.extent.start, place.extent.stop, PIECE):
+        for start in range(place.extent.start, place.extent.stop, BLOCK):
             if copied >= TRIED:
                 return copied
-            piece = buffer[: min(PIECE, place.extent.stop - start)]
+            piece = buffer[: min(BLOCK, place.extent.stop - start)]
             place.file.read_into(piece, start)
             xxhash.xxh3_128_digest(piece)
             write_at(descriptor, piece, copied)

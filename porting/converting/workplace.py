@@ -17,7 +17,7 @@ from pathlib import Path
 
 from porting.checkpoint.atomic import MARK, exchange_or_rename, refused, reserve, sweep, sync
 from porting.checkpoint.errors import CheckpointError
-from porting.converting.kernel import write_at
+from porting.converting.positioned import write_at
 from porting.converting.team import TeamError
 from porting.errors import Code, Fault
 

@@ -14,12 +14,13 @@ from threading import Lock
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.header import NAMES
 from porting.converting.crew import work
-from porting.converting.digests import PIECE, of_bytes, of_file, of_range, of_safetensors, sha256_of
+from porting.converting.digests import PIECE, of_bytes, of_range, of_safetensors, sha256_of
 from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
-from porting.converting.kernel import write_at
 from porting.converting.making import Made, Maker
 from porting.converting.outline import Shard
+from porting.converting.output import Output
+from porting.converting.positioned import write_at
 from porting.converting.progress import Meter
 from porting.converting.recipe import Recipe
 from porting.converting.record import RECORD, record_bytes, versions
@@ -72,9 +73,9 @@ def write_files(
     finally:
         journal.close()
     if team.rank == 0:
-        _write_small(draft, place)
+        small = _write_small(draft, place)
         _sweep_strangers(draft, place)
-        place.write(RECORD, _record(draft, task, place, sha256=sha256))
+        place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
     made = {one.name: task.made[one.name] for one in draft.recipes.tensors}
     (files, *_) = team.gather({one.name: one.stat().st_size for one in sorted(place.files.iterdir())})
     return Written(made=made, files=files)
@@ -132,8 +133,8 @@ class _Task:
             self.sources |= sources
 
     def _share(self, costs: Sequence[int]) -> list[int]:
-        """The numbers of the jobs that this process does."""
-        return shares(costs, self._team.size)[self._team.rank]
+        """The numbers of the jobs that this process does, in their order."""
+        return sorted(shares(costs, self._team.size)[self._team.rank])
 
     def _make(self, shard: Shard, recipe: Recipe, before: Made | None, maker: Maker) -> None:
         descriptor, at = self._shards[shard.name], shard.offset(recipe.name)
@@ -169,21 +170,26 @@ class _Task:
             self.sources[name] = digest
 
 
-def _write_small(draft: Draft, place: Workplace) -> None:
-    """Config, tokenizer and index."""
+def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
+    """Config, tokenizer and index; the digest of each."""
+    digests = {}
     for name, content in draft.files.items():
         if isinstance(content, bytes):
             place.write(name, content)
+            digests[name] = of_bytes(content)
             continue
         file = LocalFile(content)
         descriptor = place.open(name, file.size)
         try:
+            out = Output(descriptor, 0, lambda count: None)
             for start in range(0, file.size, PIECE):
-                write_at(descriptor, file.pread(start, min(PIECE, file.size - start)), start)
+                out.put(memoryview(file.pread(start, min(PIECE, file.size - start))))
             file.require_unchanged()
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        digests[name] = out.digest
+    return digests
 
 
 def _sweep_strangers(draft: Draft, place: Workplace) -> None:
@@ -194,8 +200,8 @@ def _sweep_strangers(draft: Draft, place: Workplace) -> None:
             one.unlink()
 
 
-def _record(draft: Draft, task: _Task, place: Workplace, *, sha256: bool) -> bytes:
-    """The provenance file."""
+def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str], *, sha256: bool) -> bytes:
+    """The provenance file; ``small`` are the digests of all files but those of weights."""
     checkpoint = draft.checkpoint
     source: dict[str, object] = {
         "name": Path(checkpoint.location).name if checkpoint.commit is None else checkpoint.location,
@@ -215,8 +221,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, *, sha256: bool) -> byt
     for shard in draft.outline.shards:
         digests = [task.made[name].digest for name in shard.header.offsets]
         files[shard.name] = {"size": shard.header.size, "digest": of_safetensors(shard.header.prefix, digests)}
-    for name, content in draft.files.items():
-        digest = of_bytes(content) if isinstance(content, bytes) else of_file(place.files / name)
+    for name, digest in small.items():
         files[name] = {"size": (place.files / name).stat().st_size, "digest": digest}
     if sha256:
         for name, entry in files.items():

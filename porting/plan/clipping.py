@@ -40,6 +40,8 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
     strides, local = _strides(shape), _strides(sizes)
     digits = _digits(copy, shape, strides)
     choices: list[list[Part]] = []
+    box = zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True)
+    still = [one for one in box if one[2] == 0]  # elements that land in one place: the inverse of a broadcast
     offset = copy.target_offset
     for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         at, offset = divmod(offset, strides[axis])
@@ -50,6 +52,7 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
             for axis, (_, _, inside) in enumerate(choice)
             for size, step, source_step in inside
         ]
+        directions += still
         into = sum((at - starts[axis]) * local[axis] for axis, (at, _, _) in enumerate(choice))
         skipped = sum(source for _, source, _ in choice)
         yield order_copy(copy.source, copy.target, directions, copy.source_offset + skipped, into)
@@ -103,7 +106,7 @@ def _digits(copy: Copy, shape: Sequence[int], strides: Sequence[int]) -> list[li
     digits: list[list[Digit]] = [[] for _ in shape]
     for size, source_step, step in zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True):
         for axis in reversed(range(len(shape))):
-            if size == 1 or step >= strides[axis] * shape[axis]:
+            if size == 1 or step == 0 or step >= strides[axis] * shape[axis]:
                 continue
             room = strides[axis] * shape[axis] // step
             inside = min(size, room)

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from porting.converting.pieces import parts, reading, within
+from porting.converting.pieces import parts, reading
+from porting.plan.clipping import window
 from porting.plan.copies import Copy, make_copy
 
 
@@ -49,8 +50,8 @@ def test_a_range_of_the_target_gets_what_lands_in_it(drawn: tuple[Copy, int, int
     copy, _, target = drawn
     start = data.draw(st.integers(0, target))
     stop = data.draw(st.integers(start, target))
-    found = [pairs(part) for part in within(copy, start, stop)]
-    expected = {(s, t) for s, t in pairs(copy) if start <= t < stop}
+    found = [pairs(part) for part in window(copy, start, stop)]
+    expected = {(s, t - start) for s, t in pairs(copy) if start <= t < stop}
     assert sum(map(len, found)) == len(expected)
     assert set().union(*found) == expected
 
@@ -66,6 +67,7 @@ def test_parts_fit_and_are_the_whole(drawn: tuple[Copy, int, int], most: int, it
         how = reading(part, itemsize, most)
         assert how.numel <= most
         runs = [values[start : start + how.length] for start in how.starts]
+        assert how.count == len(list(how.calls()))
         assert all(len(run) == how.length for run in runs), "a run reads past the end of the source"
         buffer = torch.cat([torch.cat([run, torch.full((how.pitch - how.length,), -7)]) for run in runs])
         found.as_strided(part.sizes, part.target_strides, part.target_offset).copy_(
@@ -92,11 +94,11 @@ def test_long_runs_are_read_at_once_and_sparse_ones_row_by_row() -> None:
     columns = list(parts(Copy("s", "t", (2000, 4096), 0, (1, 16384), 0, (4096, 1)), 4, most))
     assert {reading(one, 4, most).length for one in columns} == {2000}
     assert {reading(one, 4, most).pitch for one in columns} == {2016}
-    assert {sum(1 for _ in reading(one, 4, most).calls()) for one in columns[:-1]} == {32}
+    assert {reading(one, 4, most).count for one in columns[:-1]} == {32}
     # all columns of one with 1024, transposed: rows far apart in the buffer, and one call for many of them
     whole = list(parts(Copy("s", "t", (1024, 512), 0, (1, 1024), 0, (512, 1)), 4, most))
     assert {reading(one, 4, most).pitch for one in whole} == {1040}
-    assert {sum(1 for _ in reading(one, 4, most).calls()) for one in whole} == {1}
+    assert {reading(one, 4, most).count for one in whole} == {1}
     assert {len(reading(one, 4, most).starts) for one in columns[:-1]} == {32}
 
 

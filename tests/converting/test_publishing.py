@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.converting import Converted, Progress, convert, kernel, prepare
+from porting.converting import Converted, Progress, convert, prepare
 from porting.converting.making import Made, Maker
 from porting.converting.recipe import Recipe
 from porting.converting.workplace import root_of, workplace
@@ -28,12 +28,6 @@ from tests.guards.tree import ROOT
 TABLE = parse_table(
     '[mapping]\nname = "t"\n[tensors]\n"a.{i} [k o]" = "b.{i} [o k]"\n"c.{i}" = "d.{i}"\n"e.{i}" = "f.{i}"\n'
 )
-
-
-@pytest.fixture(autouse=True)
-def every_place_is_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel copies whatever it may: the tensors here are smaller than a page."""
-    monkeypatch.setattr(kernel, "PAGE", 1)
 
 
 @pytest.fixture
@@ -77,7 +71,7 @@ def names(folder: Path) -> list[str]:
 
 # ----------------------------------------------------------------------------------------------- faults of the system
 
-WRITES = ("open", "mkdir", "ftruncate", "posix_fallocate", "pwrite", "copy_file_range", "fsync", "rename")
+WRITES = ("open", "mkdir", "ftruncate", "posix_fallocate", "pwrite", "fsync", "rename")
 
 
 def failing(patch: pytest.MonkeyPatch, call: str, number: int, code: int) -> list[int]:
@@ -137,43 +131,25 @@ def test_too_little_room_is_seen_before_anything_is_written(source: Path, monkey
     assert names(source.parent) == ["source"]
 
 
-@pytest.mark.parametrize("call", ["preadv", "copy_file_range"])
-def test_a_read_error_is_said_and_leaves_nothing(call: str, source: Path) -> None:
-    """Also one that the kernel meets while it copies: what it cannot do is tried by hand."""
+def test_a_read_error_is_said_and_leaves_nothing(source: Path) -> None:
+    """At any reading of a weight, in the middle of a file or at its end."""
+    before = contents(source)
     number = 0
     while True:
         number += 1
         with pytest.MonkeyPatch.context() as patch:
-            count = failing(patch, call, number, errno.EIO)
+            count = failing(patch, "preadv", number, errno.EIO)
             try:
                 run(source)
             except PortingError as error:
                 (fault,) = error.faults
-                assert "Input/output error" in fault.message or "writing failed" in fault.message
+                assert fault.where == str(source / "model.safetensors")
+                assert fault.message == "reading failed: Input/output error"
                 assert names(source.parent) == ["source"]
+                assert contents(source) == before
                 continue
-        if call == "copy_file_range":
-            assert names(source.parent) == ["out", "source"], "reading by hand went well"
-        assert count[0] < number or call == "copy_file_range"
         break
-
-
-@pytest.mark.parametrize("codes", [(errno.EXDEV,), (errno.ENOSYS, errno.EINVAL), (errno.EOPNOTSUPP, errno.ENOSYS)])
-def test_where_the_kernel_cannot_copy_the_bytes_are_the_same(
-    codes: tuple[int, ...], source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(source, "expected")
-    used: list[str] = []
-    for call, code in zip(("copy_file_range", "sendfile"), codes, strict=False):
-
-        def fail(*arguments: object, call: str = call, code: int = code) -> int:
-            used.append(call)
-            raise OSError(code, os.strerror(code))
-
-        monkeypatch.setattr(os, call, fail)
-    run(source)
-    assert used == ["copy_file_range", "sendfile"][: len(codes)], "tried once, and not again"
-    assert contents(source.parent / "out") == contents(source.parent / "expected")
+    assert count[0] == number - 1 == 9, "every reading has failed once"
 
 
 # --------------------------------------------------------------------------------------------- a source that changes
@@ -210,7 +186,7 @@ def rewrite(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["b.1", "d.1"])
 def test_a_change_is_seen_with_the_tensor_that_it_may_be_in(name: str, source: Path, tmp_path: Path) -> None:
-    """Whether the kernel copies it or it is made in blocks."""
+    """Whether it is carried or made in blocks."""
     checkpoint = open_checkpoint(source)
     recipes = {one.name: one for one in prepare(checkpoint, tmp_path / "out", TABLE).recipes.tensors}
     maker = Maker(checkpoint, None, 1 << 20, lambda count: None)
