@@ -179,7 +179,7 @@ class AlbertForPreTraining(nn.Module):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        mlm_logits = self.mlm(encoded.last_hidden_state, self.bert.embeddings.word.weight)  # [b s v]
+        mlm_logits = encoded.at_tokens(self.mlm, self.bert.embeddings.word.weight)  # [b s v]
         sop_logits = self.sop(self.dropout(encoded.pooled))  # [b num_labels]
         return AlbertPreTrainingOutput(mlm_logits, sop_logits, encoded.hidden_states, encoded.attentions)
 

@@ -32,7 +32,7 @@ BERT's relatives are rooms of their own that put other parts in the place of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -226,6 +226,17 @@ class BertOutput(NamedTuple):
     pooled: Tensor | None  # [b e]; None if built without a pooler
     hidden_states: tuple[Tensor, ...] | None = None  # the embeddings, then every layer's output: [b s e] each
     attentions: tuple[Tensor, ...] | None = None  # every layer's probabilities before dropout: [b h s s] each
+    rows: Rows | None = None  # where the tokens stand, if padding was left out of the computation
+
+    def at_tokens(self, head: Callable[..., Tensor], *more: Tensor) -> Tensor:
+        """What ``head`` gives for each token, [b s e] and what else it takes -> [b s ...].
+
+        Where padding was left out, the head sees the real tokens alone, [1 n e] -> [1 n ...]; the places of padding
+        are 0 then.
+        """
+        if self.rows is None:
+            return head(self.last_hidden_state, *more)
+        return self.rows.unpack(head(self.rows.pack(self.last_hidden_state), *more))
 
 
 class Bert(nn.Module):
@@ -237,8 +248,9 @@ class Bert(nn.Module):
 
     Attributes:
         unpadded: leave padding out of the computation, see ``unpadded.py``; False until it is set.  All tokens get what
-            they get with padding, and the places of padding are 0.  Set it on the encoder, ``model.bert`` in a model
-            with a head.  A head that reads the first place of a row wants padding on the right, as always in BERT.
+            they get with padding, and the places of padding are 0, also in the logits of masked words: that head is
+            given real tokens alone.  Set it on the encoder, ``model.bert`` in a model with a head.  A head that reads
+            the first place of a row wants padding on the right, as always in BERT.
     """
 
     embeddings_class: ClassVar[type[BertEmbeddings]] = BertEmbeddings
@@ -322,7 +334,7 @@ class Bert(nn.Module):
         hidden = rows.unpack(hidden)  # [b s e]
         hidden_states = None if packed_states is None else tuple(rows.unpack(state) for state in packed_states)
         pooled = None if self.pooler is None else self.pooler(hidden)  # [b e]
-        return BertOutput(hidden, pooled, hidden_states)
+        return BertOutput(hidden, pooled, hidden_states, rows=rows)
 
     def encode(
         self, hidden: Tensor, bias: Tensor | Rows | None, *, output_hidden_states: bool, output_attentions: bool

@@ -116,7 +116,7 @@ class BertForPreTraining(nn.Module):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        mlm_logits = self.mlm(encoded.last_hidden_state, self.bert.embeddings.word.weight)  # [b s v]
+        mlm_logits = encoded.at_tokens(self.mlm, self.bert.embeddings.word.weight)  # [b s v]
         nsp_logits = self.nsp(encoded.pooled)  # [b 2]
         return BertPreTrainingOutput(mlm_logits, nsp_logits, encoded.hidden_states, encoded.attentions)
 
@@ -152,7 +152,7 @@ class BertForMaskedLM(nn.Module):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        logits = self.mlm(encoded.last_hidden_state, self.bert.embeddings.word.weight)  # [b s v]
+        logits = encoded.at_tokens(self.mlm, self.bert.embeddings.word.weight)  # [b s v]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
 

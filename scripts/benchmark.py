@@ -76,10 +76,12 @@ def environment() -> str:
 
 
 def alternate(peers: Mapping[str, Peer], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each peer in each round, after one round that is not counted; the peers take turns."""
+    """Seconds of each peer in each round, after one round that is not counted; the peers take turns at being first."""
     seconds: dict[str, list[float]] = {name: [] for name in peers}
+    turns = list(peers.items())
     for number in range(rounds + 1):
-        for name, run in peers.items():
+        turns.append(turns.pop(0))
+        for name, run in turns:
             gc.collect()
             begun = time.perf_counter()
             kept = run()

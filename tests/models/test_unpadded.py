@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from porting import models
 from porting.models.albert import Albert, AlbertConfig, AlbertForPreTraining
@@ -117,6 +120,18 @@ def test_every_token_gets_what_it_gets_with_padding(room: str, kind: str) -> Non
     if mask[:, 0].all():
         close(found.pooled, meant.pooled)
     assert found.attentions is None
+
+
+@pytest.mark.parametrize("head", ["pre-training", "masked words", "albert"])
+def test_words_are_scored_at_real_tokens_alone(head: str) -> None:
+    _, unpadded = both(HEADS[head])
+    seen: list[tuple[int, ...]] = []
+    unpadded.get_submodule("mlm").register_forward_hook(lambda module, given, made: seen.append(tuple(made.shape)))
+    for kind, meant in (("right", (1, 47)), ("full", (3, 7))):
+        mask = MASKS[kind]
+        logits = unpadded(**batch(mask))[0]
+        assert seen.pop()[:2] == meant
+        assert not logits[~mask].any()
 
 
 @pytest.mark.parametrize("kind", ["right", "full", "no row full"])
@@ -279,3 +294,35 @@ def test_the_groups_are_views_in_which_every_row_is_whole() -> None:
     assert short.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
     assert torch.equal(short[..., 0], torch.tensor([[0], [2], [3]]).expand(3, 5))
     assert torch.equal(long[..., 1], torch.arange(9).expand(2, 9))
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is executed: each operator that computes or copies; views cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.counted: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:  # Any: as torch has it
+        if not func.is_view:
+            self.counted[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_full_batch_takes_the_operations_of_the_reference() -> None:
+    """The same products, kernels and copies, as often: it cannot be slower than that, nor than with padding."""
+    config = transformers.BertConfig(**SIZES)
+    padded, unpadded = both(lambda: Bert(config=BertConfig(**SIZES)))
+    inputs = batch(MASKS["full"])
+    counts = {}
+    for name, model in {"reference": transformers.BertModel(config), "padded": padded, "unpadded": unpadded}.items():
+        module: nn.Module = model.float().train(False)
+        with torch.no_grad(), Operations() as operations:
+            module(**inputs)
+        counts[name] = operations.counted
+    mine = counts["unpadded"] - Counter(["arange"])  # the positions, which the reference keeps in a buffer
+    assert mine == counts["reference"]
+    assert mine["addmm"] == 6 * SIZES["num_hidden_layers"] + 1
+    assert counts["unpadded"].total() <= counts["padded"].total()
