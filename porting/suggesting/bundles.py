@@ -272,7 +272,7 @@ def _biases(
     return None if left is None or right is None else (Move((left,), (right,)),)
 
 
-_PARTS = "abfjlmnuwx"
+_PARTS = "abfjlmuwx"
 """Indices of parts of different sizes; the other letters have sizes of their own."""
 
 

@@ -52,8 +52,8 @@ def heads_of(config: Mapping[str, object]) -> Heads | None:
 
 def sizes_of(config: Mapping[str, object]) -> Sizes:
     """Heads, groups of them, and what else the rules of attention count, from the config's fields."""
-    values: dict[str, int] = {"c": 3}
-    texts: dict[str, str] = {"c": "3"}
+    values: dict[str, int] = {"c": 3, "s": 2}
+    texts: dict[str, str] = {"c": "3", "s": "2"}
     cut = heads_of(config)
     if cut is None:
         return Sizes(values=values, texts=texts)
@@ -64,7 +64,7 @@ def sizes_of(config: Mapping[str, object]) -> Sizes:
     pairs = f"{hidden} // {heads} // 2" if usual else f"{size} // 2"
     values |= {"h": cut.count, **sizes(cut)}
     texts |= {"h": heads, "g": groups, "q": "1" if groups == heads else f"{heads} // {groups}", "k": "1", "v": "1"}
-    texts |= {"s": "2", "y": "2", "r": pairs, "z": pairs}
+    texts |= {"y": "2", "r": pairs, "z": pairs}
     return Sizes(values=values, texts=texts)
 
 
@@ -120,7 +120,7 @@ def draft(
             ties=ties,
             fresh=fresh,
             inputs=_inputs(subjects.way.rules),
-            probes=probes(found.trace.modules, found.reference.modules, found.moves, loose=close),
+            probes=probes(found.trace.modules, found.reference.modules, found.moves, loose=close, basis=found.basis),
         ),
         made,
         unmapped,

@@ -105,7 +105,7 @@ class Filling:
             return
         if unit.kind is Kind.NORM and unit.centred != mate.centred:
             return  # one is seen before the mean is taken off, the other behind
-        self._forced.operands[unit.number] = alike(mate.operand, unit.operand)
+        self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis)
         for other in self.found.trace.units:
             if other is not unit and together(other, unit) and other.kind is unit.kind:
                 self._forced.operands[other.number] = self._forced.operands[unit.number]

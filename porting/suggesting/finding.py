@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from porting.suggesting.basis import Basis
 from porting.suggesting.layouts import Move
 from porting.suggesting.tracing import Call, Trace, Unit, run
 
@@ -108,6 +109,8 @@ class Found:
         reference: the reference's run.
         outputs: what the module returns with all that was found, and nothing forced on it.
         mates: the module's unit number -> the reference's unit.
+        basis: the order of the residual stream's features.
+        rounded: how far the module's positions are from the reference's, in whose place they were during the search.
     """
 
     moves: list[Move] = field(default_factory=list)
@@ -120,3 +123,5 @@ class Found:
     reference: Trace = field(default_factory=Trace)
     outputs: list[Tensor] = field(default_factory=list)
     mates: dict[int, Unit] = field(default_factory=dict)
+    basis: Basis = field(default_factory=Basis)
+    rounded: float = 0.0

@@ -231,12 +231,16 @@ def _merged(found: Sequence[Line], index: str, belong: Callable[[str, str], bool
 
 def _mergeable(line: Line, index: str) -> bool:
     terms = (*line.sources, *line.targets)
-    return line.short and not any(axes for _, axes in terms) and not any(f"{{{index}" in name for name, _ in terms)
+    free = not any(re.search(rf"\b{index}\b", axes) for _, axes in terms)
+    return line.short and free and not any(f"{{{index}" in name for name, _ in terms)
 
 
 def _joined(some: Sequence[Line], index: str) -> Line | None:
     sides = []
-    for names in ([line.sources[0][0] for line in some], [line.targets[0][0] for line in some]):
+    for terms in ([line.sources[0] for line in some], [line.targets[0] for line in some]):
+        names, axes = [name for name, _ in terms], terms[0][1]
+        if any(other != axes for _, other in terms):
+            return None
         parts = _split(names)
         if parts is None:
             return None
@@ -245,7 +249,7 @@ def _joined(some: Sequence[Line], index: str) -> Line | None:
         whole = merged.startswith("{") and merged.endswith("}") and merged.count("{") == 1
         if not whole or before[-1:] == "}" or after[:1] == "{":
             return None
-        sides.append(((f"{before}{merged}{after}", ""),))
+        sides.append(((f"{before}{merged}{after}", axes),))
     return replace(
         some[0],
         sources=sides[0],

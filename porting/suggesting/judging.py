@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, told
 from porting.suggesting.arguments import IDS, MASK
+from porting.suggesting.basis import ROUNDED
 from porting.suggesting.finding import CLOSE, SAME, Divergence, Found
 from porting.suggesting.layouts import distance
 from porting.suggesting.proving import Proof
@@ -111,12 +112,14 @@ def _all(
     left = unknown(proof)
     if any(one.cause for one in found.divergences):  # a norm whose gain takes in what it does otherwise
         left = [one for one in left if one.difference > CLOSE]
-    yield from puzzles(left)
+    rounded = [*_rounded(found, proof)]
+    yield from rounded
+    yield from () if rounded else puzzles(left)
     strange = [] if found.divergences or any(one.side == "module" for one in unmapped) else [*_strange(found)]
     yield from strange
     kinds |= {one.kind for one in (*causes, *strange)}
     explained = bool(kinds) or any(one.cause for one in found.divergences)
-    if not proof.exact and not explained and not left:
+    if not proof.exact and not explained and not left and not rounded:
         yield Reason(kind="proof", said=f"the float64 proof does not hold: {_said(proof)}")
     for one in fits:
         shown = one.code is Code.SHAPE_MISMATCH and proof.exact
@@ -126,6 +129,16 @@ def _all(
         yield Reason(kind="proof", said=f"the proof on the checkpoint itself does not hold: {_said(own)}")
     if found.exhausted:
         yield Reason(kind="bound", said="the search met its bound on seconds or trials before it was complete")
+
+
+def _rounded(found: Found, proof: Proof) -> Iterator[Reason]:
+    """Positions that are rounded otherwise: with the reference's in their place nothing differed."""
+    if not found.rounded or found.divergences or proof.exact or proof.difference is None:
+        return
+    if proof.difference <= ROUNDED:
+        said = f"its positions are the reference's but for their rounding, off by {found.rounded:.0e}"
+        said += "; with the reference's own nothing else differs"
+        yield Reason(kind="rounding", said=said, size=proof.difference)
 
 
 def _seen(one: Reason, kinds: set[str]) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from porting.suggesting.arguments import BATCH
+from porting.suggesting.basis import Basis
 from porting.suggesting.finding import SAME
 from porting.suggesting.layouts import Move, Piece, distance
 from porting.suggesting.tracing import Kind, Unit
@@ -52,13 +53,30 @@ def vector(move: Move, ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str,
     )
 
 
-def alike(value: Tensor, like: Tensor) -> Tensor:
-    """A value in the shape of another, batch first or sequence first, whichever comes nearer to it."""
-    options = [value.reshape(like.shape)]
-    if value.ndim == 3 or (value.ndim == 2 and value.shape[0] % BATCH == 0):
-        rows = value.reshape(BATCH, -1, value.shape[-1])
-        options.append(rows.transpose(0, 1).reshape(like.shape))
+def alike(value: Tensor, like: Tensor, basis: Basis) -> Tensor:
+    """A value in the shape of another: batch first or sequence first, in either order of the features."""
+    orders = [value, basis.turned(value)] if basis.theirs and value.shape[-1] % 2 == 0 else [value]
+    options = []
+    for one in orders:
+        options.append(one.reshape(like.shape))
+        if value.ndim == 3 or (value.ndim == 2 and value.shape[0] % BATCH == 0):
+            rows = one.reshape(BATCH, -1, value.shape[-1])
+            options.append(rows.transpose(0, 1).reshape(like.shape))
     return min(options, key=lambda one: float((one - like).pow(2).sum()))
+
+
+def is_turned(unit: Unit, mate: Unit, basis: Basis) -> bool:
+    """Whether a unit is given its operand in the module's order of the features, and not in the reference's."""
+    if not basis.theirs or unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
+        return False
+    ours, theirs = (normed(one) if one.kind is Kind.NORM else one.operand for one in (unit, mate))
+    if ours is None or theirs is None or theirs.shape[-1] % 2:
+        return False
+
+    def apart(value: Tensor) -> float:
+        return float((alike(value, ours, Basis()) - ours).pow(2).sum())
+
+    return apart(basis.turned(theirs)) < apart(theirs)
 
 
 def explained(move: Move, why: str, *, proven: bool, scale: str = "") -> Move:

@@ -8,16 +8,25 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from porting.suggesting.basis import Basis
 from porting.suggesting.generalise import indexed
 from porting.suggesting.layouts import Move
 from porting.suggesting.naming import likeness
+
+Axes = tuple[str, str]
+"""The reference's and the port's, as a table writes them."""
 
 ROOT = "."
 NEAR = 1e-9
 
 
 def probes(
-    port: Mapping[str, Tensor], reference: Mapping[str, Tensor], moves: Sequence[Move], *, loose: bool = False
+    port: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    moves: Sequence[Move],
+    *,
+    loose: bool = False,
+    basis: Basis | None = None,
 ) -> list[tuple[str, str]]:
     """The lines of [probes].
 
@@ -25,13 +34,14 @@ def probes(
         port, reference: path of a module -> its output, of runs with the same weights on the same inputs.
         moves: what was found; fused projections are compared through their biases' axes.
         loose: also pair what differs a little, so that a proof says by how much.
+        basis: the order in which the port has the residual stream's features.
     """
-    equal: list[tuple[str, str, bool]] = []
+    equal: list[tuple[str, str, Axes]] = []
     for theirs, value in reference.items():
         for ours, other in port.items():
-            turned = _equal(value, other, 0.05 if loose else NEAR)
-            if turned is not None:
-                equal.append((theirs or ROOT, ours or ROOT, turned))
+            axes = _equal(value, other, 0.05 if loose else NEAR, basis)
+            if axes is not None:
+                equal.append((theirs or ROOT, ours or ROOT, axes))
     shapes = Counter(_kind(theirs, ours) for theirs, ours, _ in equal)
     equal.sort(
         key=lambda one: (
@@ -43,25 +53,26 @@ def probes(
     order = {path or ROOT: number for number, path in enumerate(reference)}
     taken: set[str] = set()
     given: set[str] = set()
-    chosen: list[tuple[str, str, bool]] = []
-    for theirs, ours, turned in equal:
+    chosen: list[tuple[str, str, Axes]] = []
+    for theirs, ours, axes in equal:
         if theirs in taken or ours in given or _again(theirs, ours, chosen, reference, port):
             continue
         taken.add(theirs)
         given.add(ours)
-        chosen.append((theirs, ours, turned))
+        chosen.append((theirs, ours, axes))
     ends = [one for one in equal if one[1] == ROOT]
     if ends and ROOT not in given:
         best = max(ends, key=lambda one: order[one[0]])
         chosen = [one for one in chosen if one[0] != best[0]]
         chosen.append(best)
     chosen.sort(key=lambda one: order[one[0]])
-    lines = [(a, b) for a, b in indexed([(theirs, ours) for theirs, ours, turned in chosen if not turned])]
-    lines += [
-        (f"{a} [b s e]", f"{b} [s b e]")
-        for a, b in indexed([(theirs, ours) for theirs, ours, turned in chosen if turned])
-    ]
-    return [*_fused(moves, port, reference), *lines]
+    lines = []
+    for axes in dict.fromkeys(one[2] for one in chosen):
+        left, right = (f" [{text}]" if text else "" for text in axes)
+        alike = indexed([(theirs, ours) for theirs, ours, some in chosen if some == axes])
+        lines += [(f"{a}{left}", f"{b}{right}") for a, b in alike]
+    split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
+    return [*_fused(split, port, reference), *lines]
 
 
 def _kind(theirs: str, ours: str) -> tuple[str, str]:
@@ -74,7 +85,7 @@ _DIGITS = str.maketrans("0123456789", "##########")
 def _again(
     theirs: str,
     ours: str,
-    chosen: Sequence[tuple[str, str, bool]],
+    chosen: Sequence[tuple[str, str, Axes]],
     reference: Mapping[str, Tensor],
     port: Mapping[str, Tensor],
 ) -> bool:
@@ -89,13 +100,20 @@ def _again(
     return False
 
 
-def _equal(one: Tensor, other: Tensor, bound: float) -> bool | None:
-    """Whether the other lies sequence first; None when the two are not equal."""
+def _equal(one: Tensor, other: Tensor, bound: float, basis: Basis | None = None) -> Axes | None:
+    """The axes under which two are equal, empty where they are as they are; None when they are not."""
     if one.shape == other.shape and _close(one, other, bound):
-        return False
-    first = one.ndim == 3 and other.ndim == 3
-    if first and one.transpose(0, 1).shape == other.shape and _close(one.transpose(0, 1), other, bound):
-        return True
+        return "", ""
+    if one.ndim != 3 or other.ndim != 3:
+        return None
+    first = one.transpose(0, 1)
+    if first.shape == other.shape and _close(first, other, bound):
+        return "b s e", "s b e"
+    if basis is None or not basis.theirs or one.shape[-1] % 2:
+        return None
+    for value, batch in ((one, "b t"), (first, "t b")):
+        if value.shape == other.shape and _close(basis.turned(value), other, bound):
+            return f"b t ({basis.theirs})", f"{batch} ({basis.ours})"
     return None
 
 

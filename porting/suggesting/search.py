@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from porting.suggesting import bundles, tables, variants
 from porting.suggesting.arrangements import arrangements
+from porting.suggesting.basis import based, positions, replaced
 from porting.suggesting.fields import Role, fields_of
 from porting.suggesting.filling import Filling
 from porting.suggesting.finding import CLOSE, SAME, Found
 from porting.suggesting.layouts import Move, Piece, distance, matrix
 from porting.suggesting.naming import likeness
-from porting.suggesting.places import alike, explained, extents, habit, skips, together, vector
+from porting.suggesting.places import alike, explained, extents, habit, is_turned, skips, together, vector
 from porting.suggesting.tracing import Kind, Trace, Unit
 
 
@@ -33,6 +34,7 @@ class Search(Filling):
         found.reference = self.reference.run(keep=True)
         theirs = found.reference.units
         total = len(self.port.loadable)
+        self._positions(self.port.run())
         while True:
             trace = found.trace = self.port.run(forced=self._forced)
             unit = next((one for one in trace.units if self._is_open(one)), None)
@@ -55,6 +57,22 @@ class Search(Filling):
                     self._note("unloadable", unit, None)
                     break
         return found
+
+    def _positions(self, trace: Trace) -> None:
+        """Leave tables of positions alone that both sides compute, and note the order of their columns.
+
+        Where they are rounded otherwise, the module is given the reference's for the time of the search: what still
+        differs then does not come from the rounding.
+        """
+        learned = frozenset(name for name, one in self.port.leaves.items() if isinstance(one, nn.Parameter))
+        known = positions(trace, self.found.reference, learned)
+        if known is None:
+            return
+        self.found.basis = known.basis
+        self._filled |= set(known.values)
+        if known.basis.apart > SAME and known.values:
+            done = [replaced(self.port.leaves[name], *both) for name, both in known.values.items()]
+            self.found.rounded = known.basis.apart if all(done) else 0.0
 
     def _settle(self, unit: Unit, trace: Trace, theirs: Sequence[Unit]) -> None:
         free = [one for one in theirs if self._free(one)]
@@ -111,6 +129,10 @@ class Search(Filling):
                 pieces.append(Move((Piece(others[0], others[:1]),), (Piece(ours[0], ours[:1]),), why="its place"))
         self._uneven(unit, mate)
         values = self._values(pieces)
+        if is_turned(unit, mate, self.found.basis):
+            turned = [based(move, self.found.basis, "e", ("e", "e")) for move in pieces]
+            pieces = [move for move in turned if move is not None]
+            values = self._values(pieces)
         if values is None:
             axes = [vector(move, self.port.shapes, self.reference.shapes) for move in pieces]
             values = self._values(axes)
@@ -133,7 +155,7 @@ class Search(Filling):
         if far > SAME:
             self._note("norm", unit, mate, far, cause)
             if now is not None:
-                self._forced.outputs[unit.last] = alike(mate.output, now.output)
+                self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis)
 
     def _normed_apart(self, unit: Unit, mate: Unit) -> tuple[float, Unit | None]:
         again = self.port.run(until=unit.last, forced=self._forced)
@@ -173,6 +195,9 @@ class Search(Filling):
             ]
             values = self._values(moves)
             if values is None:
+                moves = [vector(move, self.port.shapes, self.reference.shapes) for move in moves]
+                values = self._values(moves)
+            if values is None:
                 self._give_up(unit, mate)
                 return
             self._accept(moves, values, [unit], [mate])
@@ -209,7 +234,7 @@ class Search(Filling):
         before = {name: self.port.leaves[name].detach().clone() for one in group for name in one.names}
         tried = 0
         later = list(self.found.reference.units)
-        for moves in self._by_habit(ways):
+        for moves in self._by_habit(self._in_basis(group, mates, ways)):
             values = self._values(moves)
             if values is None:
                 continue
@@ -239,6 +264,37 @@ class Search(Filling):
                     self._uneven(ours, mate)
                     break
         return True
+
+    def _in_basis(
+        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Iterator[tuple[Move, ...]]
+    ) -> Iterator[tuple[Move, ...]]:
+        """The ways with what goes in and what comes out in the two sides' orders of the residual stream."""
+        basis = self.found.basis
+        if not basis.theirs:
+            yield from ways
+            return
+        if group[0].kind is not Kind.LINEAR:
+            for moves in ways:
+                turned = [based(move, basis, "e", ("t e", "t e")) for move in moves]
+                yield tuple(move for move in turned if move is not None)
+            return
+        inside = is_turned(group[0], mates[0], basis)
+        for moves in ways:
+            given = [self._sided(move, group, mates, "e") for move in moves] if inside else list(moves)
+            out = [self._sided(move, group, mates, "o") for move in given if move is not None]
+            both = [tuple(move for move in some if move is not None) for some in (given, out)]
+            yield from (some for some in both[:: 1 if inside else -1] if len(some) == len(moves))
+
+    def _sided(self, move: Move, group: Sequence[Unit], mates: Sequence[Unit], index: str) -> Move | None:
+        """A matrix's or a bias's move with an index in the two sides' orders."""
+        sides = []
+        for units, names in ((mates, move.reads), (group, move.writes)):
+            bias = any(names[0] in one.biases for one in units)
+            first = next((one.into_first for one in units if names[0] in one.weights), False)
+            sides.append("o" if bias else "e o" if first else "o e")
+        if index == "e" and "o" in sides:
+            return move
+        return based(move, self.found.basis, index, (sides[0], sides[1]))
 
     def _verdict(
         self,

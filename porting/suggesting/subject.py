@@ -144,10 +144,20 @@ def _sized(
         small = None
     else:
         small = built if built.asked else None
+    if small is not None and _one_depth(small, config):
+        twin = make_twin(config, architecture, folder / "even", small=True, seed=seed, even=True)
+        small = build_for(into, complete(twin.config, architecture))
     if small is not None and _could(small.module, twin):
         return twin, small
     built = build_for(into, config)
     return make_twin(config, architecture, folder / "real", small=False, seed=seed), built
+
+
+def _one_depth(built: Built, config: Mapping[str, object]) -> bool:
+    """Whether the module has one depth for an encoder and a decoder, which are as deep in the checkpoint."""
+    depths = ("encoder_layers", "decoder_layers")
+    asked = [name for name in depths if name in built.asked.values()]
+    return len(asked) == 1 and config.get(depths[0]) == config.get(depths[1])
 
 
 def _could(module: nn.Module, twin: Twin) -> bool:

@@ -85,6 +85,7 @@ class Trace:
         random, random_at: whether random numbers were drawn, and where.
         operations: how many there were.
         values: what each operation on activations gave.
+        constants: what was added to activations and is neither one of them nor made of weights.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -96,6 +97,7 @@ class Trace:
     random_at: str = ""
     operations: int = 0
     values: list[Tensor] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)
 
 
 class _Enough(Exception):  # noqa: N818  # it ends a run and is no error
@@ -284,6 +286,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
             origin = _Origin(weights=weights)
         elif not weights:
             acting = [one for one in origins if one.active]
+            if name in _SUMS:
+                still = [one for one, origin in zip(given, origins, strict=True) if not origin.active]
+                self.trace.constants += [one.detach().clone() for one in still if one.is_floating_point()]
             near = frozenset().union(*(one.near for one in acting))
             moved = name in _MOVES or name in _SUMS
             origin = _Origin(active=True, near=near, moved=moved and all(one.moved for one in acting))

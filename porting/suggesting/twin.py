@@ -84,11 +84,12 @@ def usual_architectures(config: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def shrink(config: Mapping[str, object], *, inner: bool = True) -> dict[str, object]:
+def shrink(config: Mapping[str, object], *, inner: bool = True, even: bool = False) -> dict[str, object]:
     """The config with small sizes.
 
     Args:
         config: the checkpoint's, with every field that transformers knows.
+        even: give a decoder as many layers as the encoder, where the checkpoint has them so.
         inner: give the feed-forward part four times the width, as it has in the checkpoint; a module may say ``4 *``.
     """
     small = dict(config)
@@ -115,7 +116,7 @@ def shrink(config: Mapping[str, object], *, inner: bool = True) -> dict[str, obj
         elif role in new:
             small[name] = new[role]
         elif role is Role.DEPTH and "group" not in name:
-            small[name] = min(value, DEPTH + ("decoder" in name))
+            small[name] = min(value, DEPTH + ("decoder" in name and not even))
         elif role is Role.GROUPS:
             small[name] = count if value == heads else 1 if value == 1 else 2
         elif role is Role.INNER:
@@ -140,7 +141,9 @@ def _first(role: Role, config: Mapping[str, object]) -> int:
     return value if isinstance(value, int) else 0
 
 
-def make_twin(config: Mapping[str, object], architecture: str, folder: Path, *, small: bool, seed: int) -> Twin:
+def make_twin(
+    config: Mapping[str, object], architecture: str, folder: Path, *, small: bool, seed: int, even: bool = False
+) -> Twin:
     """Make a twin and write it as a checkpoint.
 
     Args:
@@ -149,6 +152,7 @@ def make_twin(config: Mapping[str, object], architecture: str, folder: Path, *, 
         folder: where to write it.
         small: with small sizes, else with the checkpoint's own.
         seed: of its weights.
+        even: with as many layers in the decoder as in the encoder.
 
     Raises:
         VerifyError: transformers has no such class, or cannot build it with these sizes.
@@ -166,7 +170,7 @@ def make_twin(config: Mapping[str, object], architecture: str, folder: Path, *, 
     if small:
         known = {**complete.to_dict()}
         named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
-        made = shrink({**named, **known})
+        made = shrink({**named, **known}, even=even)
         for part in ("text_config", "vision_config"):
             if isinstance(known.get(part), dict):
                 made[part] = shrink(known[part])
