@@ -3,7 +3,8 @@
     python -m scripts.finetune_classifier train.tsv ./classifier --held-out test.tsv
 
 The file has one example a line, text<TAB>label.  The checkpoint may be of any family whose table has an architecture
-that ends in ForSequenceClassification; ``docs/fine-tuning.md`` shows it at work.  The same seed, threads, libraries and
+that ends in ForSequenceClassification, or a module with a head for labels, such as an encoder-decoder's encoder in the
+small classifier; ``docs/fine-tuning.md`` shows it at work.  The same seed, threads, libraries and
 machine give the same bytes.
 """
 
@@ -125,9 +126,12 @@ def card(classifier: TextClassifier, task: Task, recipe: Recipe, scores: Scores,
     rows = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in row] for row in in_rows(scores)]
     start = "random weights in the shape of" if drawn else "the weights of"
     head = ", only the new head" if recipe.freeze else ""
-    return f"""# A text classifier
+    what = classifier.architecture if classifier.exported else type(classifier.module).__qualname__
+    loading = "" if classifier.exported else LOADING
+    return (
+        f"""# A text classifier
 
-{classifier.architecture}, fine-tuned by porting from {start} `{Path(classifier.checkpoint.location).name}`.
+{what}, fine-tuned by porting from {start} `{Path(classifier.checkpoint.location).name}`.
 
 - labels: {", ".join(f"`{label}`" for label in task.labels)}
 - data: {task.told}: {len(task.training):,} examples to learn from, {len(task.held_out):,} held out
@@ -137,7 +141,36 @@ at most {recipe.max_length} tokens, seed {recipe.seed}{head}
 
 | {" | ".join(rows[0])} |
 |{" --- |" * len(rows[0])}
-""" + "".join(f"| {' | '.join(row)} |\n" for row in rows[1:])
+"""
+        + "".join(f"| {' | '.join(row)} |\n" for row in rows[1:])
+        + loading
+    )
+
+
+LOADING = """
+transformers has no such model. It is loaded with
+
+```python
+import json
+from importlib import import_module
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+folder = Path("classifier")  # this directory
+made = json.loads((folder / "module.json").read_text())
+
+
+def named(path):
+    where, name = path.split(":")
+    return getattr(import_module(where), name)
+
+
+config = named(made["config_class"])(**made["config"])
+module = named(made["module"])(config=config).eval()
+module.load_state_dict(load_file(folder / "model.safetensors"))
+```
+"""
 
 
 def in_words(scores: Scores) -> str:
@@ -245,8 +278,9 @@ def main(
             raise TaskError("--freeze leaves nothing to train: the checkpoint has a head for these very labels")
         classifier.module.to(usable(device))
         parameters = sum(one.numel() for one in classifier.module.parameters())
+        what = classifier.architecture if classifier.exported else type(classifier.module).__qualname__
         new = f"{len(classifier.new)} new tensors" if not drawn else "all of them random"
-        console.print(f"{classifier.architecture}, {parameters:,} parameters, {new}")
+        console.print(f"{what}, {parameters:,} parameters, {new}")
         known = {example.text for example in task.training}
         twice = sum(example.text in known for example in task.held_out)
         console.print(
@@ -262,6 +296,10 @@ def main(
             overwrite=overwrite,
         )
         console.print(f"saved: {safe(str(destination))}", soft_wrap=True)
+        if not classifier.exported:
+            kind = type(classifier.module).__qualname__
+            told = f"transformers has no such model: it is saved as this {kind}, and its README.md says how to load it"
+            console.print(told, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ goes back into a checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +25,7 @@ from porting.build import build
 from porting.checkpoint import Checkpoint, open_checkpoint, write_directory
 from porting.errors import Code, Fault
 from porting.export_files import companions
+from porting.loading import maker
 from porting.notation.table import Table
 from porting.tables import find_table
 from porting.target import TargetError, named_tensors
@@ -59,6 +62,8 @@ class TextClassifier:
         tokenizer: the checkpoint's own.
         labels: the classes, by number.
         new: the parameters that are not the checkpoint's.
+        exported: whether it goes back into a checkpoint that transformers loads; else no model there is its like, such
+            as an encoder-decoder's encoder with a head, and it is saved as the handwritten module that it is.
     """
 
     module: nn.Module
@@ -68,6 +73,7 @@ class TextClassifier:
     tokenizer: TextTokenizer
     labels: tuple[str, ...]
     new: frozenset[str]
+    exported: bool = True
 
     def encode(self, texts: Sequence[str], *, max_length: int) -> list[dict[str, list[int]]]:
         """The word pieces of each text, cut at ``max_length`` or at the model's positions, special tokens included."""
@@ -141,12 +147,7 @@ def make_classifier(
     """
     checkpoint = open_checkpoint(source)
     chosen = find_table(table, checkpoint.config)
-    architecture = next((one.name for one in chosen.architectures if one.name.endswith(ENDING)), None)
-    if architecture is None:
-        names = ", ".join(one.name for one in chosen.architectures) or "none"
-        message = f"table '{chosen.name}' has no architecture that ends in {ENDING}; it has {names}"
-        hint = "another table of the family may have one: porting tables"
-        raise TargetError(Fault(code=Code.NO_HEAD, where=chosen.where, message=message, hint=hint))
+    architecture, exported = _classifying(chosen, checkpoint)
     tokenizer = read_tokenizer(checkpoint.path, where=checkpoint.location)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", porting.PortingWarning)  # a new head is what is wanted here
@@ -175,7 +176,30 @@ def make_classifier(
         tokenizer=tokenizer,
         labels=tuple(labels),
         new=frozenset(new),
+        exported=exported,
     )
+
+
+def _classifying(table: Table, checkpoint: Checkpoint) -> tuple[str, bool]:
+    """The table's architecture with a head for a text, and whether transformers has it, too.
+
+    That is one of this name; else one whose module has something with a row for each label: an encoder with a new head.
+
+    Raises:
+        TargetError: there is none.
+    """
+    for one in table.architectures:
+        if one.name.endswith(ENDING):
+            return one.name, True
+    for one in table.architectures:
+        make, _ = maker(table, checkpoint, None, one.name, trust=False)
+        module = build(make)
+        if hasattr(_config(module), "num_labels") and _of_each_label(module):
+            return one.name, False
+    names = ", ".join(one.name for one in table.architectures) or "none"
+    message = f"table '{table.name}' has no architecture with a head for a text; it has {names}"
+    hint = "another table of the family may have one: porting tables"
+    raise TargetError(Fault(code=Code.NO_HEAD, where=table.where, message=message, hint=hint))
 
 
 def _config(module: nn.Module) -> Any:  # a dataclass of the model's own
@@ -248,24 +272,41 @@ def train(classifier: TextClassifier, texts: Sequence[str], classes: Sequence[in
 def save(classifier: TextClassifier, path: Path, *, card: str, overwrite: bool = False) -> None:
     """Write the classifier as a checkpoint that transformers loads, whole or not at all.
 
-    With it go the tokenizer's files, the labels as ``id2label`` and ``label2id``, and a card.
+    With it go the tokenizer's files, the labels as ``id2label`` and ``label2id``, and a card.  What transformers has no
+    model for is written as it is: the module's own tensors, and ``module.json``, which says what builds it.
 
     Raises:
         PortingError: it cannot be written; what stood at ``path`` is untouched.
     """
     module, checkpoint = classifier.module.cpu(), classifier.checkpoint
+    beside, _ = companions(checkpoint)
+    sources = [checkpoint.path] if checkpoint.path is not None else []
+    if not classifier.exported:
+        kind, config_kind = type(module), type(_config(module))
+        described = {
+            "module": f"{kind.__module__}:{kind.__qualname__}",
+            "config_class": f"{config_kind.__module__}:{config_kind.__qualname__}",
+            "config": dataclasses.asdict(_config(module)),
+            "labels": list(classifier.labels),
+        }
+        own = {
+            **beside,
+            "model.safetensors": safetensors.torch.save(module.state_dict()),
+            "module.json": f"{json.dumps(described, indent=2)}\n".encode(),
+            "README.md": card.encode(),
+        }
+        write_directory(path, own, overwrite=overwrite, sources=sources)
+        return
     config = {
         **{name: value for name, value in checkpoint.config.items() if name not in ("architectures", "num_labels")},
         "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
         "label2id": {label: number for number, label in enumerate(classifier.labels)},
         "problem_type": "single_label_classification",
     }
-    beside, _ = companions(checkpoint)
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder) / "exported"
         porting.export(
             module, classifier.table, exported, anew=True, config=config, architecture=classifier.architecture
         )
         files = {**beside, **{file.name: file for file in exported.iterdir()}, "README.md": card.encode()}
-        sources = [checkpoint.path] if checkpoint.path is not None else []
         write_directory(path, files, overwrite=overwrite, sources=sources)

@@ -12,6 +12,7 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,10 +26,10 @@ from scripts.docstring_corpus import Document, read_standard_library
 from scripts.docstring_task import PACKAGES, draw_task
 from scripts.labelled_text import TaskError
 from scripts.text_classifier import Recipe, count_steps, make_classifier, save, train
-from tests.families.pairs import PAIRS, Pair
+from tests.families.pairs import PAIRS, PEGASUS, Pair
 from tests.families.ported import make
 from tests.guards.tree import ROOT
-from tests.small_checkpoint import WORDS
+from tests.small_checkpoint import TRUNK, WORDS, write_checkpoint
 
 HEADS = [pair for pair in PAIRS if pair.architecture.endswith("ForSequenceClassification")]
 PAGE = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
@@ -229,7 +230,7 @@ def test_a_head_is_kept_for_its_own_labels_only(task: tuple[Path, Path], tmp_pat
             "error: bad.tsv:1: it has no tab; expected one, text<TAB>label",
         ),
         (["good.tsv", "made", "--checkpoint", "nowhere/at/all"], "error: nowhere/at/all: "),
-        (["good.tsv", "made", "--table", "marian"], "has no architecture that ends in ForSequenceClassification"),
+        (["good.tsv", "made", "--table", "marian"], "has no architecture with a head for a text"),
         (["good.tsv", "made", "--device", "abacus"], "error: --device abacus: it cannot be used: "),
         (["good.tsv", "made", "--learning-rate", "1e30"], "lower --learning-rate\n"),
     ],
@@ -275,3 +276,78 @@ def test_an_interruption_leaves_nothing_behind(task: tuple[Path, Path], tmp_path
     _, err = running.communicate(timeout=30)
     assert (running.returncode, err) == (130, "interrupted: nothing was written\n")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["test.tsv", "train.tsv"]
+
+
+def summarizer(folder: Path) -> Path:
+    """A small encoder-decoder with the embedded checkpoint's tokenizer."""
+    sizes = {**PEGASUS, "vocab_size": 4096, "max_position_embeddings": 64}
+    directory = make(Pair("pegasus_into_classifier", "PegasusForConditionalGeneration", sizes), folder).directory
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (directory / name).write_bytes((porting.embedded_checkpoint() / name).read_bytes())
+    return directory
+
+
+def test_an_encoder_gets_a_head_that_transformers_does_not_have(
+    task: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pegasus' encoder in the small classifier: it learns, saved as what it is, its card says how to load it."""
+    source = summarizer(tmp_path / "summarizer")
+    monkeypatch.chdir(tmp_path)
+    words = ["classifier", "--held-out", task[1], "--checkpoint", source, "--table", "pegasus_into_classifier"]
+    code, out, err = command(task[0], *words, "--epochs", 12, "--learning-rate", "3e-3")
+    assert (code, err) == (0, "")
+    assert "Classifier, " in out
+    assert "2 new tensors" in out
+    assert (
+        "transformers has no such model: it is saved as this Classifier, and its README.md says how to load it" in out
+    )
+    losses = [float(one) for one in re.findall(r"loss ([0-9.]+),", out)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert not (tmp_path / "classifier" / "config.json").exists()
+
+    card = (tmp_path / "classifier" / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(compile(program, "README.md", "exec"), made)  # noqa: S102  # the card's own example
+    assert made["made"]["labels"] == list(PACKAGES[:3])
+    texts = [line.partition("\t")[0] for line in task[1].read_text(encoding="utf-8").splitlines()[1:]]
+    classifier = make_classifier(source, PACKAGES[:3], table="pegasus_into_classifier")
+    classifier.module.load_state_dict(made["module"].state_dict())
+    accuracy = float(re.findall(r"accuracy ([0-9.]+)", out)[-1])
+    truth = [PACKAGES.index(line.rpartition("\t")[2]) for line in task[1].read_text().splitlines()[1:]]
+    found = (classifier.predict(texts).argmax(-1) == torch.tensor(truth)).double().mean().item()
+    assert found == pytest.approx(accuracy, abs=1e-3)
+    assert torch.equal(made["module"].classifier.weight, classifier.module.get_parameter("classifier.weight"))
+
+
+def test_the_encoders_own_weights_are_kept(tmp_path: Path) -> None:
+    source = summarizer(tmp_path)
+    classifier = make_classifier(source, ("a", "b", "c"), table="pegasus_into_classifier")
+    assert classifier.new == {"classifier.weight", "classifier.bias"}
+    with pytest.warns(porting.PortingWarning):
+        loaded = porting.load(source, table="pegasus_into_classifier", fresh=True)
+    for name, tensor in named_tensors(classifier.module):
+        assert name.startswith("classifier.") or torch.equal(tensor, dict(named_tensors(loaded))[name]), name
+
+
+@pytest.mark.parametrize("table", ["bert_into_encoder", "bert_into_torch_encoder"])
+def test_a_base_model_without_any_head_is_enough(table: str, tmp_path: Path) -> None:
+    """It goes into the room, gets a pooler and a classifier, and comes back as a model of transformers."""
+    import transformers
+
+    source = write_checkpoint(tmp_path / "base", parts=(TRUNK,), architecture="BertModel")
+    classifier = make_classifier(source, ("land", "sea"), table=table)
+    assert classifier.exported
+    assert {name.split(".")[0] for name in classifier.new} >= {"classifier"}
+    texts, classes = [*SEA, *LAND] * 2, [1, 1, 0, 0] * 2
+    losses = list(train(classifier, texts, classes, Recipe(epochs=24, batch_size=4, learning_rate=5e-3)))
+    assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
+    save(classifier, tmp_path / "made", card="")
+    kind: Any = transformers.AutoModelForSequenceClassification
+    model, info = kind.from_pretrained(tmp_path / "made", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    ids = torch.tensor([classifier.encode(texts[:1], max_length=16)[0]["input_ids"]])
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.softmax(-1)
+    torch.testing.assert_close(classifier.predict(texts[:1]), expected, rtol=1e-4, atol=1e-5)
