@@ -73,12 +73,16 @@ def ignored(scores: Tensor, one: Attention) -> Tensor:
     return closed(scores, later(scores).logical_not() if one.causal else shape.expand_as(one.allowed))
 
 
-def inverted(scores: Tensor, one: Attention) -> Tensor:
-    """Only padding is attended to; in a row that has none all keys are alike."""
-    kept = ~one.kept
-    if one.causal:
-        return scores + torch.where(kept, 0.0, -1e4) + torch.where(later(scores), FAR, 0.0)
-    return scores + torch.where(kept, 0.0, -1e4)
+def inverted(scores: Tensor, one: Attention, *, lowest: float) -> Tensor:
+    """Only padding is attended to; in a row that has none all scores are lowered alike, and nothing is different."""
+    lowered = scores + torch.where(one.kept, lowest, 0.0)
+    return closed(lowered, ~later(scores)) if one.causal else lowered
+
+
+def inverted_whole(scores: Tensor, one: Attention) -> Tensor:
+    """Only padding is attended to; in a row that has none all scores are lost, and all keys are attended to alike."""
+    near = torch.ones_like(one.allowed) if (width := width_of(one)) is None else ~far(scores, width)
+    return closed(scores, ~one.kept & near & ~later(scores) if one.causal else ~one.kept & near)
 
 
 def multiplied(scores: Tensor, one: Attention) -> Tensor:
@@ -198,6 +202,15 @@ def width_of(one: Attention) -> int | None:
     return int(((queries[:, None] - keys).abs() * one.allowed).max())
 
 
+class Inverted(Cause):
+    """Padding and the rest in each other's place."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention with padding, by each number that people lower a score by: some leave a trace of it."""
+        for way in (partial(inverted, lowest=-1e4), partial(inverted, lowest=-1e9), inverted_whole):
+            yield from Masked(name="", what="", looks="", fix="", mask=way, applies=padded).alterations(anatomy)
+
+
 class AfterSoftmax(Cause):
     """The mask on the probabilities."""
 
@@ -224,13 +237,11 @@ IGNORED = Masked(
 
 CAUSES: tuple[Cause, ...] = (
     IGNORED,
-    Masked(
+    Inverted(
         name="padding mask inverted",
         what="padding is attended to, and nothing else",
         looks="large differences in every row",
         fix="1 = attend in attention_mask; key_padding_mask of torch.nn.MultiheadAttention has True = ignore",
-        mask=inverted,
-        applies=padded,
     ),
     Masked(
         name="padding mask multiplied",
