@@ -103,6 +103,23 @@ def indexed(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [tuple(name for name, _ in line.sources) for line in _counted(plain)]
 
 
+def joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Pairs of names of which some differ in query, key and value alone, these as one.
+
+    >>> joined([("h.q [b t o]", "b.query [t b o]"), ("h.k [b t o]", "b.key [t b o]"), ("ln", "norm")])
+    [('h.{p:q,k} [b t o]', 'b.{p:query,key} [t b o]'), ('ln', 'norm')]
+    """
+    alike: dict[tuple[str, str], list[Line]] = {}
+    for left, right in pairs:
+        (ours, _, axes), (theirs, _, others) = left.partition(" ["), right.partition(" [")
+        alike.setdefault((axes, others), []).append(Line(((ours, ""),), ((theirs, ""),)))
+    return [
+        (line.sources[0][0] + (f" [{axes}" if axes else ""), line.targets[0][0] + (f" [{others}" if others else ""))
+        for (axes, others), some in alike.items()
+        for line in _merged(some, "p", _projections)
+    ]
+
+
 # ------------------------------------------------------------------------------------------------- layers
 
 

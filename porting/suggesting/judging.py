@@ -13,7 +13,7 @@ from porting.suggesting.basis import ROUNDED
 from porting.suggesting.finding import CLOSE, SAME, Divergence, Found
 from porting.suggesting.layouts import distance
 from porting.suggesting.proving import Proof
-from porting.suggesting.reasons import known, puzzles, unknown
+from porting.suggesting.reasons import known, puzzles, several, unknown
 from porting.suggesting.stopping import stopped
 from porting.suggesting.subject import Subjects
 from porting.suggesting.suggestion import Reason, Stop, Unmapped, Verdict
@@ -257,10 +257,15 @@ def _tables(found: Found) -> str:
 
 def _corrected(found: Found) -> Iterator[Reason]:
     """What a rule has taken in, but for a little."""
+    taken: dict[str, list[Divergence]] = {}
     for one in found.divergences:
         if one.cause:
-            said = f"the norm of {one.port} computes something else than the reference's, by {one.size:.1e}{one.cause}"
-            yield Reason(kind="norm", said=said, size=one.size)
+            taken.setdefault(one.cause, []).append(one)
+    for cause, some in taken.items():
+        size = max(one.size for one in some)
+        named = several([one.port.rpartition(".")[0] or one.port for one in some])
+        said = f"{named} computes something else than the reference's norm, by {size:.0e}{cause}"
+        yield Reason(kind="norm", said=said, size=size)
 
 
 def _zero(checkpoint: Checkpoint, subjects: Subjects, name: str) -> bool:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,23 +21,29 @@ from porting.loading import maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
 from porting.suggesting.asking import Ask, Asker, refolded, where_to_fold, which_architecture
+from porting.suggesting.attention import attention, attention_probes, ordered
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
+from porting.suggesting.evidence import evidence
 from porting.suggesting.finding import Found
-from porting.suggesting.generalise import Line
 from porting.suggesting.guarding import guarded
 from porting.suggesting.judging import Judgement, judge
-from porting.suggesting.proving import SMALL, Proof, prove
+from porting.suggesting.probing import NEAR
+from porting.suggesting.proving import SMALL, Proof, differing, prove
 from porting.suggesting.search import Search
 from porting.suggesting.subject import Subjects, prepare, sides
-from porting.suggesting.suggestion import Evidence, Suggestion, Verdict
+from porting.suggesting.suggestion import Suggestion, Verdict
 from porting.suggesting.tracing import Kind
 from porting.suggesting.twin import architecture_of, usual_architectures
-from porting.suggesting.writing import Draft, quoted, write
+from porting.suggesting.writing import Draft, write
+from porting.tracing.trace import ARROW
 from porting.verification.compare import Progress
 
 TRIALS, LIMIT = 4000, 120.0
 """The search ends at so many candidates, or where so many seconds are spent."""
+
+LOOSE = 0.05
+"""So far apart attention may be, relative to its scale, where the module computes a little otherwise."""
 
 RESERVE, CAUSES = 0.15, 8.0
 """The share of the time that is kept for the proof, and the seconds that may be spent on naming causes."""
@@ -97,7 +103,7 @@ def suggest(
         tell("making a twin", 0, 0)
         subjects = prepare(checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {}, ask=asker)
         left = begun + limit * (1 - RESERVE) - time.monotonic()
-        found = _searched(subjects, seed, trials, left, tell)
+        found, inner = _searched(subjects, seed, trials, left, tell)
         tables = {name for unit in found.trace.units if unit.kind in {Kind.LOOKUP, Kind.TABLE} for name in unit.names}
         question = where_to_fold(found.moves, tables)
         if question is not None:
@@ -107,11 +113,17 @@ def suggest(
                 found.trace.modules.pop(one.rpartition(".")[0] or one, None)  # the table by itself is another one now
         close = bool(found.divergences)
         made, lines, unmapped = draft(subjects, found, name, (), close=close)
+        plain = made
+        made = replace(made, probes=ordered([*made.probes, *inner], found.reference.modules))
         tell("proving", 0, 0)
         fresh = any(one.side == "module" for one in unmapped)
         causes = min(CAUSES, max(begun + limit - time.monotonic(), 1.0))
         twin = subjects.twin.checkpoint
         proof = _proven(twin, into, write(made), subjects, seed=seed, fresh=fresh, small=True, causes=causes)
+        wrong = differing(proof)
+        if inner and wrong and all(ARROW in one for one in wrong):
+            made = plain  # attention is written in another way there, and what comes of it is the same
+            proof = _proven(twin, into, write(made), subjects, seed=seed, fresh=fresh, small=True, causes=causes)
         final = onto(made, checkpoint, subjects)
         table = parse_table(write(final), where="suggested")
         fits = _fits(checkpoint, into, table, subjects, fresh=fresh)
@@ -128,7 +140,7 @@ def suggest(
         missing=verdict.missing,
         stop=verdict.stop,
         unmapped=tuple(unmapped),
-        evidence=tuple(_evidence(lines, found)),
+        evidence=tuple(evidence(lines, own or proof)),
         proof=verdict.sentence,
         difference=verdict.difference,
         proven_on="the checkpoint" if own is not None and own.exact else "a small twin",
@@ -147,7 +159,8 @@ def _chosen(checkpoint: Checkpoint, ask: Asker) -> str | None:
 
 def _searched(
     subjects: Subjects, seed: int, trials: int, seconds: float, tell: Callable[[str, int, int], None]
-) -> Found:
+) -> tuple[Found, list[tuple[str, str]]]:
+    """What was found, and the lines of [probes] that look into attention."""
     port, reference = sides(subjects, seed)
     search = Search(
         port,
@@ -162,7 +175,9 @@ def _searched(
     )
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
     try:
-        return search.search()
+        found = search.search()
+        bound = LOOSE if found.divergences else NEAR
+        return found, attention_probes(attention(port), attention(reference), bound)
     finally:
         with torch.no_grad():
             for name, tensor in reference.leaves.items():
@@ -213,7 +228,8 @@ def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) ->
     head += [f"- {one.said}" for one in judged.reasons]
     if judged.missing:
         head.append(f"The module has no place for {', '.join(judged.missing)}.")
-    head.append("Lines with a comment were decided by what they compute; the others by where they stand.")
+    if any(line.proven for line in made.lines):
+        head.append("Lines with a comment were decided by what they compute; the others by where they stand.")
     approximate = None
     if judged.verdict is Verdict.APPROXIMATE and judged.difference:
         within = 10.0 ** math.ceil(math.log10(judged.difference) + 0.5)  # the checkpoint's own weights may show it more
@@ -224,15 +240,3 @@ def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) ->
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 116) or [""]
-
-
-def _evidence(lines: Sequence[Line], found: Found) -> Iterator[Evidence]:
-    for line in lines:
-        left = " + ".join(f"{name} [{axes}]" if axes else name for name, axes in line.sources)
-        right = " + ".join(f"{name} [{axes}]" if axes else name for name, axes in line.targets)
-        if line.proven:
-            said = "several were possible here: this is the first that gives the reference's own activation behind it"
-        else:
-            said = "it is given the reference's activation, and no other of the reference's weights is due there"
-        said += f"; {len(line.reads)} of the checkpoint's tensors in the twin"
-        yield Evidence(line=f"{quoted(left)} = {quoted(right)}", decided=line.why, said=said)

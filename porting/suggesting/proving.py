@@ -59,6 +59,11 @@ class Proof:
         return worst if math.isfinite(worst) else float("inf")
 
 
+def differing(proof: Proof) -> tuple[str, ...]:
+    """The port's points at which something differs by itself, given the reference's own activations."""
+    return () if proof.report is None else tuple(one.port for one in proof.report.guilty)
+
+
 def prove(
     checkpoint: Checkpoint,
     into: Builder,

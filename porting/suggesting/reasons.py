@@ -48,14 +48,14 @@ def _reason(one: Finding) -> Reason:
     final = (kind in _FUNCTIONS and one.name not in _OF_WEIGHTS) or one.name in _NO_WEIGHTS
     detail = f" ({one.detail})" if one.detail else ""
     advice = "" if final or one.difference <= CLOSE else "; weights that are moved or scaled might do it, by hand"
-    text = f"{one.name}{detail}, at {_listed(one.probes)}: {_far(one.difference)}{advice}"
+    text = f"{one.name}{detail}, at {several(one.probes)}: {_far(one.difference)}{advice}"
     return Reason(kind=kind, said=text, size=one.difference, shown=final and one.difference > CLOSE)
 
 
 def _mostly(one: Finding) -> Reason:
     near = one.nearest[0]
     detail = f" ({near.detail})" if near.detail else ""
-    text = f"{near.name}{detail}, at {_listed(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
+    text = f"{near.name}{detail}, at {several(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
     return Reason(kind=_THEMES.get(near.name, "several"), said=text, size=one.difference)
 
 
@@ -63,10 +63,10 @@ def _far(size: float) -> str:
     return f"off by {size:.0e} of the activation's scale"
 
 
-def _listed(probes: Sequence[str]) -> str:
+def several(probes: Sequence[str]) -> str:
     """A few names for many places.
 
-    >>> _listed(["h.0.norm", "h.1.norm", "."])
+    >>> several(["h.0.norm", "h.1.norm", "."])
     'h.{i}.norm and what is returned'
     """
     names = ["what is returned" if one == "." else one for (one,) in indexed([(probe,) for probe in probes])]
@@ -83,5 +83,5 @@ def puzzles(findings: Sequence[Finding]) -> Iterator[Reason]:
             for some in one.nearest
             if some.share >= 0.1
         )
-        text = f"{_listed(one.probes)} computes something else: {_far(one.difference)}"
+        text = f"{several(one.probes)} computes something else: {_far(one.difference)}"
         yield Reason(kind="unknown", said=f"{text}{f'; {near}' if near else ''}", size=one.difference)

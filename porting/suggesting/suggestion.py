@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -181,7 +182,8 @@ class Suggestion:
     def explain(self, wanted: str = "") -> str:
         """The evidence for the lines that contain ``wanted``, in words."""
         some: Sequence[Evidence] = [one for one in self.evidence if wanted in one.line]
-        return "\n".join(f"{one.line}\n    {one.said}" for one in some)
+        told = (textwrap.fill(one.said, 110, initial_indent="    ", subsequent_indent="    ") for one in some)
+        return "\n".join(f"{one.line}\n{said}" for one, said in zip(some, told, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, for JSON."""

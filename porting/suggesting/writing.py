@@ -65,11 +65,8 @@ def write(draft: Draft) -> str:
     parts.append(["[mapping]", *mapping])
     parts.append(_section("config", ((_key(theirs), quoted(ours)) for theirs, ours in draft.config.items())))
     parts.append(_section("defaults", ((name, _plain(value)) for name, value in draft.defaults.items())))
-    parts.append(
-        _section(
-            "require", ((_key(name), f"[{', '.join(map(_plain, values))}]") for name, values in draft.require.items())
-        )
-    )
+    built_in = ((_key(name), f"[{', '.join(map(_plain, values))}]") for name, values in draft.require.items())
+    parts.append(_section("require", built_in, "# written into the module, whatever a config says"))
     if draft.approximate is not None:
         reason, within = draft.approximate
         parts.append(["[approximate]", f"reason = {quoted(reason)}", f"within = {within!r}"])
@@ -81,14 +78,17 @@ def write(draft: Draft) -> str:
     parts.append(_section("drop", left))
     parts.append(_section("ties", ((quoted(name), quoted(other)) for name, other in draft.ties.items())))
     parts.append(_section("fresh", ((quoted(name), quoted(reason)) for name, reason in draft.fresh.items())))
-    for section, pairs in (("inputs", draft.inputs), ("probes", draft.probes)):
-        parts.append(_section(section, ((quoted(theirs), quoted(ours)) for theirs, ours in pairs)))
+    for section, pairs, comment in (
+        ("inputs", draft.inputs, ""),
+        ("probes", draft.probes, "# the activations that are compared, in the order of the reference"),
+    ):
+        parts.append(_section(section, ((quoted(theirs), quoted(ours)) for theirs, ours in pairs), comment))
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _section(name: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
+def _section(name: str, pairs: Iterable[tuple[str, str]], comment: str = "") -> list[str]:
     lines = [f"{key} = {value}" for key, value in pairs]
-    return [f"[{name}]", *lines] if lines else []
+    return [f"[{name}]", *([comment] if comment else []), *lines] if lines else []
 
 
 def _key(name: str) -> str:

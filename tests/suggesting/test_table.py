@@ -1,0 +1,101 @@
+"""The table that is written: what it compares, in which order, and what speaks for its lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from porting.suggesting import Verdict, suggest
+from porting.suggesting.attention import attention_probes, ordered
+from tests.suggesting.test_verdicts import Plain
+from tests.zoo.per_head import PerHead
+from tests.zoo.raw_heads import RawHeads
+
+
+def section(text: str, name: str) -> list[str]:
+    part = next(part for part in text.split("\n\n") if part.startswith(f"[{name}]"))
+    return [line for line in part.splitlines()[1:] if not line.startswith("#")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "left", "right"),
+    [
+        (Plain, "-> {}", "layers.{i} -> {}"),
+        (RawHeads, "-> {}", "layers.{i} -> {}"),
+        (PerHead, "-> {} [b h q k]", "layers.{i}.heads.{h} -> {} [b q k]"),
+    ],
+)
+def test_attention_is_compared_where_it_shows(source: Path, kind: type[nn.Module], left: str, right: str) -> None:
+    found = suggest(source, kind)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    probes = section(found.text, "probes")
+    for inner in ("scores", "probabilities"):
+        expected = f'"bert.encoder.layer.{{i}}.attention.self {left}" = "{right}"'.replace("{}", inner)
+        assert expected in probes, found.text
+
+
+def test_probes_stand_in_the_order_of_the_model(source: Path) -> None:
+    found = suggest(source, Plain)
+    theirs = [line.split('"')[1] for line in section(found.text, "probes")]
+    layer = "bert.encoder.layer.{i}"
+    assert theirs == [
+        "bert.embeddings.word_embeddings",
+        "bert.embeddings.token_type_embeddings",
+        "bert.embeddings",
+        f"{layer}.attention.self.{{p:query,key,value}}",
+        f"{layer}.attention.self -> scores",
+        f"{layer}.attention.self -> probabilities",
+        f"{layer}.attention.output.dense",
+        f"{layer}.attention",
+        f"{layer}.intermediate.dense",
+        f"{layer}.intermediate",
+        f"{layer}.output.dense",
+        layer,
+        "bert",
+    ]
+
+
+def test_layouts_of_attention_are_told_apart() -> None:
+    torch.manual_seed(0)
+    value = torch.rand(2, 3, 4, 5, dtype=torch.float64)
+    for other, axes in (
+        (value.transpose(0, 1), "h b q k"),
+        (value.flatten(0, 1), "(b h) q k"),
+        (value.transpose(0, 1).flatten(0, 1), "(h b) q k"),
+        (value.mT, "b h k q"),
+    ):
+        port = {"scores": {"a.0": other}, "probabilities": {}}
+        reference = {"scores": {"l.0": value}, "probabilities": {}}
+        assert attention_probes(port, reference, 1e-9) == [("l.0 -> scores [b h q k]", f"a.0 -> scores [{axes}]")]
+        far = {"scores": {"a.0": other + 1e-6}, "probabilities": {}}
+        assert attention_probes(far, reference, 1e-9) == []
+
+
+def test_lines_are_put_in_order_by_the_first_layer() -> None:
+    modules: dict[str, Tensor] = dict.fromkeys(["e", "h.0.a", "h.0", "h.1.a", "h.1", ""], torch.zeros(1))
+    lines = [(".", "."), ("h.{i}", "b.{i}"), ("h.{i}.a -> scores", "b.{i}.a -> scores"), ("e", "x"), ("h.{i}.a", "b")]
+    assert [left for left, _ in ordered(lines, modules)] == ["e", "h.{i}.a -> scores", "h.{i}.a", "h.{i}", "."]
+
+
+def test_what_speaks_for_a_line_can_be_read(source: Path) -> None:
+    found = suggest(source, RawHeads)
+    told = found.explain("query")
+    line, *said = told.splitlines()
+    assert line.startswith('"bert.encoder.layer.{i}.attention.self.query.weight [(h d) e]"')
+    text = " ".join(one.strip() for one in said)
+    assert "It stands for 2 of the twin's tensors, the first bert.encoder.layer.0.attention.self.query.weight" in text
+    assert "off by " in text
+    assert "The inputs showed 100 % of their elements at work." in text
+    assert max(map(len, said)) <= 110
+    assert found.explain("nowhere") == ""
+
+
+def test_a_head_says_what_the_comments_mean_only_where_there_are_some(source: Path) -> None:
+    marked, plain = suggest(source, RawHeads).text, suggest(source, Plain).text
+    for text in (marked, plain):
+        meant = any("  # " in line for line in text.splitlines() if line.startswith(('"', "[[")))
+        assert ("Lines with a comment" in text) == meant
+    assert "# written into the module, whatever a config says" in plain
