@@ -83,14 +83,13 @@ def explained(path: Path, needed: int) -> Iterator[None]:
 
 
 @contextmanager
-def new_directory(path: Path, *, needed: int) -> Iterator[Path]:
+def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Path]:
     """A temporary directory that becomes ``path`` when the block ends well, and vanishes when it does not.
-
-    A directory that stands at ``path`` already is exchanged for the new one, and removed afterwards.
 
     Args:
         path: the directory to be made; :func:`check_destination` has approved it.
         needed: bytes that will be written; a disk without room for them fails at once.
+        overwrite: whether it may take the place of what stands there.
     """
     with explained(path, needed):
         sweep(path)
@@ -99,13 +98,43 @@ def new_directory(path: Path, *, needed: int) -> Iterator[Path]:
         temporary, lock = _locked_sibling(path)
         try:
             yield temporary
-            sync(temporary)
-            exchange_or_rename(temporary, path)
-            sync(path.parent)
+            publish(temporary, path, overwrite=overwrite)
         finally:
             # After an exchange this is what stood at the destination before: it goes last.
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(lock)
+
+
+def publish(made: Path, path: Path, *, overwrite: bool) -> None:
+    """Lets a directory appear at ``path`` in one step.
+
+    Args:
+        made: the directory; all of it is on the disk.
+        path: the destination.
+        overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
+            appeared there meanwhile is left as it is.
+
+    Raises:
+        CheckpointError: something appeared there meanwhile; or the directory is there, complete, and its name may not
+            be on the disk yet.
+        OSError: it cannot be renamed.
+    """
+    sync(made)
+    try:
+        os.rename(made, path)  # never onto a directory that holds anything
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            raise
+        if not overwrite:
+            raise _appeared(path) from error
+        _exchange(made, path)
+    try:
+        sync(path.parent)
+    except OSError as error:
+        message = f"it is complete, but its name may not survive a power cut: {error.strerror or error}"
+        hint = "run `sync` once the disk is well, and porting verify-files after the next start"
+        fault = Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)
+        raise CheckpointError(fault) from error
 
 
 def _locked_sibling(path: Path) -> tuple[Path, int]:
@@ -148,23 +177,21 @@ def _escaped(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def exchange_or_rename(temporary: Path, path: Path) -> None:
+def _exchange(made: Path, path: Path) -> None:
     """Puts a directory at ``path``; what stood there before is then where the directory was."""
-    if not path.exists():
-        os.rename(temporary, path)
+    if _exchanged(made, path):
         return
-    if not _exchange(temporary, path):
-        aside = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
-        os.rename(path, aside)
-        try:
-            os.rename(temporary, path)
-        except OSError:
-            os.rename(aside, path)
-            raise
-        os.rename(aside, temporary)
+    aside = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
+    os.rename(path, aside)
+    try:
+        os.rename(made, path)
+    except OSError:
+        os.rename(aside, path)
+        raise
+    os.rename(aside, made)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchanged(one: Path, other: Path) -> bool:
     """Swaps two directories in one step, where the system can (Linux: renameat2, RENAME_EXCHANGE)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
@@ -174,12 +201,13 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 @contextmanager
-def new_file(path: Path, *, size: int) -> Iterator[int]:
+def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
     """A descriptor of a temporary file that becomes ``path`` when the block ends well, and else vanishes.
 
     Args:
         path: the file to be made.
         size: its bytes; they are reserved first, so that a full disk fails before anything is written.
+        overwrite: whether it may take the place of what stands there.
     """
     with explained(path, size):
         sweep(path)
@@ -188,12 +216,31 @@ def new_file(path: Path, *, size: int) -> Iterator[int]:
             reserve(descriptor, size)
             yield descriptor
             os.fsync(descriptor)
-            os.rename(temporary, path)
+            if overwrite or not _linked(temporary, path):
+                os.rename(temporary, path)
             sync(path.parent)
         finally:
             with suppress(FileNotFoundError):
                 temporary.unlink()
             os.close(descriptor)
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    """Gives a file a second name, which never takes the place of another file; False where there are no such names."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise _appeared(path) from error
+    except OSError as error:
+        if error.errno in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
+            return False
+        raise
+    return True
+
+
+def _appeared(path: Path) -> CheckpointError:
+    hint = "it was left as it is: see what wrote it, or choose another destination"
+    return refused(path, "appeared while this was being written", hint)
 
 
 def _locked_file(path: Path) -> tuple[Path, int]:

@@ -72,7 +72,7 @@ def write_safetensors(
     if destination.is_dir():
         raise refused(destination, "is a directory", "pass the path of a file")
     check_destination(destination, overwrite=overwrite)
-    _write(destination, plan)
+    _write(destination, plan, overwrite=overwrite)
 
 
 def write_directory(
@@ -98,9 +98,10 @@ def write_directory(
     check_destination(destination, overwrite=overwrite, sources=[Path(source) for source in sources])
     check_replaceable(destination)
     plans = {name: _plan_content(name, content, destination) for name, content in files.items()}
-    with new_directory(destination, needed=sum(plan.size for plan in plans.values())) as temporary:
+    needed = sum(plan.size for plan in plans.values())
+    with new_directory(destination, needed=needed, overwrite=overwrite) as temporary:
         for name, plan in plans.items():
-            _write(temporary / name, plan)
+            _write(temporary / name, plan, overwrite=False)
 
 
 def files_like(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> dict[str, Content]:
@@ -141,8 +142,8 @@ class _Plan:
     pieces: Iterable[memoryview | bytes]
 
 
-def _write(path: Path, plan: _Plan) -> None:
-    with new_file(path, size=plan.size) as descriptor:
+def _write(path: Path, plan: _Plan, *, overwrite: bool) -> None:
+    with new_file(path, size=plan.size, overwrite=overwrite) as descriptor:
         for piece in plan.pieces:
             write_all(descriptor, piece)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.checkpoint.atomic import check_destination, explained, sweep
+from porting.checkpoint.atomic import check_destination, explained, publish, sweep
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
 from porting.converting.draft import Draft, draft_back, draft_into_port
@@ -233,7 +233,7 @@ def carry_out(
         meter.stage = "publishing"
         meter.look()
         if first:
-            place.publish(path, overwrite=overwrite)
+            publish(place.files, path, overwrite=overwrite)
         team.gather(None)
     return _converted(draft, path, written, meter.now)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from porting.checkpoint.atomic import MARK, exchange_or_rename, refused, reserve, sweep, sync
+from porting.checkpoint.atomic import MARK, reserve, sweep
 from porting.checkpoint.errors import CheckpointError
 from porting.converting.positioned import write_at
 from porting.converting.team import TeamError
@@ -65,36 +65,6 @@ class Workplace:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-    def publish(self, path: Path, *, overwrite: bool) -> None:
-        """Let the directory appear at ``path`` in one step.
-
-        Args:
-            path: the destination.
-            overwrite: whether it may take the place of what stands there; else that is left as it is.
-
-        Raises:
-            CheckpointError: something stands there that was not there before; or the directory is there, complete, and
-                its name may not be on the disk yet.
-            OSError: it cannot be renamed.
-        """
-        sync(self.files)
-        if overwrite:
-            exchange_or_rename(self.files, path)
-        else:
-            try:
-                os.rename(self.files, path)  # never onto a directory that holds anything
-            except OSError as error:
-                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                    raise
-                raise refused(path, "appeared while this conversion was at work", "compare the two") from error
-        try:
-            sync(path.parent)
-        except OSError as error:
-            message = f"it is complete, but its name may not survive a power cut: {error.strerror or error}"
-            hint = "run `sync` once the disk is well, and porting verify-files after the next start"
-            fault = Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)
-            raise CheckpointError(fault) from error
 
 
 def root_of(path: Path) -> Path:

@@ -78,7 +78,7 @@ def write_shards(
             if crew.rank == 0:
                 check_destination(path, overwrite=overwrite, sources=list(sources))
                 needed = sum(file.size for file in checkpoint.files)
-                temporary = stack.enter_context(new_directory(path, needed=needed))
+                temporary = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite))
                 _begin(temporary, checkpoint, names, files)
         temporary = crew.gather(temporary)[0]
         with crew.step():

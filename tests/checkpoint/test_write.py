@@ -231,11 +231,44 @@ def test_only_a_checkpoint_is_ever_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchanged", "renamed"])
 def test_overwriting_replaces_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
-        monkeypatch.setattr(atomic, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(atomic, "_exchanged", lambda one, other: False)
     write_directory(tmp_path / "d", {"config.json": b"{}", "vocab.txt": b"old"})
     write_directory(tmp_path / "d", {"config.json": b"[]"}, overwrite=True)
     assert snapshot(tmp_path) == {"d/config.json": b"[]"}
     assert os.listdir(tmp_path) == ["d"]
+
+
+def test_what_appears_meanwhile_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: dict[str, torch.Tensor]
+) -> None:
+    """Between the first look at the destination and the last step; nothing of it is lost, nor is it replaced."""
+    real = os.fsync
+
+    def appear(descriptor: int) -> None:
+        real(descriptor)
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / "d" / "theirs").write_bytes(b"unharmed")
+        (tmp_path / "f").write_bytes(b"unharmed too")
+
+    monkeypatch.setattr(os, "fsync", appear)
+    message = "the destination appeared while this was being written (it was left as it is: "
+    refused(message, tmp_path / "d", {"config.json": b"{}"}, directory=True)
+    refused("exists already", tmp_path / "f", weights)
+    (tmp_path / "f").unlink()
+    refused(message, tmp_path / "f", weights)
+    assert snapshot(tmp_path) == {"d/theirs": b"unharmed", "f": b"unharmed too"}
+    assert sorted(os.listdir(tmp_path)) == ["d", "f"]
+
+
+def test_where_a_file_has_one_name_only_it_is_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: dict[str, torch.Tensor]
+) -> None:
+    def link(*arguments: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    write_safetensors(tmp_path / "f", weights)
+    assert os.listdir(tmp_path) == ["f"]
 
 
 def test_files_are_copied(tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ def test_a_directory_that_appears_meanwhile_is_left_as_it_is(source: Path) -> No
             place.mkdir()
             (place / "theirs").write_text("unharmed")
 
-    with pytest.raises(CheckpointError, match="appeared while this conversion was at work"):
+    with pytest.raises(CheckpointError, match="appeared while this was being written"):
         run(source, tell=appear)
     assert names(source.parent) == ["out", "source"]
     assert contents(source.parent / "out") == {"theirs": b"unharmed"}
