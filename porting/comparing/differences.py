@@ -13,7 +13,7 @@ from pathlib import Path
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.counterparts import Counterpart, Counterparts, by_name, through
 from porting.comparing.numbers import Difference, Odd, compare_pieces
-from porting.comparing.streaming import PIECE, SPAN, THREADS, each, elements, rows, spans
+from porting.comparing.streaming import PIECE, SPAN, THREADS, Reader, Readers, each, spans
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe, as_it_is, unravel
 from porting.tables import find_table
@@ -171,8 +171,12 @@ def diff(
     done = 0
     results: list[tuple[Counterpart, Difference]] = []
 
+    readers = {(id(one), which): Readers(one) for one in (first, second) for which in "lr"}
+
     def work(job: _Job) -> tuple[Counterpart, Difference]:
-        return job[0], _compared(*job, atol=atol, rtol=rtol)
+        pair = job[0]
+        left, right = readers[id(pair.left), "l"].mine, readers[id(pair.right), "r"].mine
+        return pair, _compared(*job, left, right, atol=atol, rtol=rtol)
 
     for (_, start, stop), result in zip(jobs, each(jobs, work, threads=threads), strict=True):
         results.append(result)
@@ -215,16 +219,20 @@ def _jobs(found: Counterparts, a: Checkpoint, b: Checkpoint) -> Iterator[_Job]:
             yield pair, start, stop
 
 
-def _compared(pair: Counterpart, start: int, stop: int, *, atol: float, rtol: float) -> Difference:
+def _compared(
+    pair: Counterpart, start: int, stop: int, left: Reader, right: Reader, *, atol: float, rtol: float
+) -> Difference:
     if pair.recipe.shape != tuple(pair.right.tensors[pair.name].shape):
         return Difference(same_bytes=False)
-    left, right = rows(pair.left), rows(pair.right)
     itself = as_it_is(pair.name, pair.right.tensors[pair.name])
     found = Difference(same_bytes=True)
-    for low, high in spans(stop - start, pair.recipe.dtype.itemsize, PIECE):
-        one = elements(pair.recipe, start + low, start + high, pair.left, left)
-        other = elements(itself, start + low, start + high, pair.right, right)
-        found += compare_pieces(one, other, start=start + low, shape=pair.recipe.shape, atol=atol, rtol=rtol)
+    width = pair.recipe.dtype.itemsize
+    for begun, ended in spans(stop - start, width, left.length(pair.recipe)):
+        one = left.window(pair.recipe, start + begun, start + ended)
+        for low, high in spans(ended - begun, width, PIECE):
+            at = start + begun + low
+            other = right.window(itself, at, start + begun + high)
+            found += compare_pieces(one[low:high], other, start=at, shape=pair.recipe.shape, atol=atol, rtol=rtol)
     return found
 
 

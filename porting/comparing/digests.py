@@ -25,7 +25,7 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.canonical import Side, canonical, in_order
 from porting.comparing.differences import Progress
-from porting.comparing.streaming import PIECE, THREADS, each, elements, rows, spans
+from porting.comparing.streaming import THREADS, Reader, Readers, each, spans
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe
 from porting.tables import find_table
@@ -113,8 +113,10 @@ def digest(
     done = 0
     tensors: list[TensorDigest] = []
 
+    readers = Readers(checkpoint)
+
     def work(recipe: Recipe) -> TensorDigest:
-        return _tensor_digest(recipe, checkpoint, values=values)
+        return _tensor_digest(recipe, readers.mine, values=values)
 
     for recipe, result in zip(recipes, each(recipes, work, threads=threads), strict=True):
         tensors.append(result)
@@ -124,11 +126,10 @@ def digest(
     return Digest(tensors=tuple(tensors), values=values, left_out=found.left_out, nbytes=total)
 
 
-def _tensor_digest(recipe: Recipe, checkpoint: Checkpoint, *, values: bool) -> TensorDigest:
-    read = rows(checkpoint)
+def _tensor_digest(recipe: Recipe, reader: Reader, *, values: bool) -> TensorDigest:
     state = hashlib.sha256()
-    for start, stop in spans(recipe.numel, recipe.dtype.itemsize, PIECE):
-        piece = elements(recipe, start, stop, checkpoint, read)
+    for start, stop in spans(recipe.numel, recipe.dtype.itemsize, reader.length(recipe)):
+        piece = reader.window(recipe, start, stop)
         piece = (_values(piece) if values else piece).contiguous()
         if piece.numel():
             state.update((ctypes.c_char * piece.nbytes).from_address(piece.data_ptr()))

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
+from threading import local
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
-from porting.plan.move import Read
+from porting.plan.clipping import window
+from porting.plan.copies import Copy
 from porting.plan.recipe import Recipe
-from porting.sharding.filling import compute_box
-from porting.sharding.layout import Box
-from porting.sharding.ranges import Ranges
+from porting.staging import Staging, bytes_of
+from porting.stored import Stored, stored
 
 PIECE = 1 << 20
 """Bytes of a tensor that are looked at together; longer pieces fall out of the cache."""
+
+TURNED = 1 << 23
+"""Bytes of a window of a tensor that is transposed: longer ones read longer runs of its source, and hold more."""
+
+KNOWN = 1 << 12
+"""Moves of which is remembered where their sources lie."""
 
 SPAN = 1 << 25
 """Bytes of a tensor that one thread goes through before it takes the next."""
@@ -38,32 +44,78 @@ def spans(numel: int, itemsize: int, length: int = SPAN) -> Iterator[tuple[int, 
     yield from ((start, min(start + step, numel)) for start in range(0, max(numel, 1), step))
 
 
-def rows(checkpoint: Checkpoint) -> Read:
-    """Gives a checkpoint's tensors with all elements in a row: views of the mapped file, remembered while in use."""
-    known: dict[str, Tensor] = {}
-
-    def read(name: str) -> Tensor:
-        if name not in known:
-            known[name] = checkpoint.read(name).reshape(-1)
-        return known[name]
-
-    return read
-
-
-def elements(recipe: Recipe, start: int, stop: int, checkpoint: Checkpoint, read: Read) -> Tensor:
-    """The elements from ``start`` to ``stop`` of a tensor as it comes about from a checkpoint's.
+class Reader:
+    """Reads windows of a checkpoint's tensors into memory of its own, each over the one before; for one thread.
 
     Args:
-        recipe: how it comes about.
-        start, stop: the window, in row-major order.
         checkpoint: the checkpoint.
-        read: gives its tensors, from :func:`rows`: used for those that are views of a mapped file.  Of others, such as
-            the chunks of a distributed checkpoint, the window alone is read.
     """
-    if all(checkpoint.maps(copy.source) for copy in recipe.copies):
-        return recipe.window(start, stop, read)
-    row = replace(recipe, shape=(recipe.numel,))
-    return compute_box(row, Box((start,), (stop - start,), (0,)), recipe.dtype, Ranges(checkpoint))
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._staging = Staging(PIECE)
+        self._memory = torch.empty(TURNED, dtype=torch.uint8)
+        self._stored: dict[Copy, tuple[Stored, ...]] = {}
+
+    def length(self, recipe: Recipe) -> int:
+        """Bytes of a window: of a tensor that is turned so many that its source is read in runs of some length."""
+        moves = [one.copy for copy in recipe.copies for one in self._moves(copy)]
+        return PIECE if all(copy.source_strides[-1:] in ((), (1,)) for copy in moves) else TURNED
+
+    def window(self, recipe: Recipe, start: int, stop: int) -> Tensor:
+        """The elements from ``start`` to ``stop`` of a tensor as it comes about from the checkpoint's.
+
+        Args:
+            recipe: how it comes about.
+            start, stop: the window, no longer than :meth:`length`.
+
+        Raises:
+            CheckpointError: they cannot be read; a file that changed since it was opened is not.
+        """
+        moves = [one for copy in recipe.copies for one in self._moves(copy)]
+        found = self._run(recipe, moves, start, stop)
+        if found is None:
+            found = recipe.window(start, stop, self._read, self._memory)
+        for one in moves:
+            one.file.require_unchanged()
+        return found
+
+    def _run(self, recipe: Recipe, moves: Sequence[Stored], start: int, stop: int) -> Tensor | None:
+        """A window that is one run of a file, read straight into its place; None when it is not."""
+        dtype = recipe.dtype
+        plain = len(moves) == 1 and not recipe.fold and recipe.scale is None and dtype != torch.bool
+        if not plain or self._checkpoint.tensors[moves[0].copy.source].dtype != dtype:
+            return None
+        parts = list(window(moves[0].copy, start, stop))
+        if len(parts) != 1 or not parts[0].contiguous or parts[0].numel != stop - start:
+            return None
+        found = self._memory[: (stop - start) * dtype.itemsize].view(dtype)
+        at = moves[0].extent.start + parts[0].source_offset * dtype.itemsize
+        moves[0].file.read_into(bytes_of(found), at)
+        return found
+
+    def _read(self, copy: Copy, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
+        dtype = self._checkpoint.tensors[copy.source].dtype
+        for one in self._moves(copy):
+            yield from self._staging.read(one, dtype, start, stop)
+
+    def _moves(self, copy: Copy) -> tuple[Stored, ...]:
+        if copy not in self._stored:
+            if len(self._stored) >= KNOWN:
+                self._stored.clear()
+            self._stored[copy] = tuple(stored(copy, self._checkpoint))
+        return self._stored[copy]
+
+
+class Readers(local):
+    """Readers of which each thread has its own.
+
+    Args:
+        checkpoint: what they read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.mine = Reader(checkpoint)
 
 
 @contextmanager

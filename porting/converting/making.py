@@ -2,34 +2,32 @@
 
 A tensor is made from its first element to its last.  Long runs of elements are read one after the other, cast where
 that is asked for, and put out (:mod:`porting.converting.carrying`).  Any other tensor is made in blocks: what lands in
-a block is read as runs of the source (:mod:`porting.converting.pieces`), gathered, cast and put out.
+a block is read as runs of the source (:mod:`porting.plan.pieces`), gathered, cast and put out.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import xxhash
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.errors import CheckpointError
-from porting.checkpoint.files import LocalFile
 from porting.converting.carrying import in_long_runs, in_order
 from porting.converting.casts import NONE, Losses, can_lose, losses
 from porting.converting.digests import PIECE, of_range
 from porting.converting.hearing import Hearing
 from porting.converting.output import BLOCK, Output
-from porting.converting.pieces import parts, reading
 from porting.converting.positioned import read_back
 from porting.converting.recipe import Recipe
-from porting.errors import Code, Fault
 from porting.plan.clipping import window
 from porting.plan.copies import Copy
+from porting.plan.pieces import parts, reading
+from porting.staging import Staging, bytes_of
 from porting.stored import Stored, stored
 
 LEAST = 1 << 20
@@ -81,14 +79,12 @@ class Maker:
         self._checkpoint = checkpoint
         self._like = like
         self._told = told
-        self._staging = torch.empty(min(STAGED, memory // 4) // 64 * 64, dtype=torch.uint8)
-        self._block = torch.empty((memory - self._staging.numel()) // 64 * 64, dtype=torch.uint8)
-        self._view = _memory(self._staging)
-        self._cast = min(CAST, self._staging.numel())
+        self._staging = Staging(min(STAGED, memory // 4) // 64 * 64)
+        self._view = self._staging.view
+        self._block = torch.empty((memory - len(self._view)) // 64 * 64, dtype=torch.uint8)
+        self._cast = min(CAST, len(self._view))
         self._hearing = Hearing()
         self._lengths: dict[object, int] = {}
-        self._divided = 0, 0
-        self._parts: list[memoryview] = []
         self._divisions: dict[tuple[Copy, bool], tuple[Stored, ...]] = {}
 
     def digest_of(self, name: str) -> str:
@@ -103,7 +99,7 @@ class Maker:
             whole = Copy(name, name, (math.prod(info.shape),), 0, (1,), 0, (1,))
             itself = Recipe(name=name, shape=info.shape, work=info.dtype, dtype=info.dtype, copies=(whole,))
             for block, _ in self._blocks(itself):
-                state.update(_memory(block))
+                state.update(bytes_of(block))
             digest = state.hexdigest()
         for piece in pieces:
             piece.file.require_unchanged()
@@ -176,7 +172,7 @@ class Maker:
 
     def _carry(self, recipe: Recipe, moves: Sequence[Stored], out: Output) -> Losses:
         width = recipe.dtype.itemsize
-        raw = _memory(self._block)
+        raw = bytes_of(self._block)
         dtypes = [self._checkpoint.tensors[one.copy.source].dtype for one in moves]
         whole = self._is_whole(recipe)
         lost = NONE
@@ -192,7 +188,7 @@ class Maker:
                 piece = self._view[: some * dtype.itemsize] if cast else raw[filled * width : end * width]
                 move.file.read_into(piece, move.extent.start + at)
                 if cast:
-                    values = self._staging[: len(piece)].view(dtype)
+                    values = self._staging.memory[: len(piece)].view(dtype)
                     lost += _put(values, self._block[filled * width : end * width].view(recipe.dtype))
                 if not whole:
                     self._hear(move, at, [piece])
@@ -208,7 +204,7 @@ class Maker:
     def _put_blocks(self, recipe: Recipe, out: Output) -> Losses:
         lost = NONE
         for block, lost_here in self._blocks(recipe, out.room // recipe.dtype.itemsize):
-            out.put(_memory(block))
+            out.put(bytes_of(block))
             lost += lost_here
         return lost
 
@@ -226,13 +222,6 @@ class Maker:
                 stop -= (stop - room) % step
             yield self._filled(recipe, start, stop)
             start = stop
-
-    def _rows(self, count: int, size: int, pitch: int) -> list[memoryview]:
-        """The buffer's first rows of ``size`` bytes that begin ``pitch`` bytes apart."""
-        if self._divided != (size, pitch) or len(self._parts) < count:
-            self._divided = size, pitch
-            self._parts = [self._view[at : at + size] for at in range(0, count * pitch, pitch)]
-        return self._parts
 
     def _length(self, recipe: Recipe) -> int:
         """Elements of a block: so many that the source is read in long runs, as far as the memory goes."""
@@ -252,7 +241,7 @@ class Maker:
         runs = wanted = 0
         for copy in recipe.copies:
             width = self._checkpoint.tensors[copy.source].dtype.itemsize
-            most = self._staging.numel() // width
+            most = len(self._view) // width
             middle = copy.target_offset // length * length
             for one in self._stored(copy):
                 for part in window(one.copy, middle, middle + length):
@@ -328,26 +317,8 @@ class Maker:
         dtype = self._of(like=like).tensors[copy.source].dtype
         for one in self._stored(copy, like=like):
             cast = dtype != to and one.copy.source_strides in ((), (1,))
-            most = (self._cast if cast else self._staging.numel()) // dtype.itemsize
-            for wanted in window(one.copy, start, stop):
-                for part in parts(wanted, dtype.itemsize, most):
-                    yield self._staged(one, part, dtype, most, like=like), part
-
-    def _staged(self, one: Stored, part: Copy, dtype: torch.dtype, most: int, *, like: bool) -> Tensor:
-        """The elements of a part that the buffer holds."""
-        width = dtype.itemsize
-        how = reading(part, width, most)
-        size, pitch = how.length * width, how.pitch * width
-        rows = self._rows(len(how.starts), size, pitch)
-        for begun, ended in how.calls():
-            at = how.starts[begun] * width
-            one.file.read_rows(rows[begun:ended], one.extent.start + at)
-            if not like:
-                self._hear(one, at, rows[begun:ended])
-        if dtype == torch.bool:
-            _require_booleans(self._staging[: how.numel].view(-1, pitch)[:, :size], one.file, part.source)
-        flat = self._staging[: how.numel * width].view(dtype)
-        return flat.as_strided(part.sizes, how.strides)
+            heard = None if like else partial(self._hear, one)
+            yield from self._staging.read(one, dtype, start, stop, most=self._cast if cast else 0, heard=heard)
 
 
 class _Taken:
@@ -394,18 +365,3 @@ def _computed(recipe: Recipe, block: Tensor, sums: Tensor) -> Losses:
         sums.div_(recipe.factor) if recipe.divide else sums.mul_(recipe.factor)
         lost += _put_all(sums, block)
     return lost
-
-
-def _memory(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor."""
-    count = tensor.numel() * tensor.itemsize
-    if count == 0:
-        return memoryview(b"")
-    return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
-
-
-def _require_booleans(raw: Tensor, file: LocalFile, name: str) -> None:
-    if raw.numel() and int(raw.max()) > 1:
-        message = f"tensor {name!r}: a boolean is stored as the byte {int(raw.max())}; only 0 and 1 are"
-        hint = "the file is damaged: fetch it again"
-        raise CheckpointError(Fault(code=Code.TENSOR_DAMAGED, where=file.where, message=message, hint=hint))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,10 @@ from torch import Tensor
 from porting.plan.align import Step
 from porting.plan.clipping import window
 from porting.plan.copies import Copy
-from porting.plan.move import Described, Read
+from porting.plan.move import Described
+
+ReadParts = Callable[[Copy, int, int], Iterable[tuple[Tensor, Copy]]]
+"""What a move brings into a window of its target: parts of it, each with its elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,36 +44,30 @@ class Recipe:
         """How many elements the tensor has."""
         return math.prod(self.shape)
 
-    def window(self, start: int, stop: int, read: Read) -> Tensor:
+    def window(self, start: int, stop: int, read: ReadParts, memory: Tensor) -> Tensor:
         """The elements from ``start`` to ``stop`` in row-major order.
 
         Args:
             start, stop: the window.
-            read: gives a tensor that the moves read, all its elements in a row (1-D, contiguous).
+            read: gives the parts of a move that land there, their target counted from ``start``, with their elements.
+            memory: bytes to hold them; not used for a sum or a product.
 
         Returns:
-            A 1-D tensor of ``dtype``; a view of what ``read`` gives where one run of its elements is meant.
+            A 1-D tensor of ``dtype``.
         """
-        parts = [part for copy in self.copies for part in window(copy, start, stop)]
-        plain = not self.fold and self.scale is None
-        if plain and len(parts) == 1 and parts[0].contiguous and parts[0].numel == stop - start:
-            source = read(parts[0].source)
-            if source.dtype == self.dtype:
-                return source[parts[0].source_offset : parts[0].source_offset + stop - start]
         if self.fold:
             result = torch.zeros(stop - start, dtype=torch.float64)
-        elif self.fill is not None:
-            result = torch.full((stop - start,), self.fill, dtype=self.dtype)
         else:
-            result = torch.empty(stop - start, dtype=self.dtype)
-        for part in parts:
-            source = read(part.source)
-            box = source.as_strided(part.sizes, part.source_strides, source.storage_offset() + part.source_offset)
-            place = result.as_strided(part.sizes, part.target_strides, part.target_offset)
-            if self.fold:
-                place.add_(box)
-            else:
-                place.copy_(box)
+            result = memory[: (stop - start) * self.dtype.itemsize].view(self.dtype)
+            if self.fill is not None:
+                result.fill_(self.fill)
+        for copy in self.copies:
+            for values, part in read(copy, start, stop):
+                place = result.as_strided(part.sizes, part.target_strides, part.target_offset)
+                if self.fold:
+                    place.add_(values)
+                else:
+                    place.copy_(values)
         result = result.to(self.dtype)  # of a fold one rounding, that of the sum
         return result if self.scale is None else (result.double() * self.scale).to(self.dtype)
 

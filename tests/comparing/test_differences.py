@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -10,11 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
+from porting.cli.app import app
 from porting.comparing import diff
 from porting.comparing.differences import Verdict
+from porting.comparing.streaming import Reader
 from porting.errors import PortingError
-from porting.plan.recipe import unravel
+from porting.plan.recipe import Recipe, unravel
 from tests import own
 from tests.comparing.conftest import Pair, columns_first, ported
 
@@ -158,6 +162,38 @@ def test_what_cannot_be_compared(pair: Pair, tmp_path: Path) -> None:
     pair.write({**good, "tokens.weight": good["tokens.weight"][:, :5]})
     with pytest.raises(PortingError, match=r"'tokens.weight' \[11, 5\]"):
         diff(pair.source, pair.port, pair.table)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_a_file_that_is_cut_short_meanwhile_is_one_line(
+    side: str, turned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mapped file touching what is not there any more would end the process (SIGBUS)."""
+    value = torch.randn(700, 800, generator=torch.Generator().manual_seed(0))
+    for name, one in (("a", value), ("b", value.T.contiguous() if turned else value)):
+        (tmp_path / name).mkdir()
+        save_file({"x": one}, tmp_path / name / "model.safetensors")
+    (tmp_path / "table.toml").write_text('[mapping]\nname = "t"\n[tensors]\n"x [i o]" = "x [o i]"\n')
+    file = tmp_path / side / "model.safetensors"
+    real, seen = Reader.window, [0]
+
+    def window(self: Reader, recipe: Recipe, start: int, stop: int) -> torch.Tensor:
+        if not seen[0]:
+            os.truncate(file, 4096)
+        seen[0] += 1
+        return real(self, recipe, start, stop)
+
+    monkeypatch.setattr(Reader, "window", window)
+    words = ["diff", str(tmp_path / "a"), str(tmp_path / "b")]
+    words += ["--table", str(tmp_path / "table.toml")] if turned else []
+    result = CliRunner().invoke(app, words, prog_name="porting")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    line, after = result.stderr.splitlines()
+    assert line.startswith(f"error: {file}: the file changed after it was opened: it ")
+    assert line.endswith("[file-changed]")
+    assert after == "next: porting explain file-changed"
 
 
 def test_memory_does_not_depend_on_the_size_of_a_tensor(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from porting.converting.carrying import in_long_runs, in_order
 from porting.notation.table import parse_table
 from porting.plan.copies import Copy
 from tests.converting.drawing import write
-from tests.converting.test_pieces import boxes, pairs
+from tests.plan.test_pieces import boxes, pairs
 
 HEAD = '[mapping]\nname = "t"\n[tensors]\n'
 

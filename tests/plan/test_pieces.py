@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from porting.converting.pieces import parts, reading
 from porting.plan.clipping import window
 from porting.plan.copies import Copy, make_copy
+from porting.plan.pieces import parts, reading
 
 
 @st.composite
