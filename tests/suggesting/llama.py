@@ -126,8 +126,21 @@ class Llama(nn.Module):
         return out
 
 
+class OnlyLast(Llama):
+    """Says nothing but what comes next."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens)[:, [-1]]
+
+
 def builder(
-    *, lie: str = "apart", rotate: str = "halves", gate: str = "apart", bias: bool = False, tied: bool = False
+    *,
+    lie: str = "apart",
+    rotate: str = "halves",
+    gate: str = "apart",
+    bias: bool = False,
+    tied: bool = False,
+    kind: type[Llama] = Llama,
 ) -> Callable[..., nn.Module]:
     """What a user would hand over."""
 
@@ -151,7 +164,7 @@ def builder(
             )
             for _ in range(n_layers)
         ]
-        made = Llama(blocks, vocab_size, dim, dim // n_heads, max_seq_len, norm_eps, rope_theta)
+        made = kind(blocks, vocab_size, dim, dim // n_heads, max_seq_len, norm_eps, rope_theta)
         if tied:
             made.output.weight = made.tok_embeddings.weight
         return made

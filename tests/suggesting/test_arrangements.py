@@ -10,7 +10,7 @@ import torch
 
 from porting.suggesting import Verdict, suggest
 from scripts.suggest_zoo import tried
-from tests.suggesting.llama import FIELDS, builder
+from tests.suggesting.llama import FIELDS, OnlyLast, builder
 from tests.suggesting.oracle import BOUND, apart, source
 from tests.suggesting.styles import drawn
 
@@ -42,6 +42,12 @@ def test_a_llama_is_found(
     assert said in found.text
     ids = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
     assert apart(reference, tmp_path, build, found, {"input_ids": ids}, {"tokens": ids}) < BOUND
+
+
+def test_a_model_may_return_the_last_position_only(tmp_path: Path) -> None:
+    source("LlamaForCausalLM", FIELDS, tmp_path)
+    found = suggest(tmp_path, builder(kind=OnlyLast))
+    assert found.verdict is Verdict.EXACT, str(found)
 
 
 def test_one_fused_tensor_into_another_that_is_interleaved_in_another_order() -> None:
