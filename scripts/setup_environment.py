@@ -80,6 +80,8 @@ def install(folder: Path, *, dev: bool) -> None:
                 "and Ubuntu: the package python3-venv) or name another Python: make PYTHON=..."
             )
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    told = "the library with what its tests need" if dev else "the library"
+    print(f"Installing {told} into {folder.name}; the first time this takes some minutes.", flush=True)
     # With the build tool in the environment, at its pinned version, no second one is fetched for every build.
     pip_install(python, "setuptools")
     pip_install(python, "--no-build-isolation", "--editable", ".[dev]" if dev else ".")
@@ -90,7 +92,7 @@ def install(folder: Path, *, dev: bool) -> None:
 def pip_install(python: Path, *what: str) -> None:
     """Install into that Python's environment, at the versions of ``constraints.txt``."""
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    subprocess.run([*command, "--constraint", CONSTRAINTS.name, *what], check=True, cwd=ROOT)
+    subprocess.run([*command, "--quiet", "--constraint", CONSTRAINTS.name, *what], check=True, cwd=ROOT)
 
 
 def has_pip(python: Path) -> bool:
