@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from porting.checkpoint.bin_file import locate_tensor
 from porting.checkpoint.dcp_metadata import SAVE_AGAIN, Described, read_metadata
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
@@ -35,7 +37,7 @@ class Distributed:
 def read_distributed(
     open_all: Callable[[Collection[str]], dict[str, ByteSource]], *, part: str, location: str
 ) -> Distributed:
-    """Open a distributed checkpoint; each chunk lies inside of its file, and no two share a byte.
+    """Open a distributed checkpoint; each chunk lies inside of its file, and no two share a byte but those of ties.
 
     Args:
         open_all: opens files of the directory by their names.
@@ -54,9 +56,9 @@ def read_distributed(
         found = _part(found, part, metadata.where)
     first = {chunk.file: None for chunks in found.chunks.values() for chunk in chunks}
     sources |= open_all(first)
-    _check_ranges(found, sources, metadata.where)
+    shared = _check_ranges(found, sources, metadata.where)
     described = WeightFile(name=DCP_METADATA, size=metadata.size, format="dcp", metadata={}, names=())
-    contents = [Contents(file=described, tensors=found.tensors, extents={}, chunks=found.chunks)]
+    contents = [Contents(file=described, tensors=found.tensors, extents={}, shared=shared, chunks=found.chunks)]
     held: dict[str, list[str]] = {name: [] for name in first}
     for name, info in found.tensors.items():
         held.setdefault(info.file, []).append(name)
@@ -140,10 +142,13 @@ def _notes(found: Described, *, part: str, location: str, where: str) -> tuple[F
     return (Fault(code=Code.DCP_PARTS, where=where, message=message, hint=hint),)
 
 
-def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: str) -> None:
+def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: str) -> tuple[frozenset[str], ...]:
+    """Sees where chunks lie; gives the groups of names that stand for the same ones: tied tensors."""
     faults = FaultList(where)
     ranges: dict[str, list[tuple[int, int, str]]] = {}
+    ties: dict[tuple[tuple[int, ...], torch.dtype, tuple[Chunk, ...]], list[str]] = {}
     for name, chunks in found.chunks.items():
+        info = found.tensors[name]
         for chunk in chunks:
             size = sources[chunk.file].size
             if chunk.stop > size:
@@ -152,7 +157,11 @@ def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: st
                     f"of {chunk.file}, which has {size}"
                 )
                 faults.add(Code.DCP_CHUNK, message, tensor=name, hint=f"the file was cut short, or {SAVE_AGAIN}")
-            ranges.setdefault(chunk.file, []).append((chunk.start, chunk.stop, name))
+        same = ties.setdefault((info.shape, info.dtype, chunks), [])
+        same.append(name)
+        if len(same) == 1 or not chunks:
+            for chunk in chunks:
+                ranges.setdefault(chunk.file, []).append((chunk.start, chunk.stop, name))
     for file, held in ranges.items():
         end, last = 0, ""
         for start, stop, name in sorted(held):
@@ -162,3 +171,4 @@ def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: st
             if stop > end:
                 end, last = stop, name
     faults.raise_if_any()
+    return tuple(frozenset(names) for (_, _, chunks), names in ties.items() if chunks and len(names) > 1)

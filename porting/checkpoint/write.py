@@ -17,7 +17,7 @@ from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.errors import FaultList, quote
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.header import NAMES, new_header
-from porting.checkpoint.names import SAFETENSORS
+from porting.checkpoint.names import DCP_ENDING, SAFETENSORS
 from porting.checkpoint.safetensors_file import parse_header
 from porting.checkpoint.tensor_names import check_names
 from porting.errors import Code
@@ -256,6 +256,6 @@ def check_replaceable(destination: Path) -> None:
     folders = sorted(entry.name for entry in entries if entry.is_dir())
     if folders:
         raise refused(destination, f"holds the folder {quote(folders[0])}, which would be lost", "remove it yourself")
-    known = (".safetensors", ".bin", "config.json")
+    known = (".safetensors", ".bin", DCP_ENDING, "config.json")
     if entries and not any(entry.name.endswith(known) for entry in entries):
         raise refused(destination, "holds files and no checkpoint", "choose another destination")

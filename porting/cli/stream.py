@@ -52,6 +52,15 @@ ShardSize = Annotated[
         show_default="as the source is divided",
     ),
 ]  # fmt: skip
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help="dcp: what torch.distributed.checkpoint loads; dcp/model: nested under 'model'.",
+        show_default="safetensors",
+    ),
+]
 Memory = Annotated[
     int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="For buffers, of all threads.")
 ]
@@ -77,6 +86,7 @@ def convert(
     fresh: options.Fresh = False,
     trust: options.Trust = False,
     shard_size: ShardSize = None,
+    to: To = None,
     threads: Threads = 2,
     memory: Memory = "64MiB",  # type: ignore[assignment]  # the parser makes a number of it
     sha256: Sha256 = False,
@@ -96,6 +106,7 @@ def convert(
       porting convert ./my-checkpoint ./ported --table bert
       porting convert ./ported ./again --table bert --reverse
       porting convert ./my-checkpoint ./half --dtype bfloat16 --shard-size 5GB --memory 64MB
+      porting convert ./my-checkpoint ./start --table bert --to dcp/model
     """
     with Screen("convert", as_json=as_json, lines=True) as screen:
         from porting.converting import carry_out, estimate, joined, prepare
@@ -116,6 +127,7 @@ def convert(
                 fresh=fresh,
                 trust=trust,
                 shard_size=shard_size,
+                to=to,
                 overwrite=overwrite,
             )
             for warning in draft.recipes.warnings:
@@ -143,7 +155,7 @@ def _plan(draft: Draft, destination: Path) -> dict[str, object]:
         "reverse": draft.reverse,
         "tensors": len(draft.recipes.tensors),
         "bytes": draft.recipes.nbytes,
-        "files": {shard.name: shard.header.size for shard in draft.outline.shards},
+        "files": {shard.name: shard.size for shard in draft.outline.shards},
         "carried": list(draft.files),
         "left_out": [asdict(left) for left in draft.recipes.left_out],
         "tied": dict(draft.recipes.tied),
@@ -158,7 +170,7 @@ def _say_plan(screen: Screen, draft: Draft, plan: dict[str, object], seconds: fl
             "from": draft.checkpoint.location,
             "table": draft.table.name + (", read backwards" if draft.reverse else ""),
             "would write": f"{counted(len(draft.recipes.tensors), 'tensor')}, {size(draft.outline.size)}",
-            "in": ", ".join(f"{shard.name} ({size(shard.header.size)})" for shard in draft.outline.shards),
+            "in": ", ".join(f"{shard.name} ({size(shard.size)})" for shard in draft.outline.shards),
             "and": ", ".join(draft.files),
             **_left(draft),
             "time": f"about {seconds:.2g} s, as fast as this disk is now" if seconds is not None else "",

@@ -13,11 +13,12 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.atomic import check_destination, explained, publish, sweep
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
+from porting.converting.distributed import part_of
 from porting.converting.draft import Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.proving import prove_same
-from porting.converting.team import current_team
+from porting.converting.team import Team, current_team, told_to_all
 from porting.converting.workplace import workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, option, told
@@ -85,6 +86,7 @@ def convert(
     fresh: bool = False,
     trust: bool = False,
     shard_size: int | None = None,
+    to: str | None = None,
     threads: int = THREADS,
     memory: int = MEMORY,
     sha256: bool = False,
@@ -112,6 +114,8 @@ def convert(
         fresh: allow the parameters of the table's [fresh] to be missing in the output.
         trust: allow the table to name a module outside of this library.
         shard_size: bytes of tensors that one file may hold; None to divide as the input does.
+        to: ``"dcp"`` for a directory that ``torch.distributed.checkpoint`` loads, ``"dcp/model"`` for one in which the
+            tensors are nested under ``"model"``; None for safetensors.
         threads: how many threads work; at least 1.
         memory: bytes for buffers, of all threads together; at least 1 MiB for each.
         sha256: record the SHA-256 of every file as well.
@@ -132,22 +136,26 @@ def convert(
     Where ``torch.distributed`` has a group of several processes, all of them have to make this call: they share the
     tensors by their bytes, and each returns the same.
     """
-    draft = prepare(
-        source,
-        destination,
-        table,
-        reverse=reverse,
-        into=into,
-        architecture=architecture,
-        derive=derive,
-        like=like,
-        dtype=dtype,
-        fresh=fresh,
-        trust=trust,
-        shard_size=shard_size,
-        overwrite=overwrite,
-    )
-    return carry_out(draft, destination, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell)
+    team = current_team()
+    with told_to_all(team):
+        draft = prepare(
+            source,
+            destination,
+            table,
+            reverse=reverse,
+            into=into,
+            architecture=architecture,
+            derive=derive,
+            like=like,
+            dtype=dtype,
+            fresh=fresh,
+            trust=trust,
+            shard_size=shard_size,
+            to=to,
+            overwrite=overwrite,
+        )
+    options = _Options(threads=threads, memory=memory, sha256=sha256, overwrite=overwrite)
+    return _carry_out(draft, Path(destination), options, team, tell)
 
 
 def prepare(
@@ -164,6 +172,7 @@ def prepare(
     fresh: bool = False,
     trust: bool = False,
     shard_size: int | None = None,
+    to: str | None = None,
     overwrite: bool = False,
 ) -> Draft:
     """All of :func:`convert` that comes before the first weight is read; its arguments and errors."""
@@ -173,6 +182,7 @@ def prepare(
         raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
     if shard_size is not None and shard_size < 1:
         raise _wrong(f"{option('shard_size', shard_size)}, expected a positive number of bytes")
+    part_of(to)
     if reverse and (into is not None or architecture is not None or derive or fresh):
         raise _wrong(
             f"{option('reverse', True)} reads the port's tensors from the source: no module is built",
@@ -188,7 +198,7 @@ def prepare(
     check_destination(path, overwrite=overwrite, sources=sources)
     check_replaceable(path)
     if reverse:
-        return draft_back(checkpoint, table, like=followed, dtype=dtype, shard_size=shard_size, where=str(path))
+        return draft_back(checkpoint, table, like=followed, dtype=dtype, shard_size=shard_size, to=to, where=str(path))
     return draft_into_port(
         checkpoint,
         table,
@@ -199,6 +209,7 @@ def prepare(
         fresh=fresh,
         trust=trust,
         shard_size=shard_size,
+        to=to,
         where=str(path),
     )
 
@@ -214,22 +225,42 @@ def carry_out(
     tell: Tell | None = None,
 ) -> Converted:
     """Do what a draft says; arguments and errors as in :func:`convert`."""
-    if threads < 1:
-        raise _wrong(f"{option('threads', threads)}, expected at least 1")
-    if memory < threads * LEAST:
-        enough = told(called=f"memory={threads * LEAST}", typed=f"--memory {threads * LEAST >> 20}MiB")
-        message = f"{option('memory', memory)}: each of {threads} threads needs {LEAST} bytes"
-        raise _wrong(message, f"pass {enough}, or fewer threads")
-    path = Path(destination)
+    options = _Options(threads=threads, memory=memory, sha256=sha256, overwrite=overwrite)
+    return _carry_out(draft, Path(destination), options, current_team(), tell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What does not shape the output; as in :func:`convert`."""
+
+    threads: int
+    memory: int
+    sha256: bool
+    overwrite: bool
+
+    def require(self) -> None:
+        """Raises: TargetError when no work can be done with these."""
+        threads, memory = self.threads, self.memory
+        if threads < 1:
+            raise _wrong(f"{option('threads', threads)}, expected at least 1")
+        if memory < threads * LEAST:
+            enough = told(called=f"memory={threads * LEAST}", typed=f"--memory {threads * LEAST >> 20}MiB")
+            message = f"{option('memory', memory)}: each of {threads} threads needs {LEAST} bytes"
+            raise _wrong(message, f"pass {enough}, or fewer threads")
+
+
+def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Tell | None) -> Converted:
+    options.require()
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
-    team = current_team()
-    first = team.rank == 0
-    with explained(path, draft.outline.size), workplace(path, first=first) as place:
+    first, overwrite = team.rank == 0, options.overwrite
+    with told_to_all(team), explained(path, draft.outline.size), workplace(path, first=first) as place:
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
             prove_same(draft.recipes.same, draft.checkpoint)
-        each = memory // threads
-        written = write_files(draft, place, team, threads=threads, memory=each, sha256=sha256, meter=meter)
+        each = options.memory // options.threads
+        written = write_files(
+            draft, place, team, threads=options.threads, memory=each, sha256=options.sha256, meter=meter
+        )
         meter.stage = "publishing"
         meter.look()
         if first:

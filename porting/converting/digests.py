@@ -7,12 +7,14 @@ given digest; SHA-256 of the files is recorded as well when that is asked for.
 * of a safetensors file: of what stands in front of the data, followed by the digests of its tensors (16 bytes each) in
   the order of the data.  The format leaves no byte between, so all bytes count, and tensors can be written and checked
   in any order and by several threads;
+* of a file of a distributed checkpoint that was written here: the same, of all that stands around its tensors;
 * of any other file: of its bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,17 +32,40 @@ def of_bytes(raw: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(raw)
 
 
-def of_safetensors(front: bytes, tensors: Iterable[str]) -> str:
-    """The digest of a safetensors file.
+def of_framed(frame: bytes, tensors: Iterable[str]) -> str:
+    """The digest of a file of tensors.
 
     Args:
-        front: the header with its length.
+        frame: all bytes that are no tensor's, in their order: of safetensors, the header with its length.
         tensors: the digests of its tensors, in the order of the data.
     """
-    state = xxhash.xxh3_128(front)
+    state = xxhash.xxh3_128(frame)
     for digest in tensors:
         state.update(bytes.fromhex(digest))
     return state.hexdigest()
+
+
+class Sum:
+    """Digests of bytes as they come.
+
+    Args:
+        crc: take their CRC-32 as well.
+    """
+
+    def __init__(self, *, crc: bool) -> None:
+        self._state = xxhash.xxh3_128()
+        self._takes = crc
+        self.crc = 0
+
+    def update(self, piece: memoryview) -> None:
+        """Go on with these."""
+        self._state.update(piece)
+        if self._takes:
+            self.crc = zlib.crc32(piece, self.crc)
+
+    def hexdigest(self) -> str:
+        """The XXH3 of all."""
+        return self._state.hexdigest()
 
 
 def of_range(file: LocalFile, start: int, stop: int, buffer: memoryview) -> str:

@@ -12,8 +12,10 @@ import torch
 from porting.build import build
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.config import CONFIG_NAME
+from porting.checkpoint.names import DCP_METADATA
 from porting.converting.digests import of_bytes
 from porting.converting.directions import back_from_port, into_port
+from porting.converting.distributed import outline_distributed, part_of
 from porting.converting.outline import Outline, outline
 from porting.converting.recipe import Recipe, Recipes
 from porting.converting.record import RECORD, read_record, versions
@@ -63,7 +65,7 @@ class Draft:
             "options": dict(self.options),
             "versions": versions(),
             "recipes": [[str(getattr(one, name.name)) for name in fields(Recipe)] for one in self.recipes.tensors],
-            "headers": [of_bytes(shard.header.text) for shard in self.outline.shards],
+            "frames": [of_bytes(b"".join(raw for _, raw in shard.frame)) for shard in self.outline.shards],
             "files": {name: _state(content) for name, content in self.files.items()},
         }
         sources = [_places(one) for one in (self.checkpoint, self.like) if one is not None]
@@ -93,6 +95,7 @@ def draft_into_port(
     fresh: bool,
     trust: bool,
     shard_size: int | None,
+    to: str | None,
     where: str,
 ) -> Draft:
     """A checkpoint into the port's layout.
@@ -115,7 +118,9 @@ def draft_into_port(
         hint = f"pass {option('reverse', True)} to go back"
         raise PlanError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint)) from error
     recipes = into_port(plan)
-    return _draft(checkpoint, None, chosen, recipes, reverse=False, dtype=dtype, shard_size=shard_size, where=where)
+    return _draft(
+        checkpoint, None, chosen, recipes, reverse=False, dtype=dtype, shard_size=shard_size, to=to, where=where
+    )
 
 
 def draft_back(
@@ -125,6 +130,7 @@ def draft_back(
     like: Checkpoint | None,
     dtype: torch.dtype | None,
     shard_size: int | None,
+    to: str | None,
     where: str,
 ) -> Draft:
     """A checkpoint in the port's layout back into the layout that the table's left side describes.
@@ -144,7 +150,7 @@ def draft_back(
         plan = check(chosen, ImaginedCheckpoint(tensors=sources, config=config), found.places)
     _require_one_dtype(plan)
     recipes = back_from_port(plan, dtype, like.tensors if like is not None else {}, found.same)
-    return _draft(port, like, chosen, recipes, reverse=True, dtype=dtype, shard_size=shard_size, where=where)
+    return _draft(port, like, chosen, recipes, reverse=True, dtype=dtype, shard_size=shard_size, to=to, where=where)
 
 
 def _recorded(port: Checkpoint, table: Table, like: Checkpoint | None) -> Mapping[str, Described] | None:
@@ -180,6 +186,7 @@ def _draft(
     reverse: bool,
     dtype: torch.dtype | None,
     shard_size: int | None,
+    to: str | None,
     where: str,
 ) -> Draft:
     files, left = companions(checkpoint)
@@ -199,7 +206,11 @@ def _draft(
     for file in checkpoint.files:
         metadata |= file.metadata
     size = shard_size if shard_size is not None else _same_division(checkpoint)
-    written = outline(recipes.tensors, metadata, shard_size=size, where=where)
+    part = part_of(to)
+    if part is None:
+        written = outline(recipes.tensors, metadata, shard_size=size, where=where)
+    else:
+        written, kept[DCP_METADATA] = outline_distributed(recipes, shard_size=size, part=part)
     if written.index is not None:
         kept[written.index[0]] = written.index[1]
     return Draft(
@@ -215,6 +226,7 @@ def _draft(
             "reverse": reverse,
             "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
             "shard_size": size,
+            **({} if to is None else {"to": to}),
         },
     )
 

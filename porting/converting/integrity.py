@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from porting.checkpoint import CheckpointError
+from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.checkpoint.errors import quote
 from porting.checkpoint.files import LocalFile
+from porting.checkpoint.names import DCP_ENDING
 from porting.checkpoint.safetensors_file import parse_header
 from porting.converting.crew import work
-from porting.converting.digests import PIECE, of_range, of_safetensors, sha256_of
+from porting.converting.digests import PIECE, of_framed, of_range, sha256_of
 from porting.converting.record import RECORD, Record, read_record
 from porting.errors import Code, Fault
 
@@ -72,7 +73,8 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
         raise CheckpointError(Fault(code=Code.FILE_MISSING, where=str(root), message=message, hint=hint))
     if record.damage:
         problems.append(f"{RECORD}: {record.damage}")
-    checked = [_Checked(root, name, entry, record) for name, entry in record.section("files").items()]
+    chunks = _Chunks(root, record)
+    checked = [_Checked(root, name, entry, record, chunks) for name, entry in record.section("files").items()]
     jobs = [job for one in checked for job in one.jobs()]
     work(jobs, [partial(_buffer)] * threads, _nobody_looks)
     for one in checked:
@@ -97,11 +99,40 @@ def _nobody_looks() -> None:
     pass
 
 
+class _Chunks:
+    """Where the tensors of a distributed checkpoint lie, as its metadata says."""
+
+    def __init__(self, root: Path, record: Record) -> None:
+        part = record.text("options", "to").partition("/")[2]
+        self._place = root / part if part else root
+        self._names = record.section("tensors")
+        self._found: dict[str, dict[str, tuple[int, int]]] = {}
+        self._opened = False
+
+    def of(self, file: str) -> Mapping[str, tuple[int, int]]:
+        """The tensors of a file, in the order of the data, and where their bytes begin and end.
+
+        Raises:
+            CheckpointError: the metadata, or an archive around a tensor, is damaged.
+        """
+        if not self._opened:
+            checkpoint = open_checkpoint(self._place)
+            for name in checkpoint.tensors:
+                if name not in self._names:  # another name of one that is
+                    continue
+                for piece in checkpoint.pieces(name, verify=False):
+                    places = self._found.setdefault(piece.file.path.name, {})
+                    places[name] = piece.extent.start, piece.extent.stop
+            self._opened = True
+        return dict(sorted(self._found.get(file, {}).items(), key=lambda one: one[1]))
+
+
 class _Checked:
     """One file that the record names."""
 
-    def __init__(self, root: Path, name: str, entry: object, record: Record) -> None:
+    def __init__(self, root: Path, name: str, entry: object, record: Record, chunks: _Chunks) -> None:
         self.name = name
+        self._chunks = chunks
         self.found: dict[str, str] = {}
         self._entry: Mapping[str, object] = entry if isinstance(entry, Mapping) else {}
         self._tensors = record.section("tensors")
@@ -125,6 +156,9 @@ class _Checked:
         """What is to be read: the tensors of a file of weights, or all of another."""
         if self._file is None or self._problem:
             return
+        if self.name.endswith(DCP_ENDING):
+            yield from self._in_chunks(self._file)
+            return
         if not self.name.endswith(".safetensors"):
             yield self._file.size, partial(self._read_all, self._file)
             return
@@ -140,11 +174,33 @@ class _Checked:
         for tensor, extent in contents.extents.items():
             yield extent.stop - extent.start, partial(self._read, self._file, tensor, extent.start, extent.stop)
 
+    def _in_chunks(self, file: LocalFile) -> Iterator[tuple[int, partial[None]]]:
+        """The tensors of a file of a distributed checkpoint; what stands around them is read at once."""
+        try:
+            places = self._chunks.of(self.name)
+        except CheckpointError as error:
+            self._problem = f"its tensors cannot be found: {error.faults[0].message}"
+            return
+        self._order = list(places)
+        end = 0
+        for tensor, (start, stop) in places.items():
+            self._front += file.pread(end, start - end)
+            end = stop
+            yield stop - start, partial(self._read, file, tensor, start, stop)
+        self._front += file.pread(end, file.size - end)
+
     def _read(self, file: LocalFile, tensor: str, start: int, stop: int, buffer: memoryview) -> None:
         self.found[tensor] = of_range(file, start, stop, buffer)
 
     def _read_all(self, file: LocalFile, buffer: memoryview) -> None:
         self._whole = of_range(file, 0, file.size, buffer)
+
+    @property
+    def _surroundings(self) -> str:
+        """What of the file is no tensor's."""
+        if not self._front:
+            return "it"
+        return "what stands around its tensors" if self.name.endswith(DCP_ENDING) else "its header"
 
     def problems(self, *, sha256: bool) -> Iterator[str]:
         """What is not as it was written."""
@@ -154,9 +210,9 @@ class _Checked:
         differing = [one for one in self._order if self.found[one] != self._tensors.get(one)]
         for tensor in differing:
             yield f"{self.name}: tensor {quote(tensor)} is not as it was written"
-        whole = of_safetensors(self._front, [self.found[one] for one in self._order]) if self._front else self._whole
+        whole = of_framed(self._front, [self.found[one] for one in self._order]) if self._front else self._whole
         if whole != self._entry.get("digest") and not differing:
-            yield f"{self.name}: {'its header' if self._front else 'it'} is not as it was written"
+            yield f"{self.name}: {self._surroundings} is not as it was written"
         recorded = self._entry.get("sha256")
         if sha256 and recorded is not None and recorded != sha256_of(self._path):
             yield f"{self.name}: its SHA-256 is not the one that was recorded"

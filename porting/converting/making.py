@@ -19,7 +19,7 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint
 from porting.converting.carrying import in_long_runs, in_order
 from porting.converting.casts import NONE, Losses, can_lose, losses
-from porting.converting.digests import PIECE, of_range
+from porting.converting.digests import PIECE, Sum, of_range
 from porting.converting.hearing import Hearing
 from porting.converting.output import BLOCK, Output
 from porting.converting.positioned import read_back
@@ -56,11 +56,13 @@ class Made:
         digest: of its bytes.
         losses: what casts and factors did to its values.
         sources: digests of those source tensors that were read from first to last on the way.
+        crc: the CRC-32 of its bytes, where the file says that.
     """
 
     digest: str
     losses: Losses = NONE
     sources: Mapping[str, str] = field(default_factory=dict)
+    crc: int = 0
 
 
 class Maker:
@@ -71,11 +73,19 @@ class Maker:
         like: the followed checkpoint, for tensors that the input does not hold; None when there is none.
         memory: bytes for buffers, at least :data:`LEAST`; nothing else here grows with a tensor.
         told: called with the number of bytes of the output that were written since the last call.
+        crc: take the CRC-32 of every tensor as well.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, like: Checkpoint | None, memory: int, told: Callable[[int], None]
+        self,
+        checkpoint: Checkpoint,
+        like: Checkpoint | None,
+        memory: int,
+        told: Callable[[int], None],
+        *,
+        crc: bool = False,
     ) -> None:
+        self._crc = crc
         self._checkpoint = checkpoint
         self._like = like
         self._told = told
@@ -105,14 +115,14 @@ class Maker:
             piece.file.require_unchanged()
         return digest
 
-    def digest_at(self, descriptor: int, at: int, count: int) -> str:
-        """The digest of a range of the output as it lies there."""
-        state = xxhash.xxh3_128()
+    def sum_at(self, descriptor: int, at: int, count: int) -> Sum:
+        """The digests of a range of the output as it lies there."""
+        state = Sum(crc=self._crc)
         for done in range(0, count, PIECE):
             piece = self._view[: min(PIECE, len(self._view), count - done)]
             read_back(descriptor, piece, at + done)
             state.update(piece)
-        return state.hexdigest()
+        return state
 
     def make(self, recipe: Recipe, target: int, at: int) -> Made:
         """Write a tensor.
@@ -126,13 +136,13 @@ class Maker:
             CheckpointError: the input cannot be read, is damaged, or changed.
             OSError: writing failed.
         """
-        out = Output(target, at, self._told)
+        out = Output(target, at, self._told, crc=self._crc)
         moves = [one for copy in recipe.copies for one in self._stored(copy)]
         lost = self._carry(recipe, moves, out) if self._is_carried(recipe, moves) else self._put_blocks(recipe, out)
         for file in {one.file.where: one.file for one in moves}.values():
             file.require_unchanged()
         self._divisions.clear()
-        return Made(digest=out.digest, losses=lost, sources=self._digests(recipe, out))
+        return Made(digest=out.digest, losses=lost, sources=self._digests(recipe, out), crc=out.crc)
 
     def _digests(self, recipe: Recipe, out: Output) -> dict[str, str]:
         """The digests of those tensors of the input of which the last byte has passed now."""
@@ -140,8 +150,10 @@ class Maker:
             return {recipe.copies[0].source: out.digest}
         found = {}
         for name in dict.fromkeys(copy.source for copy in recipe.copies):
-            first, *others = self._checkpoint.pieces(name, verify=False)
-            digest = None if others else self._hearing.digest(name, first.extent.stop - first.extent.start)
+            pieces = self._checkpoint.pieces(name, verify=False)
+            if len(pieces) != 1:
+                continue
+            digest = self._hearing.digest(name, pieces[0].extent.stop - pieces[0].extent.start)
             if digest is not None:
                 found[name] = digest
         return found
@@ -152,7 +164,7 @@ class Maker:
             return False
         info = self._checkpoint.tensors[recipe.copies[0].source]
         pieces = self._checkpoint.pieces(info.name, verify=False)
-        lies = len(pieces) > 1 or pieces[0].extent.stride is None
+        lies = len(pieces) != 1 or pieces[0].extent.stride is None
         return lies and info.dtype == recipe.dtype and recipe.copies[0].numel * info.dtype.itemsize == info.nbytes
 
     def _hear(self, one: Stored, at: int, rows: Sequence[memoryview]) -> None:

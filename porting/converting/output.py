@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import xxhash
-
+from porting.converting.digests import Sum
 from porting.converting.positioned import write_at
 
 BLOCK = 1 << 18
@@ -24,13 +23,14 @@ class Output:
         target: the descriptor of the file.
         at: the place.
         told: called with the number of bytes after each writing.
+        crc: take the CRC-32 as well.
     """
 
-    def __init__(self, target: int, at: int, told: Callable[[int], None]) -> None:
+    def __init__(self, target: int, at: int, told: Callable[[int], None], *, crc: bool = False) -> None:
         self._target = target
         self._at = at
         self._told = told
-        self._state = xxhash.xxh3_128()
+        self._sum = Sum(crc=crc)
 
     @property
     def room(self) -> int:
@@ -40,7 +40,12 @@ class Output:
     @property
     def digest(self) -> str:
         """The digest of all that was put."""
-        return self._state.hexdigest()
+        return self._sum.hexdigest()
+
+    @property
+    def crc(self) -> int:
+        """The CRC-32 of all that was put; 0 when it is not taken."""
+        return self._sum.crc
 
     def put(self, raw: memoryview) -> None:
         """Digest some bytes and write them.
@@ -50,7 +55,7 @@ class Output:
         """
         for begun in range(0, len(raw), BLOCK):
             block = raw[begun : begun + BLOCK]
-            self._state.update(block)
+            self._sum.update(block)
             while block:
                 piece = block[: WRITTEN - self._at % WRITTEN]
                 write_at(self._target, piece, self._at)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from porting.errors import Code, Fault, PortingError
@@ -18,6 +19,17 @@ Value = TypeVar("Value")
 
 class TeamError(PortingError):
     """Another process of a conversion failed."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a process says in place of what the others wait for, when it cannot go on.
+
+    Attributes:
+        reason: why, in a line.
+    """
+
+    reason: str
 
 
 class Team(Protocol):
@@ -62,7 +74,7 @@ class Ranks:
         """What each process gave.
 
         Raises:
-            TeamError: one of them has ended.
+            TeamError: one of them has ended, or could not go on: which, and why.
         """
         import torch.distributed as dist  # noqa: PLC0415 - as above
 
@@ -76,7 +88,35 @@ class Ranks:
             raise TeamError(
                 Fault(code=Code.RANK_LOST, where=f"rank {self.rank}", message=message, hint=hint)
             ) from error
+        _require_all(found, self.rank)
         return found  # type: ignore[return-value]  # all of them are there
+
+
+def _require_all(found: Sequence[object], mine: int) -> None:
+    failed = {rank: one for rank, one in enumerate(found) if isinstance(one, Failure) and rank != mine}
+    if failed and not isinstance(found[mine], Failure):
+        raise TeamError(
+            Fault(
+                code=Code.RANK_LOST,
+                where=f"rank {rank}",
+                message=f"it could not go on, so that no process did: {one.reason}",
+                hint="mend that; the same command begins anew or goes on from here",
+            )
+            for rank, one in failed.items()
+        )
+
+
+@contextmanager
+def told_to_all(team: Team) -> Iterator[None]:
+    """What this process cannot do, the others hear of where they wait for it next, and raise as well."""
+    try:
+        yield
+    except TeamError:
+        raise  # it came from another process: all know
+    except Exception as error:
+        with suppress(TeamError):
+            team.gather(Failure(f"{error}".partition("\n")[0] or type(error).__name__))
+        raise
 
 
 def current_team() -> Team:

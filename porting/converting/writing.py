@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -14,7 +14,7 @@ from threading import Lock
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.header import NAMES
 from porting.converting.crew import work
-from porting.converting.digests import PIECE, of_bytes, of_range, of_safetensors, sha256_of
+from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
 from porting.converting.making import Made, Maker
@@ -66,7 +66,8 @@ def write_files(
     try:
         with _opened(draft, place) as shards:
             task = _Task(draft, team, shards, journal, meter)
-            makers = [lambda: Maker(draft.checkpoint, draft.like, memory, meter.wrote)] * threads
+            crc = any(shard.seals for shard in draft.outline.shards)
+            makers = [lambda: Maker(draft.checkpoint, draft.like, memory, meter.wrote, crc=crc)] * threads
             task.make(makers, before)
             meter.stage = "reading"
             task.digest_sources(makers, before)
@@ -90,7 +91,8 @@ def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | 
     require_room(place.root, max(0, draft.outline.size - there))
     with _opened(draft, place) as shards:
         for shard in draft.outline.shards:
-            write_at(shards[shard.name], shard.header.prefix, 0)
+            for at, raw in shard.frame:
+                write_at(shards[shard.name], raw, at)
     return before
 
 
@@ -100,7 +102,7 @@ def _opened(draft: Draft, place: Workplace) -> Iterator[dict[str, int]]:
     with ExitStack() as stack:
         found = {}
         for shard in draft.outline.shards:
-            found[shard.name] = place.open(shard.name, shard.header.size)
+            found[shard.name] = place.open(shard.name, shard.size)
             stack.callback(os.close, found[shard.name])
         yield found
 
@@ -137,14 +139,17 @@ class _Task:
         return sorted(shares(costs, self._team.size)[self._team.rank])
 
     def _make(self, shard: Shard, recipe: Recipe, before: Made | None, maker: Maker) -> None:
-        descriptor, at = self._shards[shard.name], shard.offset(recipe.name)
-        if before is not None and maker.digest_at(descriptor, at, recipe.nbytes) == before.digest:
-            made = before
+        descriptor, at = self._shards[shard.name], shard.offsets[recipe.name]
+        there = maker.sum_at(descriptor, at, recipe.nbytes) if before is not None else None
+        if before is not None and there is not None and there.hexdigest() == before.digest:
+            made = replace(before, crc=there.crc)
             self._meter.kept(recipe.nbytes)
         else:
             made = maker.make(recipe, descriptor, at)
             self._journal.made(recipe.name, made)
             self._meter.finished()
+        for place in shard.seals.get(recipe.name, ()):
+            write_at(descriptor, made.crc.to_bytes(4, "little"), place)
         with self._lock:
             self.made[recipe.name] = made
             self.sources.update(made.sources)
@@ -219,8 +224,10 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
     }
     files: dict[str, dict[str, object]] = {}
     for shard in draft.outline.shards:
-        digests = [task.made[name].digest for name in shard.header.offsets]
-        files[shard.name] = {"size": shard.header.size, "digest": of_safetensors(shard.header.prefix, digests)}
+        # The metadata of a distributed checkpoint gives no place to a tensor without elements.
+        placed = [name for name in shard.offsets if shard.by_name[name].nbytes or not shard.seals]
+        digests = [task.made[name].digest for name in placed]
+        files[shard.name] = {"size": shard.size, "digest": of_framed(_frame(shard, place), digests)}
     for name, digest in small.items():
         files[name] = {"size": (place.files / name).stat().st_size, "digest": digest}
     if sha256:
@@ -246,6 +253,12 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
     )
 
 
+def _frame(shard: Shard, place: Workplace) -> bytes:
+    """What stands around the tensors of a file, as it was written: with the checksums that were not known before."""
+    file = LocalFile(place.files / shard.name)
+    return b"".join(file.pread(at, len(raw)) for at, raw in shard.frame)
+
+
 def _source_digest(draft: Draft, task: _Task, name: str) -> dict[str, object]:
     """Size and digest of a file of the input; of a pickled one, whose tensors do not make up all of it, by reading."""
     file = next(one for one in draft.checkpoint.files if one.name == name)
@@ -255,14 +268,14 @@ def _source_digest(draft: Draft, task: _Task, name: str) -> dict[str, object]:
         return {"size": file.size, "digest": digest}
     front = len(file.header).to_bytes(8, "little") + file.header
     order = sorted(file.names, key=lambda one: draft.checkpoint.pieces(one)[0].extent.start)
-    return {"size": file.size, "digest": of_safetensors(front, [task.sources[one] for one in order])}
+    return {"size": file.size, "digest": of_framed(front, [task.sources[one] for one in order])}
 
 
 def _command(draft: Draft) -> str:
     """The command that makes the same again, as far as it shapes the output."""
     words = ["porting", "convert", "SOURCE", "DESTINATION", "--table", draft.table.name]
     words += ["--reverse"] if draft.reverse else []
-    for option in ("dtype", "shard_size"):
-        value = draft.options[option]
+    for option in ("dtype", "shard_size", "to"):
+        value = draft.options.get(option)
         words += [f"--{option.replace('_', '-')}", str(value)] if value is not None else []
     return " ".join(words)

@@ -1,13 +1,15 @@
 """Several processes that convert together, forked from one so that torch is imported once.
 
-    python -m tests.converting.ranks SOURCE DESTINATION TABLE SIZE [VICTIM]
+    python -m tests.converting.ranks SOURCE DESTINATION TABLE SIZE VICTIM HOW [TO]
 
 Each writes a line: its rank, how many tensors and bytes it saw to, and ``done`` or its error.  The process of rank
-``VICTIM`` is killed when it has made three tensors.
+``VICTIM`` is killed when it has made three tensors (``HOW`` is ``killed``), or cannot read any more (``fails``), or has
+another source (``strays``).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -23,7 +25,7 @@ from porting.errors import PortingError
 from porting.notation.table import parse_table
 
 
-def main(source: Path, destination: Path, table: Path, size: int, victim: int) -> int:
+def main(source: Path, destination: Path, table: Path, size: int, victim: int, how: str, to: str | None) -> int:
     """Fork, convert and wait: the number of processes that did not end well."""
     meeting = destination.parent / f"{destination.name}.meeting"
     children = []
@@ -32,7 +34,7 @@ def main(source: Path, destination: Path, table: Path, size: int, victim: int) -
         if child == 0:
             status = 1
             try:
-                status = work(source, destination, table, rank, size, victim == rank, meeting)
+                status = work(source, destination, table, rank, size, how if victim == rank else "", to, meeting)
             finally:
                 sys.stdout.flush()
                 os._exit(status)
@@ -42,7 +44,9 @@ def main(source: Path, destination: Path, table: Path, size: int, victim: int) -
     return failed
 
 
-def work(source: Path, destination: Path, table: Path, rank: int, size: int, dies: bool, meeting: Path) -> int:
+def work(
+    source: Path, destination: Path, table: Path, rank: int, size: int, how: str, to: str | None, meeting: Path
+) -> int:
     """What one process does."""
     meet = f"file://{meeting}"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size, timeout=timedelta(seconds=30))
@@ -50,14 +54,17 @@ def work(source: Path, destination: Path, table: Path, rank: int, size: int, die
     real = Maker.make
 
     def make(self: Maker, recipe: Recipe, target: int, at: int) -> Made:
-        if dies and len(made) == 3:
+        if how == "killed" and len(made) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "fails" and len(made) == 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         made.append(recipe.nbytes)
         return real(self, recipe, target, at)
 
     Maker.make = make  # type: ignore[method-assign]  # in a process of its own
     try:
-        done = convert(source, destination, parse_table(table.read_text()), shard_size=40_000, threads=1)
+        place = source.parent / "nowhere" if how == "strays" else source
+        done = convert(place, destination, parse_table(table.read_text()), shard_size=40_000, threads=1, to=to)
         sys.stdout.write(f"{rank} {len(made)} {sum(made)} done {done.tensors}\n")
     except PortingError as error:
         sys.stdout.write(f"{rank} {len(made)} {sum(made)} {error}\n")
@@ -67,12 +74,6 @@ def work(source: Path, destination: Path, table: Path, rank: int, size: int, die
 
 
 if __name__ == "__main__":
-    sys.exit(
-        main(
-            Path(sys.argv[1]),
-            Path(sys.argv[2]),
-            Path(sys.argv[3]),
-            int(sys.argv[4]),
-            int(sys.argv[5]) if len(sys.argv) > 5 else -1,
-        )
-    )
+    given = sys.argv[1:]
+    first, second, third = map(Path, given[:3])
+    sys.exit(main(first, second, third, int(given[3]), int(given[4]), given[5], given[6] if given[6:] else None))

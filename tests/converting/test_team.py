@@ -44,9 +44,11 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def together(work: Path, destination: Path, size: int, *victim: int) -> tuple[int, dict[int, list[str]]]:
+def together(
+    work: Path, destination: Path, size: int, victim: int = -1, how: str = "killed", *to: str
+) -> tuple[int, dict[int, list[str]]]:
     """How many processes failed, and what each said."""
-    words = [str(work / "source"), str(destination), str(work / "table.toml"), str(size), *map(str, victim)]
+    words = [str(work / "source"), str(destination), str(work / "table.toml"), str(size), str(victim), how, *to]
     program = [sys.executable, "-m", "tests.converting.ranks", *words]
     done = subprocess.run(program, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.stderr == ""
@@ -85,6 +87,37 @@ def test_when_one_dies_the_others_say_so_and_the_same_command_goes_on(work: Path
     assert sum(int(line[0]) for line in said.values()) < 15 - 3, "what both had made was kept"
     assert contents(tmp_path / "out") == contents(work / "alone")
     assert sorted(os.listdir(tmp_path)) == ["other", "out"]
+
+
+@pytest.mark.parametrize(("how", "reason"), [("fails", "Input/output error"), ("strays", "no such file or directory")])
+def test_what_one_cannot_do_the_others_are_told(how: str, reason: str, work: Path, tmp_path: Path) -> None:
+    failed, said = together(work, tmp_path / "out", 2, 1, how)
+    assert failed == 2
+    assert reason in said[1][2]
+    assert said[0][2].startswith("rank 1: it could not go on, so that no process did: ")
+    assert reason in said[0][2]
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_make_a_distributed_checkpoint_as_one_makes_it(work: Path, tmp_path: Path) -> None:
+    convert(work / "source", tmp_path / "alone", parse_table(TABLE), shard_size=40_000, to="dcp/model")
+    failed, _ = together(work, tmp_path / "out", 2, -1, "killed", "dcp/model")
+    assert failed == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+def test_under_torchrun_a_killed_process_ends_all_and_the_same_command_goes_on(work: Path, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tests.converting.mortal"]
+    words = ["convert", str(work / "source"), str(tmp_path / "out"), "--table", str(work / "table.toml"), "--derive"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [*program, *words, "--shard-size", "40KB", "--threads", "1", "--memory", "1MiB"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=110)
+    assert done.returncode != 0
+    assert "Signal 9 (SIGKILL)" in done.stderr
+    assert os.listdir(tmp_path) == [".out.porting-convert"]
+    again = convert(work / "source", tmp_path / "out", parse_table(TABLE), shard_size=40_000, derive=True)
+    assert again.resumed > 0
+    assert contents(tmp_path / "out") == contents(work / "alone")
 
 
 def test_every_job_is_somebodys() -> None:

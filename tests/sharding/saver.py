@@ -3,12 +3,17 @@
     python -m tests.sharding.saver FOLDER
 
 One process, then two, then four.  Each saves what stands in ``FOLDER/source``, cut in several ways, and loads that
-through tables, and what ``porting convert`` made; what it saw is written to ``FOLDER/seen-COUNT-RANK.json``.
+through tables, and by torch what ``porting convert`` made in ``FOLDER/made``; what it saw is written to
+``FOLDER/seen-COUNT-RANK.json``.  Then the last of two processes cannot read, or dies.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load as torch_loads
 from torch.distributed.checkpoint.state_dict_saver import save as torch_saves
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -25,8 +31,19 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement
 
 import porting
+from porting.checkpoint.files import LocalFile
 from tests import own
-from tests.sharding.worker import Result, cut_by_columns, cut_by_fsdp, forked, gathered, mesh_of
+from tests.guards.tree import ROOT
+from tests.sharding.worker import (
+    Result,
+    cut_by_columns,
+    cut_by_fsdp,
+    cut_by_tensor_parallelism,
+    forked,
+    gathered,
+    held,
+    mesh_of,
+)
 
 LAYOUTS: dict[str, Callable[[Tensor, int], list[Placement]]] = {
     "rows": lambda tensor, axes: [Shard(0)] * axes if tensor.ndim else [Replicate()] * axes,
@@ -105,28 +122,105 @@ def wide() -> dict[str, Tensor]:
 WIDE = {"plain": (1030, 128), "other": (33, 771)}
 
 
-def main(folder: Path, rank: int, count: int, saving: bool) -> None:
+def load_by_torch(folder: Path, count: int) -> Result:
+    """What torch loads of a conversion into a sharded module with values of its own."""
+    expected = own.filled(folder / "source", folder / "own.toml")
+    told: Result = {}
+    for name in ("made", "made in parts"):
+        model = cut_by_fsdp(own.Own(own.SIZES), mesh_of(count))
+        state = {"model": model.state_dict()}
+        torch_loads(state, checkpoint_id=folder / name)
+        model.load_state_dict(state["model"])
+        told[name] = differing(model, expected)
+    return told
+
+
+def documented(folder: Path, count: int) -> list[str]:
+    """The lines of docs/sharding.md, run as they stand there; the parameters that are not what they were."""
+    text = (ROOT / "docs" / "sharding.md").read_text(encoding="utf-8")
+    place = folder / f"documented-{count}"
+    place.mkdir(exist_ok=True)
+    os.chdir(place)
+    toml, python = (re.findall(rf"^```{one}\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for one in ("toml", "python"))
+    if dist.get_rank() == 0:
+        Path("same.toml").write_text("".join(toml))
+    model = cut_by_fsdp(untied(seed=3), mesh_of(count))
+    other = cut_by_tensor_parallelism(untied(seed=4), mesh_of(count))
+    dist.barrier()
+    names = {"model": model, "other": other, "porting": porting}
+    exec(compile("".join(python), "docs/sharding.md", "exec"), names)  # noqa: S102 - the project's own example
+    return differing(other, untied(seed=3))
+
+
+def untied(seed: int) -> own.Own:
+    """A module whose parameters are all its own."""
+    torch.manual_seed(seed)
+    module = own.Own(own.SIZES)
+    module.decoder.weight = nn.Parameter(torch.randn_like(module.tokens.weight))
+    return module
+
+
+def failing(folder: Path, rank: int, count: int) -> Result:
+    """The last process sees no checkpoint, or its disk fails: what each is told, and what its module holds then."""
+    told: Result = {}
+    real = LocalFile.read_into
+    for how in ("missing", "disk"):
+        module = cut_by_fsdp(own.Own(own.SIZES), mesh_of(count))
+        before = [held(one).clone() for one in module.parameters()]
+        last = rank == count - 1
+        if last and how == "disk":
+            LocalFile.read_into = broken  # type: ignore[method-assign]  # in a process of its own
+        source = folder / "nowhere" if last and how == "missing" else folder / "source"
+        try:
+            porting.load(source, module, folder / "own.toml")
+        except porting.PortingError as error:
+            told[how] = [type(error).__name__, str(error)]
+        LocalFile.read_into = real  # type: ignore[method-assign]  # as above
+        told[f"{how}: untouched"] = all(map(torch.equal, before, map(held, module.parameters())))
+    return told
+
+
+def broken(self: LocalFile, buffer: memoryview, offset: int) -> None:
+    raise self._failed(OSError(errno.EIO, "Input/output error"))
+
+
+def dying(folder: Path, rank: int, count: int) -> Result:
+    """The last process is killed while the others read."""
+    module = cut_by_fsdp(own.Own(own.SIZES), mesh_of(count))
+    if rank == count - 1:
+        LocalFile.read_into = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]  # as above
+    try:
+        porting.load(folder / "source", module, folder / "own.toml")
+    except porting.PortingError as error:
+        return {"told": [type(error).__name__, str(error)]}
+    return {"told": None}
+
+
+def main(folder: Path, rank: int, count: int, act: str) -> None:
     """What one process does."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    store = f"file://{folder}/store-{count}-{saving}"
+    store = f"file://{folder}/store-{count}-{act}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
-    if saving:
+    if act == "save":
         save(folder, count)
         if count == 4:
-            wide = {
-                name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in WIDE.items()
-            }
-            torch_saves(cut(wide, mesh_of(4), "rows"), checkpoint_id=folder / "wide-4")
-    else:
-        results = {"table": load_through_a_table(folder, count), "wide": read_of_wide(folder, count)}
+            torch_saves(cut(wide(), mesh_of(4), "rows"), checkpoint_id=folder / "wide-4")
+    elif act == "load":
+        results: Result = {"table": load_through_a_table(folder, count), "wide": read_of_wide(folder, count)}
+        results |= {"torch": load_by_torch(folder, count), "failing": failing(folder, rank, count)}
+        results |= {"documented": documented(folder, count)}
         (folder / f"seen-{count}-{rank}.json").write_text(json.dumps(results))
+    else:
+        (folder / f"dying-{rank}.json").write_text(json.dumps(dying(folder, rank, count)))
+        return
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    for number, saving in ((1, True), (2, True), (4, True), (2, False), (4, False)):
-        if not forked(number, lambda rank: main(place, rank, number, saving)):  # noqa: B023  # it has run before the next
+    for number, act in ((1, "save"), (2, "save"), (4, "save"), (2, "load"), (4, "load"), (2, "die")):
+        fine = forked(number, lambda rank: main(place, rank, number, act))  # noqa: B023  # it has run before the next
+        if fine == (act == "die"):
             sys.exit(1)

@@ -37,6 +37,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own.write(root / "source")
     own.table(root)
     (root / "wide.toml").write_text(TABLE)
+    for name, size in (("made", None), ("made in parts", 300)):
+        options: dict[str, Any] = {"to": "dcp/model", "shard_size": size}
+        convert(root / "source", root / name, root / "own.toml", into=lambda: own.Own(own.SIZES), **options)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "tests.sharding.saver", str(root)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
@@ -91,3 +94,35 @@ def test_each_process_reads_its_own_ranges(ran: Path, count: int) -> None:
     for one in results(ran, count):
         assert one["wide"]["differ"] == []
         assert one["wide"]["read"] == one["wide"]["local"]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_torch_loads_a_conversion_into_a_sharded_module(ran: Path, count: int) -> None:
+    for one in results(ran, count):
+        assert one["torch"] == {"made": [], "made in parts": []}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_lines_of_the_documentation_do_what_they_say(ran: Path, count: int) -> None:
+    assert [one["documented"] for one in results(ran, count)] == [[]] * count
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_what_one_process_cannot_read_none_loads(ran: Path, count: int) -> None:
+    *others, last = [one["failing"] for one in results(ran, count)]
+    assert "nowhere: no such file or directory" in last["missing"][1]
+    assert "reading failed: Input/output error" in last["disk"][1]
+    for how in ("missing", "disk"):
+        reason = last[how][1].splitlines()[0]
+        for one in others:
+            line = f"nothing was loaded, since process {count - 1} could not go on: {reason} [rank-lost]"
+            assert one[how] == ["RankError", f"{ran}/source: {line}"]
+        for one in (*others, last):
+            assert one[f"{how}: untouched"]
+
+
+def test_when_a_process_is_killed_the_other_says_so(ran: Path) -> None:
+    kind, told = json.loads((ran / "dying-0.json").read_text())["told"]
+    assert kind == "RankError"
+    assert "source: nothing was loaded, since another process has ended: " in told
+    assert not (ran / "dying-1.json").exists()
