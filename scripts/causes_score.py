@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 import warnings
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -71,17 +71,34 @@ def score(pair: Pair, names: Container[str] | None = None, *, alone: bool = True
         ported = make(pair, Path(folder))
         watched = ported.load()
         inventory = watch(watched)
-        _verify(ported, watched)
+        calls: list[Call] = []
+        watched.register_forward_pre_hook(lambda module, *call: calls.append(call), with_kwargs=True)
+        cases = _verify(ported, watched).cases
         for meddling in (one for one in PLANTS if names is None or one.name in names):
-            result, sites = _try(ported, meddling, inventory)
+            sites = _sites(ported, meddling, inventory, calls[-len(cases) :])
             if not sites:
                 continue
-            everywhere[meddling.name] = result
+            everywhere[meddling.name] = result = _try(ported, meddling, inventory)
             if alone:
                 unit, inside = _drawn(sites, f"{pair}, {meddling.name}")
-                result, _ = _try(ported, replace(meddling, modules=inside), inventory)
+                if inside != sites:
+                    result = _try(ported, replace(meddling, modules=inside), inventory)
                 one_layer[meddling.name] = replace(result, where=unit)
     return Scored(everywhere=everywhere, alone=one_layer)
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a forward pass."""
+
+
+@torch.no_grad()
+def _sites(ported: Ported, meddling: Meddling, inventory: Inventory, calls: Sequence[Call]) -> frozenset[str]:
+    """The modules in which a mistake is made; none if it does not apply."""
+    module = ported.load()
+    sites = plant(module, meddling, inventory)
+    for args, kwargs in calls:
+        module(*args, **kwargs)
+    return frozenset(sites)
 
 
 _LAYER = re.compile(r"(?:.*?\.)?\d+(?=\.|$)")
@@ -102,27 +119,26 @@ def _verify(ported: Ported, module: nn.Module, seed: int = 0) -> Report:
     return verify(ported.directory, module, table=ported.pair.table, loaded=True, seed=seed, longest=longest)
 
 
-def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> tuple[Result, frozenset[str]]:
-    """Plant a mistake; what came of it, and in which modules it was made: in none if it does not apply."""
+def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> Result:
+    """Plant a mistake, and see what the proof says of it."""
     module = ported.load()
-    made = plant(module, meddling, inventory)
+    sites = plant(module, meddling, inventory)
     report = _verify(ported, module)
-    sites = frozenset(made)
     said = tuple(" or ".join(one.names) or "unknown" for one in report.causes)
     if report.verdict == FAITHFUL:
         same = max(probe.meaning.worst for probe in report.probes) <= max(
             probe.bound.end_to_end for probe in report.probes
         )
-        return Result(outcome=NONE if same else MISSED, placed=True, strict=True), sites
+        return Result(outcome=NONE if same else MISSED, placed=True, strict=True)
     probes = {probe.port: probe for probe in report.probes}
     accused = report.guilty or report.imprecise
-    result = Result(
+    return Result(
         outcome=_outcome(report, truth(meddling.name)),
-        placed=all(any(_made_in(probes[point], sites) for point in one.probes) for one in report.causes),
+        placed=bool(report.causes)
+        and all(any(_made_in(probes[point], sites) for point in one.probes) for one in report.causes),
         strict=bool(accused) and all(_made_in(probe, sites) for probe in accused),
         said=said,
     )
-    return result, sites
 
 
 def _outcome(report: Report, expected: tuple[str, ...]) -> str:

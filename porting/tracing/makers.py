@@ -38,7 +38,7 @@ class Makers:
             module: whose own code asked for it.
             func, args, kwargs, result: the operation, as a dispatch mode sees it.
         """
-        given = _tensors((args, dict(kwargs)))
+        given = _tensors((args, kwargs))
         made = 1 << self._numbers.setdefault(module, len(self._numbers))
         for one in given:
             made |= self._bits(one)
@@ -72,7 +72,13 @@ class Makers:
 
 
 def _tensors(tree: object) -> list[Tensor]:
-    return [one for one in tree_leaves(tree) if isinstance(one, Tensor)]
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):  # an output of another kind, as a model has
+        return [one for one in tree_leaves(tree) if isinstance(one, Tensor)]
+    return [tensor for one in tree for tensor in _tensors(one)]
 
 
 def _written(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -46,6 +46,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         self._makers = Makers()
         self._lowered: Lifted = {}
         self._state = torch.get_rng_state()
+        self._aside = False
         self._thread = 0
         self._hooks = ExitStack()
 
@@ -64,17 +65,23 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         self._hooks.close()
 
     def cut(self, value: Tensor | None = None) -> Span:
-        """What happened since the last cut, and which modules made a value."""
+        """What happened since the last cut.
+
+        Args:
+            value: which modules made this one is part of it; what happens from here to the next cut without a value, or
+                to the next value that is put in, is none of the model's.
+        """
         state = torch.get_rng_state()
         lowered = tuple(spelled({name: operations}) for name, operations in self._lowered.items())
         modules = () if value is None else self._makers.of(value)
         span = Span(modules, lowered, not torch.equal(state, self._state))
-        self._lowered, self._state = {}, state
+        self._lowered, self._state, self._aside = {}, state, value is not None
         return span
 
     def put(self, value: Tensor) -> Tensor:
         """A value that is put into the pass, and that no module made."""
         self._makers.put(value)
+        self._aside = False
         return value
 
     def __torch_dispatch__(
@@ -86,6 +93,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
     ) -> Any:  # whatever torch's operation gives
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if self._aside:
+            return result
         self._makers.ran(running(), func, args, kwargs, result)
         if any(_low(one) for one in tree_leaves(result)) and any(
             isinstance(one, Tensor) and one.is_floating_point() for one in tree_leaves((args, kwargs))
