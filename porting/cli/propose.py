@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.padding import Padding
 from rich.text import Text
 
 from porting.cli import options
 from porting.cli.dialogue import Dialogue
 from porting.cli.screen import DIFFERENT, Screen, free
 from porting.errors import Code, Fault, PortingError
+from porting.printable import safe
 
 if TYPE_CHECKING:
     from porting.suggesting import Suggestion
@@ -112,8 +114,10 @@ def suggest(
             output = _agreed(screen, found, output, dialogue, name, overwrite=overwrite)
         if output is not None:
             found.write(output)
-            words = [*options.again(source), "--table", str(output), "--into", into]
-            screen.next("verify" if found.proven else "check", *words)
+            fresh = any(one.side == "module" for one in found.unmapped)
+            words = [*options.again(source), *options.given(table=output, into=into, fresh=fresh)]
+            bounded = found.verdict.value == "approximate"  # which verify holds the table to
+            screen.next("verify" if found.proven or bounded else "check", *words)
         elif not interactive:
             asked = options.given(into=into, architecture=architecture, input=inputs)
             screen.next("suggest", *options.again(source), *asked, "--output", free("my_table", ".toml"), aside=True)
@@ -188,15 +192,16 @@ def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool
         screen.show(Text(found.text.rstrip("\n")), soft_wrap=True)
         screen.line()
     screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
-    for reason in found.reasons:
-        screen.line(f"  {reason.said}")
-    for part in found.missing:
-        screen.line(f"  the module has no place for {part}")
+    said = [reason.said for reason in found.reasons]
+    said += [f"the module has no place for {part}" for part in found.missing]
     for one in found.unmapped:
         if one.side == "module" or one.near:
             near = f"; nearest: {', '.join(map(str, one.near))}" if one.near else ""
             what = "nothing fills" if one.side == "module" else "nothing reads"
-            screen.line(f"  {what} {one.name} {list(one.shape)}, which runs {one.where}{near}")
+            runs = "which never runs" if one.where == "never" else f"which runs {one.where}"
+            said.append(f"{what} {one.name} {list(one.shape)}, {runs}{near}")
+    for line in said:
+        screen.show(Padding(Text(safe(line)), (0, 0, 0, 2), expand=False))  # folded lines keep their left edge
     if explain is not None:
         screen.line()
         screen.show(Text(found.explain(explain) or f"no line contains {explain!r}"), soft_wrap=True)

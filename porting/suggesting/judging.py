@@ -63,7 +63,9 @@ def judge(
     the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
     """
     reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped)])
-    missing = tuple(patterns([name for unit in found.lacking for name in unit.names], _mapped(found)))
+    refused = {one.reference for one in found.divergences if one.what == "shape" and _last(found, one)}
+    lacking = [unit for unit in found.reference.units if unit in found.lacking or refused & set(unit.names)]
+    missing = tuple(patterns([name for unit in lacking for name in unit.names], _mapped(found)))
     missing = tuple(one.removesuffix(".{*rest}") for one in missing)
     ours = [one for one in unmapped if one.side == "module"]
     small = [one for one in reasons if _small(one)]
@@ -221,7 +223,7 @@ def _parts(subjects: Subjects, found: Found, proof: Proof, checkpoint: Checkpoin
                     kind="extra", said=f"the module has {one.port}, and nothing of the checkpoint is due there"
                 )
                 return
-            case "shape":
+            case "shape" if not _last(found, one):
                 yield _shapes(one, subjects)
                 return
             case "activation" | "norm" if puzzled and not one.size <= CLOSE and not one.cause:

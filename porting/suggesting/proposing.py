@@ -222,7 +222,10 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subject
 
 def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) -> Draft:
     """The table with what is known of it at its head."""
-    head = [f"{architecture} into {made.description.rpartition(' into ')[2]}: {judged.verdict}.", judged.sentence]
+    head = [
+        f"{architecture} into {made.description.rpartition(' into ')[2]}: {judged.verdict}.",
+        _capital(judged.sentence),
+    ]
     if lazy:
         head.append("The module has lazy parameters: run it once, and load into it then.")
     head += [f"- {one.said}" for one in judged.reasons]
@@ -236,6 +239,10 @@ def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) ->
         approximate = (judged.reasons[0].said if judged.reasons else judged.sentence, within)
     lines = tuple(line for text in head if text for line in _wrapped(text))
     return replace(made, head=lines, approximate=approximate)
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _wrapped(text: str) -> list[str]:

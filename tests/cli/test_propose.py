@@ -94,3 +94,16 @@ def test_what_a_builder_prints_does_not_get_into_the_json(run: Run, checkpoint: 
     assert json.loads(result.stdout)["verdict"] == "trunk only"
     assert "hello" in result.stderr
     assert "shards" not in result.stderr, "transformers' bars"
+
+
+def test_the_next_command_can_be_typed_where_the_module_has_parts_of_its_own(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    place = Path("own_model.py")
+    head = "        self.fresh = nn.Linear(e, 7)\n\n    def forward(self, ids, mask, kinds):\n"
+    changed = place.read_text().replace("\n    def forward(self, ids, mask, kinds):\n", head)
+    place.write_text(changed.replace("        return x\n", "        return self.fresh(x)\n"))
+    result = run("suggest", checkpoint, *INTO, "-o", "mine.toml")
+    assert result.exit_code == 0, result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert last == "next: porting verify c --table mine.toml --into own_model.py:build --fresh"
+    assert run(*last.removeprefix("next: porting ").split()).exit_code == 0

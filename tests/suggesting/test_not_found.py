@@ -121,3 +121,23 @@ def test_what_has_no_counterpart_is_named_on_both_sides_with_what_it_may_be(sour
     assert pool.near[0].where == pooler.where
     assert pooler.where.startswith("behind bert.encoder.layer.")
     assert pooler.near[0].name == "pool.weight"
+
+
+class NewHead(Plain):
+    """As one is fine-tuned: what stands at the pooler's place is no pooler."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.classify = nn.Linear(self.norm.normalized_shape[0], 7)
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        logits: Tensor = self.classify(super().forward(ids, keep, segments)[:, 0])
+        return logits
+
+
+def test_a_new_head_is_no_fault_of_the_trunk(source: Path) -> None:
+    found = suggest(source, NewHead)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    assert found.missing == ("bert.pooler", "cls")
+    assert [one.name for one in found.unmapped if one.side == "module"] == ["classify.weight", "classify.bias"]
+    assert '"classify.{*rest}" = "the checkpoint has none"' in found.text
