@@ -43,7 +43,7 @@ def main(
     if comparisons:
         done, alarms = faithful(comparisons)
         print(f"{done} faithful comparisons, {len(alarms)} false alarms", *alarms, sep="\n")
-        facts["faithful"] = {"comparisons": done, "alarms": alarms}
+        facts["faithful"] = {"comparisons": done, "alarms": alarms, "dtypes": "float32, bfloat16 and float16"}
     if write:
         if facts:
             keep(SCORE, found, facts)

@@ -44,8 +44,10 @@ the reference that were altered), `probes`, `difference`, `residual`, `what`, `f
 
 Limits: a number is solved for where it is the only mistake between two probes; weights that are not the checkpoint's
 can be solved for only where a probe has more rows than the layer has inputs; a rounding error is reproduced only
-where the port's kernels round as the reference's do, which a fused or differently laid out product need not; and a
-reference that is a recording has no functions to rewrite.
+where the port's kernels round as the reference's do, which a fused or differently laid out product need not; what a
+port does to channels that its table has put in another order is to the reference another mistake, so that a weight that
+is transposed there is no more than other weights; a difference at the noise floor that no module makes by itself has no
+cause; and a reference that is a recording has no functions to rewrite.
 
 This page is written from the catalogue by `python -m scripts.causes --write`.
 """
@@ -69,11 +71,16 @@ def _score() -> Iterator[str]:
     yield (
         "Each mistake is planted into the port of each pair of family and room where it applies, and the port is "
         "verified. Planting is written apart from the entries above: it changes what the port's own layers are given "
-        "and give.\n"
+        "and give. Mistakes made in the source of a model are tested besides, in `tests/causes/`.\n"
     )
     if "faithful" in known:
         alarms = len(known["faithful"]["alarms"])
-        yield f"False alarms: {alarms} in {known['faithful']['comparisons']} comparisons of faithful ports.\n"
+        how = f", in {known['faithful']['dtypes']}" if "dtypes" in known["faithful"] else ""
+        many = known["faithful"]["comparisons"]
+        yield (
+            f"False alarms: {alarms} in {many} comparisons of faithful ports: every pair, with weights drawn anew, "
+            f"other inputs of other lengths{how}.\n"
+        )
     yield "✓ named, = in a tie, ? unknown, ✗ a wrong name among the right ones, ! missed, · none, ° others accused\n"
     numbers = {pair: number for number, pair in enumerate(known["pairs"], 1)}
     yield from (f"{number}. {pair}" for pair, number in numbers.items())

@@ -114,9 +114,38 @@ def _drawn(sites: Collection[str], seed: str) -> tuple[str, frozenset[str]]:
     return unit, frozenset(units[unit])
 
 
-def _verify(ported: Ported, module: nn.Module, seed: int = 0) -> Report:
-    longest = 80 if ported.pair.single else LONGEST
-    return verify(ported.directory, module, table=ported.pair.table, loaded=True, seed=seed, longest=longest)
+def _verify(ported: Ported, module: nn.Module, seed: int = 0, variant: Variant | None = None) -> Report:
+    way = variant or VARIANTS[0]
+    longest = (80 if ported.pair.single else LONGEST) - way.shorter
+    return verify(
+        ported.directory,
+        module,
+        table=ported.pair.table,
+        loaded=True,
+        seed=seed,
+        longest=longest,
+        dtypes=way.dtypes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How a comparison is made.
+
+    Attributes:
+        dtypes: the working dtypes.
+        shorter: by so many tokens the longest row is shorter.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    shorter: int = 0
+
+
+VARIANTS = (
+    Variant(dtypes=(torch.float32,)),
+    Variant(dtypes=(torch.float32, torch.bfloat16), shorter=5),
+    Variant(dtypes=(torch.float16,), shorter=11),
+)
 
 
 def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> Result:
@@ -164,12 +193,17 @@ def faithful(count: int) -> tuple[int, list[str]]:
             for pair in PAIRS:
                 with tempfile.TemporaryDirectory(prefix="porting-causes-") as folder:
                     ported = _another(pair, Path(folder), draws)
-                    for seed in range(3):
+                    for number, variant in enumerate(VARIANTS):
                         if done < count:
                             done += 1
-                            report = _verify(ported, ported.load(), seed=3 * draws + seed)
+                            seed = len(VARIANTS) * draws + number
+                            report = _verify(ported, ported.load(), seed=seed, variant=variant)
                             if report.verdict != FAITHFUL or report.causes:
-                                alarms.append(f"{pair}, weights {draws}, inputs {3 * draws + seed}: {report.verdict}")
+                                dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in variant.dtypes)
+                                alarms.append(
+                                    f"{pair}, weights {draws}, inputs {seed}, in {dtypes}: {report.verdict}; "
+                                    + ", ".join(probe.port for probe in (*report.guilty, *report.imprecise))
+                                )
             draws += 1
     return done, alarms
 

@@ -11,7 +11,9 @@ from torch.utils._pytree import tree_map
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, after, other, reads
+from porting.causes.linear import Linear
 from porting.causes.masks import FAR, causal_of
+from porting.causes.projections import added_biases
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref, call_again
 
@@ -32,6 +34,17 @@ class Lowered(Cause):
             if anatomy.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
                 yield other(call, self._computed, detail)
                 yield other(call, self._rounded, detail)
+        for call, linear, bias in added_biases(anatomy):  # which in the port may be one with its map
+            if linear.call.name in self.functions:
+                yield other(call, self._with_bias(linear, bias), detail)
+
+    def _with_bias(self, linear: Linear, bias: Ref) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            parts = (values[linear.input], linear.matrix(values), values[bias].flatten())
+            given, weight, offset = (one.to(self.dtype) for one in parts)
+            return torch.nn.functional.linear(given, weight, offset).to(values.tape[call.result].dtype)
+
+        return rewrite
 
     def _rounded(self, values: Values, call: Call) -> Tensor:
         """From rounded numbers, with a sum that is exact, rounded again: what a good kernel gives."""
