@@ -21,7 +21,7 @@ def after(command: str, typed: Mapping[str, object], faults: Sequence[Fault]) ->
     """
     codes = list(dict.fromkeys(fault.code for fault in faults))
     source, into = typed.get("source"), typed.get("into")
-    if Code.NO_TABLE in codes and into is not None and typed.get("table") is None:
+    if {Code.NO_TABLE, Code.UNKNOWN_ARCHITECTURE} & set(codes) and into is not None and typed.get("table") is None:
         return ["suggest", *again(source if isinstance(source, str) else None), *given(into=into)]
     if Code.UNKNOWN_ARCHITECTURE in codes or Code.NO_TABLE in codes:
         return ["tables"]

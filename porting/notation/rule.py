@@ -181,7 +181,11 @@ def make_rule(
     _same_kinds([*sources, *targets])
     described = {term.axes is None for term in (*sources, *targets)}
     if len(described) > 1:
-        raise NotationError(Code.AXES_ONE_SIDE, "one side has axes and another has none", hint="give all or none")
+        terms = [*sources, *targets]
+        having, lacking = (next(one for one in terms if (one.axes is None) == none) for none in (False, True))
+        raise NotationError(
+            Code.AXES_ONE_SIDE, f"'{having}' has axes, and '{lacking}' has none", hint="give all or none"
+        )
     if not fold and any(isinstance(axis, Row) for term in (*sources, *targets) for axis in term.axes or ()):
         raise NotationError(Code.BAD_AXES, "a row can be taken in a fold only")
     pairs = _fold(sources, targets) if fold else _pair(sources, targets)

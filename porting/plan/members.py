@@ -179,7 +179,10 @@ def gap(pattern: str, index: str, values: Iterable[int], side: Side, where: str)
     found = ", ".join(map(str, seen)) if len(seen) <= 8 else f"{seen[0]} to {seen[-1]}"
     verb = "is" if len(missing) == 1 else "are"
     message = f"{pattern} has {index} = {found} in the {_NOUN[side]}: {listed} {verb} missing"
-    return Fault(code=Code.INDEX_GAP, where=where, message=message, hint="every number from 0 on must be there")
+    hint = "every number from 0 on must be there"
+    if missing == [0]:
+        hint = f"an index counts from 0: where names begin with 1, write {{{index}+1}}"
+    return Fault(code=Code.INDEX_GAP, where=where, message=message, hint=hint)
 
 
 _NOUN = {"source": "checkpoint", "target": "module"}

@@ -9,6 +9,7 @@ from porting.checkpoint import Checkpoint
 from porting.notation.table import Table
 from porting.plan.config import arguments
 from porting.verification.inputs import Case, heard, make_cases, special_tokens, withheld
+from porting.verification.reference import usual_fields
 
 POSITIONS = "max_position_embeddings"
 
@@ -53,6 +54,8 @@ def make_batches(
     # The table says what a family calls the usual fields: those of the target's config are the usual ones.
     ours = arguments(table, checkpoint.config)
     fields = {**ours, **config}
+    if POSITIONS not in fields:
+        fields = {**usual_fields(config), **fields}
     # As many positions belong to nobody: the reference counts around padding.
     shifted = ((shift, table.config[field]) for field, shift in table.shifts.items() if POSITIONS in field.split("/"))
     skips, counted = next(shifted, (0, ""))

@@ -74,8 +74,9 @@ def make_cases(
     """The cases for a model with this config.
 
     Args:
-        config: the checkpoint's config: ``vocab_size``, ``max_position_embeddings``, ``type_vocab_size`` (without it
-            there are no token types), ``pad_token_id``; ``is_encoder_decoder``, ``decoder_start_token_id``.
+        config: the checkpoint's config: ``vocab_size``, ``max_position_embeddings`` (without it a row may have any
+            length, as with relative positions), ``type_vocab_size`` (without it there are no token types),
+            ``pad_token_id``; ``is_encoder_decoder``, ``decoder_start_token_id``.
         seed: of everything that is drawn.
         longest: no row is longer than this, whatever the model takes.
         special: ids that have to occur; see :func:`special_tokens`.
@@ -87,7 +88,7 @@ def make_cases(
     Raises:
         VerifyError: the config does not say what is needed.
     """
-    vocabulary, positions = _integer(config, "vocab_size"), _integer(config, "max_position_embeddings")
+    vocabulary, positions = _integer(config, "vocab_size"), _integer(config, "max_position_embeddings", longest)
     types = _integer(config, "type_vocab_size", 0)
     padding = _integer(config, "pad_token_id", 0)
     generator = torch.Generator().manual_seed(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,3 +86,19 @@ def _quiet() -> Iterator[None]:
         log.set_verbosity(verbosity)
         if bars:
             log.enable_progress_bar()
+
+
+def usual_fields(config: Mapping[str, object]) -> dict[str, object]:
+    """Fields that the reference's family calls otherwise, under their usual names, as transformers knows them.
+
+    >>> usual_fields({"model_type": "gpt2", "n_positions": 1024})
+    {'max_position_embeddings': 1024}
+    """
+    import transformers  # noqa: PLC0415  # as above
+
+    names = transformers.CONFIG_MAPPING
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in names:
+        return {}
+    renamed: Mapping[str, str] = getattr(names[kind], "attribute_map", {})
+    return {usual: config[own] for usual, own in renamed.items() if own in config}

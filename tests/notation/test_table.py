@@ -216,7 +216,7 @@ FAULTS = [
     ),
     (
         '[tensors]\n"a [x]" = "b"',
-        "t.toml:2:1: one side has axes and another has none (give all or none) [axes-one-side]",
+        "t.toml:2:1: 'a [x]' has axes, and 'b' has none (give all or none) [axes-one-side]",
     ),
     (
         '[tensors]\n"{p:q,k}.w" = "{p:a,b,c}.w"',

@@ -9,6 +9,7 @@ import torch
 
 from porting.tracing.faults import VerifyError
 from porting.verification.inputs import make_cases
+from porting.verification.reference import usual_fields
 
 CONFIG: dict[str, Any] = {  # Any: fields of several types
     "vocab_size": 50,
@@ -53,3 +54,22 @@ def test_token_types_are_given_to_models_that_have_some() -> None:
     without, with_ = make_cases(CONFIG, seed=0)[0], make_cases({**CONFIG, "type_vocab_size": 2}, seed=0)[0]
     assert "token_type_ids" not in without.inputs
     assert set(with_.inputs["token_type_ids"].flatten().tolist()) == {0, 1}
+
+
+def test_a_model_without_a_position_table_takes_rows_of_any_length() -> None:
+    config = {field: value for field, value in CONFIG.items() if field != "max_position_embeddings"}
+    assert max(case.inputs["input_ids"].shape[1] for case in make_cases(config, seed=0, longest=77)) == 77
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "gpt2", "n_positions": 40, "vocab_size": 9}, {"max_position_embeddings": 40}),
+        ({"model_type": "t5", "d_model": 8}, {"hidden_size": 8}),
+        ({"model_type": "nobody's", "n_positions": 40}, {}),
+        ({"n_positions": 40}, {}),
+    ],
+)
+def test_fields_that_a_family_calls_otherwise_are_known(config: dict[str, object], expected: dict[str, object]) -> None:
+    """A table of the user's own need not say what the family calls its positions."""
+    assert usual_fields(config) == expected
