@@ -137,6 +137,18 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[t
     yield from sorted(made, key=lambda moves: _strange(moves, ours))
     if same and not as_is and bias is not None:
         yield (Move((Piece(theirs.weights[0], theirs.weights),), (Piece(ours.weights[0], ours.weights),)), *bias)
+    if len(theirs.shape) == 4 and len(ours.shape) == 2 and ours.summed == theirs.summed and bias is not None:
+        yield from ((move, *bias) for move in _unfolded(ours, theirs))
+
+
+def _unfolded(ours: Matrix, theirs: Matrix) -> Iterator[Move]:
+    """A kernel of a convolution as a matrix over patches, whose channels, rows and columns come in some order."""
+    for axes in permutations("abf"):
+        joint = f"({' '.join(axes)})"
+        right = f"{joint} o" if ours.into_first else f"o {joint}"
+        yield Move(
+            (Piece(theirs.weights[0], theirs.weights, "o a b f"),), (Piece(ours.weights[0], ours.weights, right),)
+        )
 
 
 def _strange(moves: tuple[Move, ...], ours: Matrix) -> tuple[bool, bool, int]:

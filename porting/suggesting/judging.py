@@ -110,7 +110,7 @@ def _all(
     parts = [*_mask(subjects), *_parts(subjects, found, proof, checkpoint)]
     yield from parts
     kinds = {one.kind for one in parts}
-    causes = [one for one in known(proof) if not _seen(one, kinds)]
+    causes = [one for one in known(proof, guessed=bool(kinds & {"extra", "shape"})) if not _seen(one, kinds)]
     yield from causes
     yield from _corrected(found)
     left = unknown(proof)

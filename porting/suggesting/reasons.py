@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from porting.causes.catalogue import THEMES
@@ -23,11 +24,24 @@ _NO_WEIGHTS = frozenset({"softmax over the queries", "softmax over the heads", "
 weights might do it: moved, scaled or in another order, as a table can have them.  The names are the exceptions."""
 
 
-def known(proof: Proof) -> list[Reason]:
-    """Each cause that the catalogue names, with the size of the difference that it makes."""
-    return [_reason(one) for one in _findings(proof) if one.name] + [
-        _mostly(one) for one in _findings(proof) if not one.name and _near(one)
-    ]
+def known(proof: Proof, *, guessed: bool = False) -> list[Reason]:
+    """Each cause that the catalogue names, with the size of the difference that it makes.
+
+    Args:
+        proof: the proof.
+        guessed: some places were filled without being sure.  A cause that is found with weights that may be others'
+            shows nothing; nor does one behind a place that nobody can explain.
+    """
+    order = [] if proof.report is None else [probe.port for probe in proof.report.probes]
+    first = min((order.index(one.probes[0]) for one in unknown(proof) if one.probes[0] in order), default=len(order))
+    found = []
+    for one in _findings(proof):
+        if one.name:
+            sure = not guessed and one.probes[0] in order[:first]
+            found.append(_reason(one) if sure else replace(_reason(one), shown=False))
+        elif _near(one):
+            found.append(_mostly(one))
+    return found
 
 
 def unknown(proof: Proof) -> list[Finding]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from porting.suggesting import Verdict, suggest
+from porting.causes import Finding
+from porting.suggesting import Verdict, proposing, suggest
+from porting.suggesting.proving import Proof
+from porting.suggesting.reasons import known
 from tests.suggesting.test_verdicts import NormedAgain, Plain, each
 from tests.zoo.parts import Config
 
@@ -121,6 +127,43 @@ def test_what_has_no_counterpart_is_named_on_both_sides_with_what_it_may_be(sour
     assert pool.near[0].where == pooler.where
     assert pooler.where.startswith("behind bert.encoder.layer.")
     assert pooler.near[0].name == "pool.weight"
+
+
+def finding(name: str, probe: str, size: float = 0.5) -> Finding:
+    return Finding(name=name, probes=(probe,), difference=size, residual=0.0)
+
+
+def test_a_cause_shows_nothing_where_weights_were_guessed(source: Path) -> None:
+    """Nor behind a place that nobody can explain: what it is found with may be the wrong weights."""
+    proof = suggest_proof(source)
+    assert proof.report is not None
+    order = [probe.port for probe in proof.report.probes]
+    early, late = finding("residual missing", order[3]), finding("ReLU for another activation", order[7])
+    riddle = finding("", order[5])
+    report = replace(proof.report, causes=(early, riddle, late))
+    proof = replace(proof, report=report)
+    assert [(one.said.split(",")[0], one.shown) for one in known(proof)] == [
+        ("residual missing", True),
+        ("ReLU for another activation", False),
+    ]
+    assert not any(one.shown for one in known(proof, guessed=True))
+    slight = replace(report, causes=(finding("residual missing", order[3], 1e-4),))
+    assert not known(replace(proof, report=slight))[0].shown
+
+
+def suggest_proof(source: Path) -> Proof:
+    """A proof, with the activations that were compared."""
+    kept: list[Proof] = []
+    prove = proposing._proven
+
+    def proven(*args: Any, **named: Any) -> Proof:  # as the function that it stands for
+        kept.append(prove(*args, **named))
+        return kept[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposing, "_proven", proven)
+        suggest(source, Plain)
+    return kept[0]
 
 
 class NewHead(Plain):

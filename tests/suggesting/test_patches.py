@@ -1,0 +1,79 @@
+"""An image cut into patches by hand: the convolution's kernel becomes a matrix over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from porting.suggesting import Verdict, suggest
+from porting.suggesting.twin import draw
+
+
+class Patched(nn.Module):
+    """The embeddings and one layer of a ViT; ``last`` puts a patch's channels behind its pixels."""
+
+    last = False
+
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        e, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        self.patch = config.patch_size
+        self.proj = nn.Linear(3 * self.patch**2, e)
+        self.start = nn.Parameter(torch.zeros(1, 1, e))
+        self.places = nn.Parameter(torch.zeros(1, (config.image_size // self.patch) ** 2 + 1, e))
+        self.heads = config.num_attention_heads
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({
+                "n1": nn.LayerNorm(e, eps), "qkv": nn.Linear(e, 3 * e), "out": nn.Linear(e, e),
+                "n2": nn.LayerNorm(e, eps), "up": nn.Linear(e, inner), "down": nn.Linear(inner, e),
+            })
+            for _ in range(config.num_hidden_layers)
+        )  # fmt: skip
+        self.end = nn.LayerNorm(e, eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        cut = F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
+        if self.last:
+            cut = cut.reshape(*cut.shape[:2], 3, -1).transpose(-1, -2).flatten(-2)
+        x = torch.cat([self.start.expand(len(cut), -1, -1), self.proj(cut)], 1) + self.places
+        for layer in self.layers:
+            assert isinstance(layer, nn.ModuleDict)
+            q, k, v = (
+                one.reshape(*one.shape[:2], self.heads, -1).transpose(1, 2)
+                for one in layer["qkv"](layer["n1"](x)).chunk(3, -1)
+            )
+            mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            x = x + layer["out"](mixed)
+            x = x + layer["down"](F.gelu(layer["up"](layer["n2"](x))))
+        out: Tensor = self.end(x)
+        return out
+
+
+class PatchedLast(Patched):
+    last = True
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = transformers.ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, image_size=12, patch_size=4
+    )
+    torch.manual_seed(0)
+    model: Any = transformers.ViTModel(config)  # transformers does not type it
+    draw(model, 0)
+    folder = tmp_path_factory.mktemp("vit")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "axes"), [(Patched, "(a b f)"), (PatchedLast, "(b f a)")])
+def test_a_kernel_is_laid_out_as_the_patches_are(vit: Path, kind: type[nn.Module], axes: str) -> None:
+    found = suggest(vit, kind)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    assert f'"embeddings.patch_embeddings.projection.weight [o a b f]" = "proj.weight [o {axes}]"' in found.text
