@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from porting.checkpoint import Checkpoint, open_checkpoint, write_directory
+from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, option, told
@@ -128,7 +128,7 @@ def export(
     elif record is not None and not anew:
         checkpoint = record.checkpoint
     if spread:
-        _require_followed(checkpoint, dtype)
+        _require_followed(checkpoint)
     chosen = table_for(module, table, checkpoint)
     if checkpoint is not None:
         origin = follow(module, chosen, checkpoint, architecture)
@@ -136,7 +136,9 @@ def export(
         origin = imagined(module, chosen, _own_fields(module, chosen, config), architecture)
 
     if spread:
-        return _from_shards(module, origin, Path(path), config, architecture, overwrite=overwrite)
+        exported = _from_shards(module, origin, Path(path), config, architecture, dtype, overwrite=overwrite)
+        _warn(exported)
+        return exported
     tensors, copied, not_written = _tensors(origin, values)
     tensors, infinite = _cast(tensors, dtype)
     files: dict[str, Content] = {}
@@ -164,15 +166,15 @@ def export(
     return result
 
 
-def _require_followed(checkpoint: Checkpoint | None, dtype: torch.dtype | None) -> Checkpoint:
+def _require_followed(checkpoint: Checkpoint | None) -> Checkpoint:
     """The checkpoint whose files the processes of a module that is spread write together.
 
     Raises:
-        TargetError: there is none of safetensors, or another dtype is asked for.
+        TargetError: there is none.
     """
-    if checkpoint is None or dtype is not None or any(file.format != "safetensors" for file in checkpoint.files):
-        message = "the module is spread over processes, which together write the safetensors files that it came from"
-        hint = "for other files, another architecture or another dtype gather it into a whole module first"
+    if checkpoint is None:
+        message = "the module is spread over processes, which together write files like those that it came from"
+        hint = f"pass {option('like')} that checkpoint; for another architecture gather it into a whole module first"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     return checkpoint
 
@@ -183,24 +185,38 @@ def _from_shards(
     path: Path,
     config: object,
     architecture: str | None,
+    dtype: torch.dtype | None,
     *,
     overwrite: bool,
 ) -> Exported:
     """Write a module that is spread over processes, in all of them, into files like those that it came from.
 
     Raises:
-        TargetError: it follows no checkpoint of safetensors, or is to become another one than that.
+        TargetError: it follows no checkpoint, or is to become another one than that.
     """
-    checkpoint = _require_followed(None if origin.changed else origin.checkpoint, None)
+    checkpoint = _require_followed(None if origin.changed else origin.checkpoint)
+    dtypes = _dtypes(module, origin.plan, checkpoint)
+    if dtype is not None:
+        _require_floating(dtype)
+        dtypes = {name: dtype if one.is_floating_point else one for name, one in dtypes.items()}
     theirs = checkpoint.tensors.items()
-    described = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in theirs}
+    described = {name: torch.empty(one.shape, dtype=dtypes[name], device="meta") for name, one in theirs}
     files, left = companions(checkpoint)
     beside = {name: one for name, one in files.items() if isinstance(one, bytes | Path)}
     beside[CONFIG_NAME] = _config(module, origin, config, architecture, described)
-    if checkpoint.index_file is not None:
-        beside[checkpoint.index_file.name] = checkpoint.index_file.raw
-    written = write_shards(
-        module, origin.plan, checkpoint, origin.left_out, beside, path, overwrite=overwrite, sources=_places(checkpoint)
+    contents = weight_files(checkpoint, described)
+    beside |= {name: one for name, one in contents.items() if isinstance(one, bytes | Path)}
+    weights = {name: one for name, one in contents.items() if isinstance(one, TensorFile)}
+    written, infinite = write_shards(
+        module,
+        origin.plan,
+        checkpoint,
+        origin.left_out,
+        weights,
+        beside,
+        path,
+        overwrite=overwrite,
+        sources=_places(checkpoint),
     )
     proven = {"arange", "zeros", *(name for step in origin.plan.steps for name in step.sources)}
     return Exported(
@@ -213,8 +229,16 @@ def _from_shards(
         not_written=(),
         files=written,
         not_copied=left,
-        infinite={},
+        infinite=infinite,
     )
+
+
+def _dtypes(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
+    """What each tensor of the checkpoint is written as: the dtype of the module's, where that holds it."""
+    tensors = dict(named_tensors(module))
+    held = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
+    equal = {left.name: held[left.equals] for left in plan.left_out if left.equals in held}
+    return {name: (held | equal).get(name, info.dtype) for name, info in checkpoint.tensors.items()}
 
 
 def _values(module: nn.Module) -> dict[str, Tensor]:
@@ -280,13 +304,17 @@ def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Calla
     return all(same_bits(cast(value, values[name].dtype), values[name].cpu()) for name, value in loaded)
 
 
+def _require_floating(dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        message = f"{option('dtype', dtype)}, expected a floating-point dtype"
+        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
+
+
 def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, int]]:
     """The tensors in ``dtype``, and how many finite values of each became infinite."""
     if dtype is None:
         return dict(tensors), {}
-    if not dtype.is_floating_point:
-        message = f"{option('dtype', dtype)}, expected a floating-point dtype"
-        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
+    _require_floating(dtype)
     result = {name: cast(tensor, dtype) for name, tensor in tensors.items()}
     infinite = {
         name: int(tensor.isfinite().sum() - result[name].isfinite().sum())

@@ -135,6 +135,13 @@ def load_by_torch(folder: Path, count: int) -> Result:
     return told
 
 
+def export_again(folder: Path, count: int) -> list[str]:
+    """What was saved is loaded, and exported as a directory of safetensors."""
+    module = cut_by_columns(own.Own(own.SIZES), mesh_of(count))
+    porting.load(folder / "grid-4" / "model", module, folder / "own.toml")
+    return [*porting.export(module, folder / "own.toml", folder / f"exported-{count}").files]
+
+
 def documented(folder: Path, count: int) -> list[str]:
     """The lines of docs/sharding.md, run as they stand there; the parameters that are not what they were."""
     text = (ROOT / "docs" / "sharding.md").read_text(encoding="utf-8")
@@ -209,7 +216,7 @@ def main(folder: Path, rank: int, count: int, act: str) -> None:
     elif act == "load":
         results: Result = {"table": load_through_a_table(folder, count), "wide": read_of_wide(folder, count)}
         results |= {"torch": load_by_torch(folder, count), "failing": failing(folder, rank, count)}
-        results |= {"documented": documented(folder, count)}
+        results |= {"exported": export_again(folder, count), "documented": documented(folder, count)}
         (folder / f"seen-{count}-{rank}.json").write_text(json.dumps(results))
     else:
         (folder / f"dying-{rank}.json").write_text(json.dumps(dying(folder, rank, count)))

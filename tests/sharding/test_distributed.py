@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+import porting
 from porting.checkpoint import open_checkpoint
 from porting.comparing import diff, digest
 from porting.converting import convert, verify_files
@@ -100,6 +101,17 @@ def test_each_process_reads_its_own_ranges(ran: Path, count: int) -> None:
 def test_torch_loads_a_conversion_into_a_sharded_module(ran: Path, count: int) -> None:
     for one in results(ran, count):
         assert one["torch"] == {"made": [], "made in parts": []}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_it_is_exported_from_shards_as_from_one_process(ran: Path, count: int, tmp_path: Path) -> None:
+    whole = own.Own(own.SIZES)
+    porting.load(ran / "grid-4" / "model", whole, ran / "own.toml")
+    expected = porting.export(whole, ran / "own.toml", tmp_path / "whole")
+    own.assert_same_files(ran / f"exported-{count}", tmp_path / "whole")
+    assert [one["exported"] for one in results(ran, count)] == [[*expected.files]] * count
+    found, source = open_checkpoint(tmp_path / "whole"), open_checkpoint(ran / "source")
+    assert all(torch.equal(found.read(name), source.read(name)) for name in source.tensors)
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import porting
 from tests import own
 from tests.guards.tree import ROOT
-from tests.sharding.worker import TOUCHED, touch
+from tests.sharding.worker import CASTS, TOUCHED, touch
 from tests.small_checkpoint import write_checkpoint
 
 Results = list[dict[str, Any]]  # for each process, for each case what it saw
@@ -36,6 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sharded")
     own.write(root / "source")
     own.table(root)
+    values = {name: one * 1e5 if one.is_floating_point() else one for name, one in own.tensors().items()}
+    own.write(root / "large", values)
+    own.write(root / "pickled")
+    (root / "pickled" / "model.safetensors").unlink()
+    torch.save(own.tensors(), root / "pickled" / "pytorch_model.bin")
     values = own.tensors()
     values["decoder.weight"][10, 5] += 1  # in the last process's share
     own.write(root / "wrong", values)
@@ -135,13 +140,29 @@ def test_an_export_is_byte_for_byte_that_of_one_process(results: Results, ran: P
     own.assert_same_files(ran / f"{names[0]}-untouched", ran / "source")
 
 
+@pytest.mark.parametrize("case", CASTS)
+@pytest.mark.filterwarnings("ignore:the cast made finite values infinite")
+def test_an_export_in_other_dtypes_is_byte_for_byte_that_of_one_process(
+    results: Results, ran: Path, case: str, tmp_path: Path
+) -> None:
+    source, how, loading, options = CASTS[case]
+    whole = own.Own(own.SIZES).to(loading or torch.float32)
+    porting.load(ran / source, whole, ran / "own.toml", dtype=loading)
+    touch(whole, TOUCHED[how])
+    expected = porting.export(whole, ran / "own.toml", tmp_path / "whole", **options)
+    own.assert_same_files(ran / f"cast-{len(results)}-{case}", tmp_path / "whole")
+    for one in results:
+        assert one["cast"][case][1:] == [[*expected.files], dict(expected.infinite)]
+    assert bool(expected.infinite) == (source == "large")
+
+
 def test_an_export_leaves_nothing_else(results: Results, ran: Path) -> None:
     assert [path.name for path in ran.iterdir() if path.name.startswith(".")] == []
     assert not (ran / "refused").exists()
     files = ["config.json", "model.safetensors", "vocab.txt"]
     for one in results:
         assert {how: made for how, (_, made, _) in one["export"].items()} == dict.fromkeys(TOUCHED, files)
-        assert "gather it into a whole module first" in one["unexportable"]["dtype"]
+        assert "expected a floating-point dtype" in one["unexportable"]["dtype"]
         assert "gather it into a whole module first" in one["unexportable"]["anew"]
         assert "exists already" in one["unexportable"]["exists"] or "the source" in one["unexportable"]["exists"]
 

@@ -149,6 +149,29 @@ def exported(folder: Path, cut: Callable[[own.Own, DeviceMesh], own.Own], mesh: 
     return told
 
 
+def cast(folder: Path, cut: Callable[[own.Own, DeviceMesh], own.Own], mesh: DeviceMesh, name: str) -> Result:
+    """The same in other dtypes than the checkpoint's, and from a pickled one."""
+    told: Result = {}
+    for case, (source, how, loading, options) in CASTS.items():
+        module = cut(own.Own(own.SIZES).to(loading or torch.float32), mesh)
+        porting.load(folder / source, module, folder / "own.toml", dtype=loading)
+        touch(module, TOUCHED[how])
+        with watched() as communication:
+            written = porting.export(module, folder / "own.toml", folder / f"{name}-{case}", **options)
+        told[case] = [communication.get_total_counts(), written.files, dict(written.infinite)]
+    return told
+
+
+CASTS: dict[str, tuple[str, str, torch.dtype | None, dict[str, Any]]] = {
+    # the source, how it is touched, the dtype that it is loaded in, the options of the export
+    "half": ("large", "untouched", None, {"dtype": torch.float16}),
+    "half, changed": ("large", "some", None, {"dtype": torch.float16}),
+    "narrow": ("source", "first", torch.bfloat16, {}),
+    "wide again": ("source", "one", torch.bfloat16, {"dtype": torch.float32}),
+    "pickled": ("pickled", "changed", None, {}),
+    "pickled, double": ("pickled", "untouched", None, {"dtype": torch.float64}),
+}
+
 TOUCHED = {"untouched": "nothing", "changed": "", "some": "s", "one": "layers.1.out", "first": "first element"}
 """A part of the names of the parameters that are changed before the export; or, of all, their first element."""
 
@@ -171,7 +194,7 @@ def unexportable(folder: Path, mesh: DeviceMesh) -> Result:
     porting.load(folder / "source", module, folder / "own.toml")
     told = {}
     cases: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("dtype", "refused", {"dtype": torch.bfloat16}),
+        ("dtype", "refused", {"dtype": torch.int8}),
         ("anew", "refused", {"anew": True, "config": {"model_type": "own"}}),
         ("exists", "source", {}),
     )
@@ -267,6 +290,7 @@ def main(folder: Path, rank: int, count: int) -> None:
         "refused": refused(folder, rank, count),
     }
     results["export"] = exported(folder, cut_by_fsdp, flat, f"fsdp-{count}")
+    results["cast"] = cast(folder, cut_by_fsdp if count == 2 else cut_by_columns, flat, f"cast-{count}")
     results["unexportable"] = unexportable(folder, flat)
     if count == 4:
         results["export both"] = exported(folder, cut_by_both, mesh_of(2, 2), "both")

@@ -1,0 +1,152 @@
+"""Where the tensors of a checkpoint lie in files that several processes write together."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from porting.checkpoint import TensorFile
+from porting.checkpoint.header import new_header
+from porting.checkpoint.safetensors_file import parse_header
+from porting.plan.copies import Copy
+from porting.sharding.ranges import pieces, run_of
+
+PIECE = 1 << 20
+"""Bytes that are laid out for the file at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a tensor lies, and as what.
+
+    Attributes:
+        file: the file's name.
+        start: its first byte there.
+        dtype: its dtype there.
+    """
+
+    file: str
+    start: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The files.
+
+    Attributes:
+        prefixes: what each begins with.
+        sizes: the bytes of each.
+        places: the tensors.
+        same: whether all of it is as in the checkpoint that is followed.
+    """
+
+    prefixes: Mapping[str, bytes] = field(repr=False)
+    sizes: Mapping[str, int]
+    places: Mapping[str, Place]
+    same: bool
+
+
+def layout(files: Mapping[str, TensorFile]) -> Layout:
+    """The layout of files whose tensors have shapes and dtypes and need have no values.
+
+    Raises:
+        CheckpointError: a name or a size cannot be written.
+    """
+    prefixes, sizes = {}, {}
+    places: dict[str, Place] = {}
+    for name, file in files.items():
+        text = file.header if file.header is not None else new_header(file.tensors, file.metadata, where=name).text
+        parsed = parse_header(text, where=name, name=name)
+        prefixes[name] = len(text).to_bytes(8, "little") + text
+        sizes[name] = parsed.file.size
+        for tensor, extent in parsed.extents.items():
+            places[tensor] = Place(file=name, start=extent.start, dtype=parsed.tensors[tensor].dtype)
+    same = all(file.header is not None for file in files.values())
+    return Layout(prefixes=prefixes, sizes=sizes, places=places, same=same)
+
+
+class Places:
+    """Writes values to the places of tensors; each run of bytes by itself.
+
+    A shared mapping would be quicker where runs are short, and wrong on a file system of several machines.
+
+    Attributes:
+        infinite: for each tensor, how many finite values became infinite in the cast.
+    """
+
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        self.infinite: Counter[str] = Counter()
+        self._layout = layout
+        self._folder = folder
+        self._open: dict[str, int] = {}
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._open.values():
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    def put(self, copy: Copy, values: Tensor, *, name: str = "", counted: Tensor | None = None) -> None:
+        """Write what a move would read, cast to the dtype that it has in the file.
+
+        Args:
+            copy: the move.
+            values: its target's elements in a row.
+            name: the tensor to write to, in place of the move's source.
+            counted: which of ``values`` count when they become infinite; all when left out.
+        """
+        for part in pieces(copy, max(PIECE // values.itemsize, 1)):
+            box = part.sizes, part.target_strides, part.target_offset
+            chosen = None if counted is None else counted.as_strided(*box)
+            self._put(part, values.as_strided(*box), name or copy.source, chosen)
+
+    def clear(self, copy: Copy) -> None:
+        """Write zeros over what a move reads."""
+        kept = [place for place, step in enumerate(copy.source_strides) if step]
+        sizes = tuple(copy.sizes[place] for place in kept)
+        strides = tuple(copy.source_strides[place] for place in kept)
+        dense = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
+        zeros = torch.zeros(math.prod(sizes), dtype=self._layout.places[copy.source].dtype)
+        self.put(Copy(copy.source, "", sizes, copy.source_offset, strides, 0, dense), zeros)
+
+    def _put(self, part: Copy, values: Tensor, name: str, counted: Tensor | None) -> None:
+        place = self._layout.places[name]
+        if values.dtype != place.dtype:
+            before, values = values, values.to(place.dtype)
+            became = _infinite(values) & ~_infinite(before)
+            self.infinite[name] += int((became if counted is None else became & counted).sum())
+        inner, outer = run_of(part)
+        length = math.prod(part.sizes[one] for one in inner)
+        ordered = values.permute([*outer, *inner]).contiguous()
+        raw = memoryview((ctypes.c_char * ordered.nbytes).from_address(ordered.data_ptr())).cast("B")
+        descriptor = self._descriptor(place.file)
+        for number, steps in enumerate(product(*(range(part.sizes[one]) for one in outer))):
+            at = part.source_offset + sum(
+                step * part.source_strides[one] for step, one in zip(steps, outer, strict=True)
+            )
+            begin = number * length * values.itemsize
+            view, where = raw[begin : begin + length * values.itemsize], place.start + at * values.itemsize
+            while view:
+                written = os.pwrite(descriptor, view, where)
+                view, where = view[written:], where + written
+
+    def _descriptor(self, file: str) -> int:
+        if file not in self._open:
+            self._open[file] = os.open(self._folder / file, os.O_RDWR | os.O_CLOEXEC)
+        return self._open[file]
+
+
+def _infinite(values: Tensor) -> Tensor:
+    return (values.float() if values.itemsize == 1 else values).isinf()
