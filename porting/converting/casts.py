@@ -1,7 +1,8 @@
-"""Casts that count what they lose."""
+"""Casts that count what they lose, and whose bits depend on nothing but the values."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -33,39 +34,50 @@ class Losses:
 NONE = Losses()
 
 
-def can_lose(dtype: torch.dtype, to: torch.dtype) -> bool:
-    """Whether a value of ``dtype`` can become infinite or zero in ``to``."""
-    if not (dtype.is_floating_point and to.is_floating_point):
-        return False
-    mine, other = torch.finfo(dtype), torch.finfo(to)
-    return mine.max > other.max or mine.smallest_normal * mine.eps < other.smallest_normal * other.eps
-
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @cache
-def _marks(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
-    """Of a floating-point dtype the integers as wide, the bits that are not the sign, and those of infinity."""
+def _marks(dtype: torch.dtype) -> tuple[torch.dtype, int, int, int]:
+    """Of a float the integers as wide, the bits that are not the sign, those of infinity, and those of *the* NaN."""
     integers = _INTEGERS[dtype.itemsize]
-    return integers, torch.iinfo(integers).max, int(torch.tensor(float("inf"), dtype=dtype).view(integers))
+    magnitude = (1 << (8 * dtype.itemsize - 1)) - 1
+    infinity, nan = (int(torch.tensor(one, dtype=dtype).view(integers)) & magnitude for one in (math.inf, math.nan))
+    return integers, magnitude, infinity, nan
 
 
-def losses(before: Tensor, after: Tensor) -> Losses:
-    """What was lost between two tensors of the same shape.
+def settle(before: Tensor, after: Tensor) -> Losses:
+    """What a cast lost; every NaN in its result gets the same bits.
 
-    One look at the smallest and the largest bit pattern of the result shows that nothing can have been lost, which is
-    nearly always so; only else are elements counted.
+    Which bits a cast gives a NaN depends on the instructions that did it, and so on where a tensor was cut.  One look
+    at the smallest and the largest bit pattern of the result shows that it has no NaN and that nothing can have been
+    lost, which is nearly always so; only else are elements counted.
+
+    Args:
+        before: floating-point values.
+        after: the same in another floating-point dtype.
     """
     if after.numel() == 0:
         return NONE
     seen = after if after.itemsize > 1 else after.float()
-    integers, magnitude, beyond = _marks(seen.dtype)
+    integers, magnitude, infinity, _ = _marks(seen.dtype)
     least, most = torch.aminmax(seen.view(integers) & magnitude)  # all but the sign: ordered as the values are
-    infinite = _infinities(after) - _infinities(before) if int(most) >= beyond else 0
-    vanished = int(torch.count_nonzero(before)) - int(torch.count_nonzero(seen)) if int(least) == 0 else 0
+    if int(most) > infinity:
+        unify(after)
+    infinite = max(0, _infinities(after) - _infinities(before)) if int(most) >= infinity else 0
+    vanished = _nonzero(before) - _nonzero(seen) if int(least) == 0 else 0
     return Losses(infinite=infinite, vanished=vanished) if infinite or vanished else NONE
+
+
+def unify(values: Tensor) -> None:
+    """Give every NaN the same bits."""
+    integers, _, _, nan = _marks(values.dtype)
+    values.view(integers).masked_fill_((values if values.itemsize > 1 else values.float()).isnan(), nan)
 
 
 def _infinities(tensor: Tensor) -> int:
     return int(torch.isinf(tensor if tensor.itemsize > 1 else tensor.float()).sum())
+
+
+def _nonzero(tensor: Tensor) -> int:
+    return int(torch.count_nonzero(tensor if tensor.itemsize > 1 else tensor.float()))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint
 from porting.converting.carrying import in_long_runs, in_order
-from porting.converting.casts import NONE, Losses, can_lose, losses
+from porting.converting.casts import NONE, Losses, settle, unify
 from porting.converting.digests import PIECE, Sum, of_range
 from porting.converting.hearing import Hearing
 from porting.converting.output import BLOCK, Output
@@ -289,7 +289,7 @@ class Maker:
             if recipe.fold and sums is not None:
                 for staged, place in self._read(copy, start, stop, recipe.work):
                     term = staged.to(recipe.work)
-                    lost += losses(staged, term) if can_lose(staged.dtype, recipe.work) else NONE
+                    lost += settle(staged, term) if staged.dtype != recipe.work else NONE
                     _placed(sums, place).add_(term)
             else:
                 lost += self._move(copy, block, start, stop)
@@ -358,7 +358,7 @@ def _put(values: Tensor, place: Tensor) -> Losses:
         place.view(raw).copy_(values.view(raw))
         return NONE
     place.copy_(values)
-    return losses(values, place) if can_lose(values.dtype, place.dtype) else NONE
+    return settle(values, place) if values.is_floating_point() and place.is_floating_point() else NONE
 
 
 def _put_all(values: Tensor, place: Tensor) -> Losses:
@@ -376,4 +376,5 @@ def _computed(recipe: Recipe, block: Tensor, sums: Tensor) -> Losses:
         sums.copy_(block)
         sums.div_(recipe.factor) if recipe.divide else sums.mul_(recipe.factor)
         lost += _put_all(sums, block)
+    unify(block)  # where it is as wide as the sum there was no cast
     return lost
