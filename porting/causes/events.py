@@ -18,8 +18,8 @@ class Event:
     """One thing that a model does.
 
     Attributes:
-        kind: ``linear``, ``norm``, ``activation``, ``embedding``, ``scores`` and ``context`` of attention, ``sum``,
-            ``dropout``, or ``pool``.
+        kind: ``linear``, ``norm`` (a layer norm), ``rms`` (an RMSNorm), ``activation``, ``embedding``, ``scores`` and
+            ``context`` of attention, ``sum``, ``dropout``, or ``pool``.
         function, args, kwargs: the call.
         number: how many of its kind came before it in this pass.
         role: of a linear map, what became of its result in the pass that was watched; see :class:`Inventory`.
@@ -119,9 +119,11 @@ class Inventory:
 
     Attributes:
         roles: for each linear map, in order: ``query``, ``key``, ``value``, ``output`` of attention, or ``""``.
+        inner: the events that are steps of an activation that is written out, ``"activation 3"``, ``"sum 7"``.
     """
 
     roles: list[str] = field(default_factory=list)
+    inner: set[str] = field(default_factory=set)
 
 
 @dataclass

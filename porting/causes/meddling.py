@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from porting.causes.events import Event, Inventory, Meddling, Pass, Scores
+from porting.causes.written import Written, rms_norm
 
 
 def plant(model: nn.Module, meddling: Meddling, inventory: Inventory) -> list[str]:
@@ -104,6 +106,9 @@ class _Mode(TorchFunctionMode):
         self._looked_up: set[int] = set()
         self._from: dict[int, int] = {}  # tensor -> the linear map that it was made by
         self._parameters = {id(one) for one in one.model.parameters()}
+        self._written = Written(self._parameters)
+        self._reads = learning or not {"norm", "rms", "activation"}.isdisjoint(meddling.actions)
+        self._events: dict[int, str] = {}  # tensor -> the event that made it
 
     @contextmanager
     def paths(self) -> Iterator[None]:
@@ -131,10 +136,36 @@ class _Mode(TorchFunctionMode):
     ) -> Any:  # whatever torch's function gives
         given = dict(kwargs or {})
         result = self._answer(func, args, given)
+        if self._reads:  # what is written out is of interest
+            result = self._by_hand(func, args, result)
+            self._written.remember(func, args, given, result)
         for one in tree_leaves(result):
             if isinstance(one, Tensor):
                 self._remember(func, args, given, one)
         return result
+
+    def _by_hand(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+        """What a step gives that completes a norm or an activation, if it was written out."""
+        if any(func in functions for kind, functions in _KINDS.items() if kind != "sum"):
+            return result
+        norm = self._written.norm(func, args, result)
+        if norm is not None:
+            made = self._instead(*norm.event, result)
+            self._written.became(made, norm)
+            return made
+        given = self._written.activation(func, args, result)
+        if given is None:
+            return result
+        if self._learning:
+            inside = self._written.inside(args, given)
+            self._pass.inventory.inner |= {self._events[one] for one in inside if one in self._events}
+        return self._instead("activation", lambda value: result if value is given else value, (given,), result)
+
+    def _instead(self, kind: str, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+        """What a mistake gives for what was written out; the model's own result where it is not made."""
+        before = len(self._pass.sites)
+        made = self._event(kind, func, args, {}, by_hand=True)
+        return made if len(self._pass.sites) > before else result
 
     def _remember(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Tensor
@@ -157,7 +188,7 @@ class _Mode(TorchFunctionMode):
             found = self._event("scores", func, args, kwargs, scores=scores)
             self._weighed[id(found)] = scores
             return found
-        if func in _PRODUCT:
+        if func in _PRODUCT or (func is torch.einsum and _is_product(*args)):
             return self._product(func, args, kwargs)
         return self._other(func, args, kwargs)
 
@@ -169,7 +200,11 @@ class _Mode(TorchFunctionMode):
                 self._looked_up.add(id(made))
                 return made
             return self._event(kind, func, args, kwargs, born=tuple(self._age(one) for one in args))
-        if kind is not None and kind != "sum":
+        if kind == "rms":
+            shape, weight, eps = (_named(args, kwargs, *one) for one in _RMS)
+            eps = torch.finfo(args[0].dtype).eps if eps is None else eps
+            result = self._event(kind, rms_norm, (args[0], shape, weight, None, eps), {})
+        elif kind is not None and kind != "sum":
             result = self._event(kind, func, args, kwargs)
             if kind == "embedding":
                 self._looked_up.add(id(result))
@@ -198,13 +233,15 @@ class _Mode(TorchFunctionMode):
             self._weighed[id(result)] = self._weighed[id(args[0])]
 
     def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        left, right = args[0], args[1]
+        left, right = args[-2], args[-1]  # of einsum the equation comes first
         if id(left) in self._weighed:
             self._name(right, "value")
+            if func is torch.einsum:
+                func, args = torch.matmul, (left, right)
             return self._context(func, args, kwargs, self._weighed[id(left)])
         result = func(*args, **kwargs)
         if not {id(left), id(right)} & self._parameters and left.ndim >= 3 and right.ndim >= 3:
-            self._scores[id(result)] = Scores(query=left, key=right.mT)
+            self._scores[id(result)] = Scores(query=left, key=right if func is torch.einsum else right.mT)
             self._name(left, "query")
             self._name(right, "key")
         return result
@@ -307,13 +344,19 @@ class _Mode(TorchFunctionMode):
         role: str = "",
         scores: Scores | None = None,
         born: tuple[int, ...] = (),
+        by_hand: bool = False,
     ) -> Any:
-        number = self._counts[kind]
-        self._counts[kind] += 1
+        number = self._counts[f"{kind} by hand" if by_hand else kind]
+        self._counts[f"{kind} by hand" if by_hand else kind] += 1
         action, modules = self._meddling.actions.get(kind), self._meddling.modules
         module = self._path[-1] if self._path else ""
-        if action is None or (modules is not None and module not in modules):
-            return func(*args, **kwargs)
+        name = f"{kind} {number}"
+        inner = name in self._pass.inventory.inner and not by_hand
+        if action is None or inner or (modules is not None and module not in modules):
+            made = func(*args, **kwargs)
+            if not by_hand:
+                self._events[id(made)] = name
+            return made
         event = Event(
             kind=kind,
             function=func,
@@ -336,8 +379,26 @@ class _Mode(TorchFunctionMode):
         return found
 
 
+def _is_product(equation: Any, *operands: Any) -> bool:
+    """Whether an einsum is attention's: ``bhqd,bhkd->bhqk`` or ``bhqk,bhkd->bhqd``."""
+    found = re.fullmatch(r"(\w+)(\w)(\w),\1(\w)(\w)->\1\2(\w)", str(equation).replace(" ", ""))
+    if found is None or len(operands) != 2:
+        return False
+    inner, one, two, out = found.group(3, 4, 5, 6)
+    return (two == inner and out == one) or (one == inner and out == two)
+
+
+_RMS = ((1, "normalized_shape"), (2, "weight"), (3, "eps"))
+"""Where F.rms_norm has what a layer norm has elsewhere."""
+
+
+def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
+    return args[place] if place < len(args) else kwargs.get(name)
+
+
 _KINDS: dict[str, set[Callable[..., Any]]] = {
     "norm": _NORM,
+    "rms": {F.rms_norm},
     "activation": _ACTIVATION,
     "embedding": _EMBEDDING,
     "dropout": _DROPOUT,

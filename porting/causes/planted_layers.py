@@ -43,6 +43,12 @@ def other_eps(event: Event) -> Any:
     )
 
 
+def other_rms_eps(event: Event) -> Any:
+    """1e-5 in place of another, and 1e-8 in place of 1e-5."""
+    eps = float(event.args[4])
+    return event.function(*event.args[:4], 1e-8 if eps == 1e-5 else 1e-5)
+
+
 def bessel(x: Tensor, eps: float) -> Tensor:
     """The sample's variance."""
     deviation = x - x.mean(-1, True)
@@ -106,11 +112,22 @@ def transposed(event: Event) -> Any:
 
 
 def ids_of(event: Event, *names: str) -> Tensor | None:
-    """An input of the model, if these are its numbers."""
-    for name, value in event.pass_.inputs.items():
-        if name.endswith(names) and value.shape == event.args[0].shape and torch.equal(value, event.args[0]):
-            return value
-    return None
+    """An input of the model, if these are its numbers and it is called so; or is used so, where none is called so."""
+    same = {name: one for name, one in event.pass_.inputs.items() if _equal(one, event.args[0])}
+    called = [one for name, one in same.items() if name.endswith(names)]
+    known = any(name.endswith(("input_ids", "token_type_ids")) for name in event.pass_.inputs)
+    return next(iter(called or ([] if known else [one for one in same.values() if _used(event, names)])), None)
+
+
+def _equal(one: Tensor, another: Tensor) -> bool:
+    return one.shape == another.shape and not one.is_floating_point() and torch.equal(one, another)
+
+
+def _used(event: Event, names: tuple[str, ...]) -> bool:
+    """Whether the table has the size that words' or types' have: the model's largest, or a few rows."""
+    rows = len(event.args[1])
+    tables = [part.num_embeddings for part in event.pass_.model.modules() if isinstance(part, nn.Embedding)]
+    return rows == max(tables, default=0) if "input_ids" in names else 1 < rows <= 4 < max(tables, default=0)
 
 
 def is_position(event: Event) -> bool:

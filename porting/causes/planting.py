@@ -44,6 +44,7 @@ from porting.causes.planted_layers import (
     next_layer,
     norm_of,
     other_eps,
+    other_rms_eps,
     outside,
     padding_zero,
     plain,
@@ -64,14 +65,15 @@ def one(name: str, **actions: Action) -> Meddling:
 
 
 PLANTS: tuple[Meddling, ...] = (
-    one("LayerNorm eps", norm=other_eps),
+    one("LayerNorm eps", norm=other_eps, rms=other_rms_eps),
     one("LayerNorm with Bessel's correction", norm=norm_of(bessel)),
     one("LayerNorm eps outside of the root", norm=norm_of(outside)),
     one("RMSNorm for LayerNorm", norm=norm_of(rms)),
+    one("LayerNorm for RMSNorm", rms=norm_of(plain)),
     one("LayerNorm over the wrong axis", norm=norm_of(across)),
-    one("LayerNorm gain missing", norm=norm_of(plain, gain=False)),
+    one("LayerNorm gain missing", norm=norm_of(plain, gain=False), rms=norm_of(rms, gain=False)),
     one("LayerNorm bias missing", norm=norm_of(plain, bias=False)),
-    one("norm missing", norm=lambda event: event.args[0]),
+    one("norm missing", norm=lambda event: event.args[0], rms=lambda event: event.args[0]),
     one("exact GELU for another activation", activation=activation(F.gelu)),
     one("tanh GELU for another activation", activation=activation(lambda x: F.gelu(x, approximate="tanh"))),
     one("quick GELU for another activation", activation=activation(sigmoid_gelu)),

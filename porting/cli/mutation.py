@@ -36,13 +36,26 @@ Timeout = Annotated[
 ]
 
 
-def mutate(tests: Tests, into: Into, only: Only = None, timeout: Timeout = None, as_json: options.Json = False) -> None:
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="Import the tests anew for each run: slower, for tests with threads."),
+]
+
+
+def mutate(
+    tests: Tests,
+    into: Into,
+    only: Only = None,
+    timeout: Timeout = None,
+    fresh: Fresh = False,
+    as_json: options.Json = False,
+) -> None:
     """Test your own test: which mistakes of a port would it miss?
 
     Each mistake of the catalogue is planted into what your tests build, one at a time, and your tests are run: a
-    mistake with which they still pass has survived. Mistakes that change nothing in this port are left out. Every run
-    is a process of its own; none of your files is changed. Exit code 0: all are caught; 1: some survive; 2: the tests
-    fail as they are, or never run the port.
+    mistake with which they still pass has survived, and the line that would catch it is said. Mistakes that change
+    nothing in this port are left out. Every run is a process of its own; none of your files is changed. Exit code
+    0: all are caught; 1: some survive; 2: the tests fail as they are, or never run the port.
 
     \b
     Examples:
@@ -54,7 +67,7 @@ def mutate(tests: Tests, into: Into, only: Only = None, timeout: Timeout = None,
         from porting.mutating import mutate as test
 
         with screen.working("mutating") as tell:
-            score = test(tests, into, only=only or (), timeout=timeout, progress=tell)
+            score = test(tests, into, only=only or (), timeout=timeout, fresh=fresh, progress=tell)
         screen.document(score.to_dict())
         _show(screen, score)
         if score.survivors:
@@ -65,13 +78,18 @@ def mutate(tests: Tests, into: Into, only: Only = None, timeout: Timeout = None,
 
 def _show(screen: Screen, score: Score) -> None:
     if score.survivors:
-        screen.rows(["survived", "how it looks"], [(one.name, one.looks) for one in score.survivors])
+        screen.line(("survived", "bold"))
+        for one in score.survivors:
+            screen.line((one.name, "bold red"), f"  {one.looks}")
+            screen.line(("  would be caught by: ", "dim"), one.advice)
         screen.line()
     slow = [one.name for one in score.mutations if one.outcome == "timed out"]
     if slow:
         screen.line(f"did not end in time, and count as caught: {', '.join(slow)}")
     if score.equivalent:
         screen.line(f"change nothing in this port, and are left out: {', '.join(score.equivalent)}")
+    if score.absent:
+        screen.line(f"have no place in what these tests run: {', '.join(score.absent)}")
     style = "bold green" if not score.survivors else "bold red"
     total = len(score.mutations)
     screen.line((f"{score.caught} of {total} caught", style), f", a mutation score of {100 * score.share:.0f} %")

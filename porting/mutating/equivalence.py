@@ -1,19 +1,26 @@
-"""Which mistakes can make a difference in a port at all: one that makes none, in float64, is no test's fault."""
+"""Which mistakes can make a difference in a port at all, and what a test would have to do to see each.
+
+A mistake that makes none in float64, whatever the weights and inputs, is no test's fault (Jia and Harman 2011, section
+II.B: equivalent mutants).
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from porting.causes.events import Inventory
+from porting.causes.events import Inventory, Meddling
 from porting.causes.meddling import cure, plant
 from porting.causes.planting import PLANTS
-from porting.mutating.orders import ABSENT, APPLIES, EQUIVALENT
+from porting.mutating.orders import ABSENT, APPLIES, EQUIVALENT, Mistake
 
 SAME = 1e-12
 """Relative to the largest value of an output; as in the proof of meaning."""
@@ -21,39 +28,117 @@ SAME = 1e-12
 DRAWS = 2
 """With so many draws of weights and inputs."""
 
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments."""
 
-def kinds(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inventory: Inventory) -> dict[str, str]:
-    """For each mistake whether it applies to a port, is equivalent to none, or has no place in it.
+
+@dataclass
+class Trial:
+    """A port with certain weights, run on certain inputs, in float64.
+
+    Attributes:
+        model: the port.
+        given: its arguments.
+        advice: what a test has to do to run it so; ``{limit}`` and ``{off}`` are of the difference that shows.
+    """
+
+    model: nn.Module
+    given: Given
+    advice: str
+    _expected: list[Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def expected(self) -> list[Tensor]:
+        """What comes out without a mistake."""
+        if self._expected is None:
+            self._expected = list(_outputs(self.model, *self.given))
+        return self._expected
+
+    def off(self, meddling: Meddling, inventory: Inventory) -> float | None:
+        """By how much a mistake changes what comes out, at most; None when it has no place, 0 when by nothing."""
+        expected = self.expected
+        sites = plant(self.model, meddling, inventory)
+        try:
+            found = list(_outputs(self.model, *self.given))
+        except (RuntimeError, ValueError, IndexError):  # the mistake does not fit this port's shapes
+            found = []
+        finally:
+            cure(self.model)
+        return _apart(expected, found) if sites else None
+
+
+def kinds(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inventory: Inventory
+) -> dict[str, Mistake]:
+    """For each mistake whether it applies to a port, is equivalent to none, or has no place in it; and what shows it.
 
     Args:
         model: the port, which is left as it is.
         args, kwargs: what it was called with.
         inventory: what it consists of.
     """
-    found = {meddling.name: ABSENT for meddling in PLANTS}
+    trials = list(_trials(model, (args, dict(kwargs))))
+    return {meddling.name: _kind(meddling, trials, inventory) for meddling in PLANTS}
+
+
+def _kind(meddling: Meddling, trials: list[Trial], inventory: Inventory) -> Mistake:
+    found = ABSENT
+    for trial in trials:
+        off = trial.off(meddling, inventory)
+        if off:
+            limit = 10.0 ** (math.floor(math.log10(off)) - 1) if math.isfinite(off) else 1e-9
+            return Mistake(kind=APPLIES, advice=trial.advice.format(off=f"{off:.0e}", limit=f"{limit:.0e}"))
+        found = found if off is None else EQUIVALENT
+    return Mistake(kind=found)
+
+
+COMPARE = "torch.testing.assert_close(port(...), expected, rtol=0, atol={limit})  # in float64: off by {off} here"
+WEIGHTS = "torch.nn.init.normal_(parameter, std=0.2)  # for each, before comparing: zero biases and unit gains hide it"
+INPUTS = "torch.randint_like(input_ids, len(vocabulary))  # more words, in several rows: these hide it"
+
+
+def _trials(model: nn.Module, given: Given) -> Iterator[Trial]:
+    """The port as the test has it; then with one input that shows more; then with weights that do; then with both."""
+    own = _double(model, None)
+    exact: Given = _floats(given)
+    yield Trial(own, exact, COMPARE)
+    drawn = _drawn(own, exact, 0)
+    named = list(inspect.signature(type(own).forward).parameters)[1:]
+    places: list[tuple[int | str, Any]] = [*enumerate(exact[0]), *exact[1].items()]
+    for name, value in places:
+        if isinstance(value, Tensor):
+            called = named[name] if isinstance(name, int) and name < len(named) else str(name)
+            yield Trial(own, _with(exact, drawn, name), _advice(called, value))
     for seed in range(DRAWS):
-        own = _double(model, seed)
-        given = _drawn(own, args, dict(kwargs), seed)
-        expected = list(_outputs(own, *given))
-        for meddling in PLANTS:
-            if found[meddling.name] == APPLIES:
-                continue
-            sites = plant(own, meddling, inventory)
-            try:
-                differs = not _same(expected, list(_outputs(own, *given)))
-            except (RuntimeError, ValueError, IndexError):  # the mistake does not fit this port's shapes
-                differs = bool(sites)
-            cure(own)
-            if sites:
-                found[meddling.name] = APPLIES if differs else EQUIVALENT
-    return found
+        other = _double(model, seed)
+        if seed == 0:
+            yield Trial(other, exact, WEIGHTS)
+        yield Trial(other, _drawn(other, exact, seed), f"{WEIGHTS}, and so do these inputs")
 
 
-def _double(model: nn.Module, seed: int) -> nn.Module:
-    """A copy in float64, in eval mode, whose parameters are drawn: no zero bias, no gain of one."""
+def _with(given: Given, drawn: Given, name: int | str) -> Given:
+    """One argument as it was drawn."""
+    args = tuple(drawn[0][place] if place == name else one for place, one in enumerate(given[0]))
+    return args, {key: drawn[1][key] if key == name else one for key, one in given[1].items()}
+
+
+def _advice(name: str, value: Tensor) -> str:
+    """The line that gives an input what it lacks."""
+    if value.is_floating_point() or value.ndim != 2 or not bool(((value == 0) | (value == 1)).all()):
+        return INPUTS
+    half = (value.shape[1] + 1) // 2
+    if bool(value[:, 0].bool().all()):
+        return f"{name}[-1, {half}:] = 0  # a row with padding: here is none"
+    return f"{name}[:, {half}:] = 1  # here it is the same everywhere"
+
+
+def _double(model: nn.Module, seed: int | None) -> nn.Module:
+    """A copy in float64, in eval mode; with a seed its parameters are drawn: no zero bias, no gain of one."""
     own = copy.deepcopy(model)
     cure(own)
     own = own.double().eval()
+    if seed is None:
+        return own
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, one in own.named_parameters():
@@ -62,7 +147,16 @@ def _double(model: nn.Module, seed: int) -> nn.Module:
     return own
 
 
-def _drawn(model: nn.Module, args: Any, kwargs: Any, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _floats(given: Given) -> Given:
+    """In float64, where they are floating numbers."""
+
+    def exact(one: Any) -> Any:
+        return one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
+
+    return tuple(tree_map(exact, given[0])), dict(tree_map(exact, given[1]))
+
+
+def _drawn(model: nn.Module, given: Given, seed: int) -> Given:
     """Inputs of the same shapes that show more: other words, padding at the end of rows, two kinds of segment."""
     generator = torch.Generator().manual_seed(seed)
     words = max((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=2)
@@ -71,7 +165,7 @@ def _drawn(model: nn.Module, args: Any, kwargs: Any, seed: int) -> tuple[tuple[A
         if not isinstance(one, Tensor):
             return one
         if one.is_floating_point():
-            return one.double()
+            return one
         binary = bool(((one == 0) | (one == 1)).all())
         if one.ndim != 2:
             return one
@@ -79,7 +173,7 @@ def _drawn(model: nn.Module, args: Any, kwargs: Any, seed: int) -> tuple[tuple[A
             return _mixed(one)
         return torch.randint(0, words, one.shape, generator=generator).to(one.dtype)
 
-    return tuple(tree_map(other, args)), dict(tree_map(other, kwargs))
+    return tuple(tree_map(other, given[0])), dict(tree_map(other, given[1]))
 
 
 def _mixed(one: Tensor) -> Tensor:
@@ -98,7 +192,13 @@ def _outputs(model: nn.Module, args: Any, kwargs: Any) -> Iterator[Tensor]:
     yield from (one for one in tree_leaves(values) if isinstance(one, Tensor) and one.is_floating_point())
 
 
-def _same(expected: list[Tensor], found: list[Tensor]) -> bool:
+def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
+    """The largest difference; 0 where there is nothing but rounding."""
     if len(expected) != len(found) or any(a.shape != b.shape for a, b in zip(expected, found, strict=True)):
-        return False
-    return all(bool((a - b).abs().max() <= SAME * a.abs().max()) for a, b in zip(expected, found, strict=True))
+        return math.inf
+    apart = 0.0
+    for one, another in zip(expected, found, strict=True):
+        far = float((one - another).abs().nan_to_num(nan=math.inf).max()) if one.numel() else 0.0
+        if far > SAME * float(one.abs().max() if one.numel() else 0.0):
+            apart = max(apart, far)
+    return apart

@@ -1,18 +1,18 @@
 """``mutate``: the user's own pytest test, run once for each mistake that is planted into the port.
 
 As mutmut and cosmic-ray do for code, but with the mistakes that people make when they port a model, and with those left
-out that change nothing (Jia and Harman 2011, section II.B: equivalent mutants).
+out that change nothing.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from porting.causes.planting import PLANTS, truth
 from porting.causes.weights import LOOKS as OTHER_LOOKS
 from porting.errors import Code, Fault, PortingError, nearest, option
 from porting.mutating.orders import APPLIES, EQUIVALENT, VARIABLE, Orders, Seen
+from porting.mutating.process import Ended, Running
+from porting.mutating.serving import Client, listen
 
 CAUGHT, SURVIVED, TIMED_OUT = "caught", "survived", "timed out"
 PASSED, FAILED, INTERRUPTED, NO_TESTS = 0, 1, 2, 5
@@ -46,12 +48,14 @@ class Mutation:
         outcome: ``caught``, ``survived`` or ``timed out``, which counts as caught.
         seconds: that the run took.
         looks: how the mistake looks from outside.
+        advice: the line that a test lacks which does not see it.
     """
 
     name: str
     outcome: str
     seconds: float
     looks: str
+    advice: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +103,20 @@ def mutate(
     *,
     only: Sequence[str] = (),
     timeout: float | None = None,
+    fresh: bool = False,
     progress: Progress | None = None,
 ) -> Score:
     """Plant each mistake into what ``into`` builds, and run the tests.
 
-    Each run is a process of its own, in the current folder; no file of the user's is changed.
+    Each run is a process of its own, in the current folder: a copy of one that has imported the tests and has run none
+    of them.  No file of the user's is changed.
 
     Args:
         tests: what pytest is given: files, folders, or names of tests.
         into: what builds the port, ``my_model:build`` or ``my_model.py:build``: a function or a class.
         only: mistakes to plant, by their names; all of them if empty.
         timeout: seconds that each run may take; by default ten times what the tests take without a mistake.
+        fresh: let each process import everything anew, for tests that cannot live with being copied.
         progress: called with what is done, how many runs are done and how many there are.
 
     Raises:
@@ -117,23 +124,29 @@ def mutate(
     """
     _refuse_unknown(only)
     tell = progress or (lambda what, done, total: None)
-    tell("the tests as they are", 0, 0)
-    with tempfile.TemporaryDirectory(prefix="porting-mutate-") as folder:
-        run = _Run(tuple(tests), into, Path(folder))
+    tell("the tests are imported", 0, 0)
+    with tempfile.TemporaryDirectory(prefix="porting-mutate-") as folder, _started(tests, into, folder, fresh) as run:
+        tell("the tests as they are", 0, 0)
         first = run.once(Orders(into=into, answer=str(run.answer)), timeout)
         seen = run.seen()
         _refuse(first, seen, run)
         assert seen is not None  # noqa: S101  # refused above
+        if run.client is not None:
+            run.client.prepare(seen.imports)
         limit = timeout or max(SHORTEST, 10 * first.seconds)
-        chosen = [one.name for one in PLANTS if seen.mistakes[one.name] == APPLIES and (not only or one.name in only)]
+        kinds = {name: one.kind for name, one in seen.mistakes.items()}
+        chosen = [one.name for one in PLANTS if kinds[one.name] == APPLIES and (not only or one.name in only)]
         found = []
         for number, name in enumerate(chosen):
             tell(name, number, len(chosen))
-            orders = Orders(into=into, mistake=name, roles=seen.roles, answer=str(run.answer))
+            orders = Orders(into=into, mistake=name, roles=seen.roles, inner=seen.inner, answer=str(run.answer))
             ended = run.once(orders, limit)
-            found.append(Mutation(name=name, outcome=_outcome(ended), seconds=ended.seconds, looks=_looks(name)))
+            advice = seen.mistakes[name].advice
+            found.append(
+                Mutation(name=name, outcome=_outcome(ended), seconds=ended.seconds, looks=_looks(name), advice=advice)
+            )
         tell("done", len(chosen), len(chosen))
-    rest = {kind: tuple(name for name, one in seen.mistakes.items() if one == kind) for kind in (EQUIVALENT, "absent")}
+    rest = {kind: tuple(name for name, one in kinds.items() if one == kind) for kind in (EQUIVALENT, "absent")}
     return Score(
         tests=tuple(tests),
         into=into,
@@ -144,18 +157,12 @@ def mutate(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ended:
-    code: int | None
-    seconds: float
-    said: str
-
-
 @dataclass(frozen=True)
 class _Run:
     tests: tuple[str, ...]
     into: str
     folder: Path
+    client: Client | None = None
 
     @property
     def answer(self) -> Path:
@@ -166,35 +173,49 @@ class _Run:
         """What the last process told."""
         return Seen.read(self.answer)
 
-    def once(self, orders: Orders, timeout: float | None) -> _Ended:
-        """Run the tests in a process of their own."""
+    def once(self, orders: Orders, timeout: float | None) -> Ended:
+        """Run the tests, in a copy of the process that has imported them or in one of their own."""
         self.answer.unlink(missing_ok=True)
+        return self.start(orders).ended(timeout) if self.client is None else self.client.run(orders, timeout)
+
+    def start(self, orders: Orders) -> Running:
+        """Begin a process."""
         path = self.folder / "orders.json"
         orders.write(path)
-        words = ["-m", "pytest", "-x", "-q", "--no-header", "-p", "porting.mutating.plugin", "-p", "no:cacheprovider"]
+        words = ["-m", "pytest", "-x", "-q", "--no-header", "-p", "porting.mutating.plugin", *_settings(self.folder)]
         environment = {**os.environ, VARIABLE: str(path), "PYTHONDONTWRITEBYTECODE": "1"}
-        begun = time.perf_counter()
-        try:
-            ended = subprocess.run(  # noqa: S603  # pytest, with what the user typed
-                [sys.executable, *words, *self.tests],
-                env=environment,
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-            )
-        except subprocess.TimeoutExpired:
-            return _Ended(code=None, seconds=time.perf_counter() - begun, said="")
-        return _Ended(code=ended.returncode, seconds=time.perf_counter() - begun, said=ended.stdout + ended.stderr)
+        if orders.socket:  # threads of a process that is copied are not in its copy, which waits for them
+            environment.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
+        return Running([sys.executable, *words, *self.tests], environment, self.folder / "printed.txt")
 
 
-def _outcome(ended: _Ended) -> str:
+@contextmanager
+def _started(tests: Sequence[str], into: str, folder: str, fresh: bool) -> Iterator[_Run]:
+    """The process that has imported the tests, unless each run is to import them again."""
+    run = _Run(tuple(tests), into, Path(folder))
+    if fresh or not hasattr(os, "fork"):
+        yield run
+        return
+    with listen(run.folder) as listening:
+        running = run.start(Orders(into=into, answer=str(run.answer), socket=str(run.folder / "orders")))
+        with running, closing(Client(running, listening)) as client:
+            yield replace(run, client=client)
+
+
+def _settings(folder: Path) -> list[str]:
+    """What the user's own settings of pytest may not do here: share the work among processes, or keep anything."""
+    alone = ["-n0"] if find_spec("xdist") else []
+    uncovered = ["--no-cov"] if find_spec("pytest_cov") else []
+    return ["-o", "=".join(("cache_dir", str(folder / "cache"))), *alone, *uncovered]
+
+
+def _outcome(ended: Ended) -> str:
     if ended.code is None:
         return TIMED_OUT
     return SURVIVED if ended.code == PASSED else CAUGHT
 
 
-def _refuse(first: _Ended, seen: Seen | None, run: _Run) -> None:
+def _refuse(first: Ended, seen: Seen | None, run: _Run) -> None:
     """Refuse tests that say nothing about mistakes: they fail already, there are none, or they do not run the port."""
     last = next((line for line in reversed(first.said.splitlines()) if line.strip()), "")
     where = " ".join(run.tests)
@@ -204,9 +225,15 @@ def _refuse(first: _Ended, seen: Seen | None, run: _Run) -> None:
         message, hint = "pytest found no tests", "name files, folders or tests as for pytest"
     elif first.code != PASSED:
         message, hint = f"the tests fail as they are: {last}", "they have to pass before a mistake is planted"
+    elif seen is not None and not seen.imported:
+        message = f"the tests never import {run.into.rpartition(':')[0]}"
+        hint = "name the module or the file that builds what they test: my_model:build, src/my_model.py:build"
+    elif seen is not None and not seen.built:
+        message = f"the tests never call {run.into}"
+        hint = "build the port by it, in a test or a fixture: what its own module builds on import is too early"
     elif seen is None or not seen.ran:
         message = f"the tests never run what {run.into} builds"
-        hint = "build the module by that name in them, my_model.build(), and not by a copy of it"
+        hint = "call what it returns with tensors, in the same process"
     else:
         return
     raise MutationError(Fault(code=Code.NOTHING_TO_MUTATE, where=where, message=message, hint=hint))

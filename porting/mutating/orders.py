@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "PORTING_MUTATION"
 """Names the file with the orders."""
@@ -21,13 +22,17 @@ class Orders:
         into: what builds it, ``my_model:build`` or ``my_model.py:build``.
         mistake: what to plant; ``""`` to watch only.
         roles: of the port's linear maps, from the run that was watched.
+        inner: the events that are steps of something written out, from the same run.
         answer: the file to write :class:`Seen` to.
+        socket: where further orders come from, each for a copy of the process; ``""`` for none.
     """
 
     into: str
     mistake: str = ""
     roles: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
     answer: str
+    socket: str = ""
 
     def write(self, path: Path) -> None:
         """Keep them in a file."""
@@ -36,8 +41,25 @@ class Orders:
     @classmethod
     def read(cls, path: Path) -> Orders:
         """What :meth:`write` kept."""
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**found, "roles": tuple(found["roles"])})
+        return cls.of(json.loads(path.read_text(encoding="utf-8")))
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Orders:
+        """From their fields, as JSON has them."""
+        return cls(**{**found, "roles": tuple(found["roles"]), "inner": tuple(found["inner"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """What a mistake is to a port.
+
+    Attributes:
+        kind: ``applies``, ``equivalent`` or ``absent``.
+        advice: for one that applies, what in a test would show it.
+    """
+
+    kind: str
+    advice: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +68,21 @@ class Seen:
 
     Attributes:
         built: how often it was built.
+        imported: whether the module that builds it was imported.
         ran: whether it ran.
         roles: of its linear maps.
-        mistakes: for each mistake whether it applies, is equivalent, or has no place in this port.
+        inner: the events that are steps of something written out.
+        mistakes: what each mistake is to it.
+        imports: installed modules that the tests imported while they ran.
     """
 
     built: int
+    imported: bool
     ran: bool
     roles: tuple[str, ...] = ()
-    mistakes: Mapping[str, str] = field(default_factory=dict)
+    inner: tuple[str, ...] = ()
+    mistakes: Mapping[str, Mistake] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Keep it in a file."""
@@ -66,4 +94,6 @@ class Seen:
         if not path.is_file():
             return None
         found = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**found, "roles": tuple(found["roles"])})
+        mistakes = {name: Mistake(**one) for name, one in found["mistakes"].items()}
+        lists = {name: tuple(found[name]) for name in ("roles", "inner", "imports")}
+        return cls(**{**found, **lists, "mistakes": mistakes})

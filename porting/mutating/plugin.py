@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import os
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from porting.causes.events import Inventory
 from porting.causes.meddling import plant, watch
 from porting.causes.planting import planted
 from porting.mutating.equivalence import kinds
+from porting.mutating.installing import Watch, folder_of
 from porting.mutating.orders import VARIABLE, Orders, Seen
+from porting.mutating.serving import Server
 
 
 class Planter:
@@ -30,26 +33,33 @@ class Planter:
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
-        self.inventory = Inventory(list(orders.roles))
+        self.inventory = Inventory(list(orders.roles), set(orders.inner))
         self.built = 0
+        self.code: int | pytest.ExitCode = 0
+        self.copied = False
+        self._known: set[str] = set()
+        self._models: list[weakref.ref[nn.Module]] = []
         self.seen: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
-        self._install()
+        place, _, self._name = orders.into.rpartition(":")
+        self._place = place
+        self.watch = Watch(place, self._install)
 
-    def _install(self) -> None:
-        place, _, name = self.orders.into.rpartition(":")
-        folder = Path(place).resolve().parent if place.endswith(".py") else Path.cwd()
-        for one in (str(folder), os.getcwd()):
+    def start(self) -> None:
+        """Before the user's own files are imported, and after pytest has put its folders on the path."""
+        for one in (str(folder_of(self._place)), os.getcwd()):
             if one not in sys.path:
                 sys.path.insert(0, one)
-        module = importlib.import_module(Path(place).stem if place.endswith(".py") else place)
-        owner, leaf = module, name
+        self.watch.start()
+
+    def _install(self, module: ModuleType) -> None:
+        owner, leaf = module, self._name
         while "." in leaf:
             first, _, leaf = leaf.partition(".")
             owner = getattr(owner, first)
-        target = getattr(owner, leaf)
+        target = getattr(owner, leaf, None)
         if isinstance(target, type):
             self._in_constructor(target)
-        else:
+        elif target is not None:
             setattr(owner, leaf, self._around(target))
 
     def _around(self, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,8 +83,19 @@ class Planter:
 
         kind.__init__ = construct
 
+    def copy(self, orders: Orders) -> None:
+        """Follow these orders from now on, also in what the tests have built while they were imported."""
+        self.orders, self.copied, self._known = orders, True, set(sys.modules)
+        self.inventory = Inventory(list(orders.roles), set(orders.inner))
+        for one in self._models:
+            if (model := one()) is not None:
+                self._change(model)
+
     def _change(self, model: nn.Module) -> None:
         self.built += 1
+        if self.orders.socket:
+            self._models.append(weakref.ref(model))
+            return
 
         def tell(one: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._remember(one, args, kwargs)  # a function: a copy of the model tells this planter, and no copy of it
@@ -100,9 +121,23 @@ class Planter:
             model._forward_pre_hooks.clear()
             model._forward_pre_hooks_with_kwargs.clear()
             mistakes = kinds(model, args, kwargs, self.inventory)
-        roles = tuple(self.inventory.roles)
-        seen = Seen(built=self.built, ran=self.seen is not None, roles=roles, mistakes=mistakes)
+        seen = Seen(
+            built=self.built,
+            imported=bool(self.watch.found),
+            ran=self.seen is not None,
+            roles=tuple(self.inventory.roles),
+            inner=tuple(sorted(self.inventory.inner)),
+            mistakes=mistakes,
+            imports=tuple(self._imported()) if self.copied and not self.orders.mistake else (),
+        )
         seen.write(Path(self.orders.answer))
+
+    def _imported(self) -> Iterator[str]:
+        """The installed modules that a copy has imported."""
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None) or ""
+            if name not in self._known and f"{os.sep}site-packages{os.sep}" in file:
+                yield name
 
 
 def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -112,7 +147,38 @@ def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 PLANTER = Planter(Orders.read(Path(os.environ[VARIABLE]))) if VARIABLE in os.environ else None
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_load_initial_conftests() -> None:
+    """The folders of pytest's own settings are on the path, and no file of the user's has run."""
+    if PLANTER is not None:
+        PLANTER.start()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """The tests are collected: run them in a copy of this process for each order, and here for none."""
+    if PLANTER is None or not PLANTER.orders.socket or session.testsfailed or not session.items:
+        return None
+    for writer in (sys.stdout, sys.stderr, session.config.get_terminal_writer()):
+        writer.flush()
+    for orders in Server(PLANTER.orders.socket).orders():
+        PLANTER.copy(orders)
+        return None
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
     """The tests have run."""
     if PLANTER is not None:
-        PLANTER.tell()
+        PLANTER.code = exitstatus
+        if not PLANTER.orders.socket:
+            PLANTER.tell()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A copy ends here: what else there is to end is the other process's."""
+    if PLANTER is not None and PLANTER.copied:
+        for writer in (sys.stdout, sys.stderr):
+            writer.flush()
+        os._exit(int(PLANTER.code))

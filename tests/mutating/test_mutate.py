@@ -77,6 +77,7 @@ RESIDUAL = "residual missing"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the user's tests run in a process of their own, with this porting
     (tmp_path / "mine.py").write_text(MODEL, encoding="utf-8")
     (tmp_path / "test_weak.py").write_text(WEAK, encoding="utf-8")
     return tmp_path
@@ -98,8 +99,7 @@ def test_what_a_weak_test_misses_is_listed(folder: Path) -> None:
 
 
 @pytest.mark.timeout(300)  # two processes that import transformers
-def test_a_proof_catches_what_closeness_does_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the user's tests run in a process of their own and use this suite's
+def test_a_proof_catches_what_closeness_does_not(folder: Path) -> None:
     write_checkpoint(folder / "c")
     (folder / "mine.py").write_text(PORT, encoding="utf-8")
     (folder / "test_strong.py").write_text(STRONG, encoding="utf-8")
@@ -113,6 +113,8 @@ def test_the_command_says_what_survived_and_how_it_looks(folder: Path) -> None:
     assert result.exit_code == 1
     assert "survived" in result.stdout
     assert f"{GELU}  a difference of up to 5e-4 where the reference has the exact GELU" in result.stdout
+    assert "would be caught by: torch.testing.assert_close(port(...), expected, rtol=0, atol=1e-0" in result.stdout
+    assert "have no place in what these tests run: " in result.stdout
     assert "0 of 1 caught, a mutation score of 0 %" in result.stdout
     assert result.stdout.splitlines()[-1] == f"next: porting mutate test_weak.py --into mine:Model --only '{GELU}'"
 
@@ -128,4 +130,10 @@ def test_wrong_use_is_refused(folder: Path) -> None:
     assert result.exit_code == 2
     (fault,) = json.loads(result.stdout)["faults"]
     assert fault["code"] == "nothing-to-mutate"
-    assert fault["message"] == "the tests never run what mine:build builds"
+    assert fault["message"] == "the tests never import mine"
+    (folder / "test_unbuilt.py").write_text("import mine\n\ndef test_it():\n    assert mine.build\n", encoding="utf-8")
+    with pytest.raises(MutationError, match=r"test_unbuilt.py: the tests never call mine:build \(build the port by it"):
+        mutate(["test_unbuilt.py"], "mine:build")
+    (folder / "test_none.py").write_text("import mine\n", encoding="utf-8")
+    with pytest.raises(MutationError, match=r"test_none.py: pytest found no tests"):
+        mutate(["test_none.py"], "mine:build")

@@ -1,0 +1,86 @@
+"""Finding what builds the port, whenever and under whatever name the user's tests import it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+Change = Callable[[ModuleType], None]
+
+
+class Watch(importlib.abc.MetaPathFinder):
+    """Changes a module as soon as it has run, before anybody has taken a name out of it.
+
+    Args:
+        place: the module: ``my_model``, ``package.my_model``, or a file.
+        change: what is done to it, once for each name under which it is imported.
+    """
+
+    def __init__(self, place: str, change: Change) -> None:
+        self.found: list[str] = []
+        self._file = os.path.realpath(place) if place.endswith(".py") else None
+        self._name = None if self._file else place
+        self._change = change
+
+    def start(self) -> None:
+        """From now on; what is imported already is changed at once."""
+        for name, module in list(sys.modules.items()):
+            if self._is(name, getattr(module, "__file__", None)):
+                self._done(name, module)
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """What the other finders find; the one module is changed after it has run."""
+        for finder in (one for one in sys.meta_path if one is not self):
+            spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                if spec.loader is not None and self._is(fullname, spec.origin):
+                    spec.loader = _Loader(spec.loader, self._done)
+                return spec
+        return None
+
+    def _is(self, name: str, origin: str | None) -> bool:
+        file = os.path.realpath(origin) if origin else None
+        if name == self._name and file:
+            self._file = self._file or file  # from now on also under other names
+        return file is not None and file == self._file
+
+    def _done(self, name: str, module: ModuleType) -> None:
+        if name not in self.found:
+            self.found.append(name)
+            self._change(module)
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, done: Callable[[str, ModuleType], None]) -> None:
+        self._loader = loader
+        self._done = done
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the loader does, and then it is changed."""
+        self._loader.exec_module(module)
+        self._done(module.__name__, module)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+
+def folder_of(place: str) -> Path:
+    """What has to be on the path for a module to be found: the folder that holds the file's outermost package."""
+    if not place.endswith(".py"):
+        return Path.cwd()
+    folder = Path(place).resolve().parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
