@@ -32,6 +32,7 @@ EXECUTIONS = {
     "index": 200_000,
     "archive": 50_000,
     "pickle": 200_000,
+    "metadata": 100_000,
     "config": 100_000,
     "table": 50_000,
     "name": 200_000,
@@ -77,6 +78,14 @@ def pickle(raw: bytes) -> object:
     source = _Bytes(raw, "f")
     records = {key: Record(start=0, stop=stop, crc=None, name=key) for key, stop in (("0", 48), ("1", 24))}
     return quietly(lambda: read_tensors(StateMachine(source, 0, len(raw)).load(), records, source, name="f"))
+
+
+def metadata(raw: bytes) -> object:
+    """The ``.metadata`` of a distributed checkpoint."""
+    from porting.checkpoint.bin_file import _Bytes
+    from porting.checkpoint.dcp_metadata import read_metadata
+
+    return quietly(lambda: read_metadata(_Bytes(raw, "f")))
 
 
 def config(raw: bytes) -> object:
@@ -126,7 +135,7 @@ def expression(raw: bytes) -> object:
 
 
 TARGETS: dict[str, Target] = {
-    one.__name__: one for one in (header, index, archive, pickle, config, table, name, axes, expression)
+    one.__name__: one for one in (header, index, archive, pickle, metadata, config, table, name, axes, expression)
 }
 
 
@@ -160,6 +169,8 @@ def seeds(target: str) -> Iterable[bytes]:
             yield b'{"metadata": {"total_size": 12}, "weight_map": {"a": "s-1.safetensors", "b": "s-2.safetensors"}}'
         case "archive" | "pickle":
             yield from _states(target)
+        case "metadata":
+            yield from _described()
         case "config":
             yield b'{"model_type": "x", "id2label": {"0": "a"}, "num_labels": 3, "f": -Infinity, "n": null}'
         case "table":
@@ -192,6 +203,35 @@ def _states(target: str) -> Iterable[bytes]:
         buffer = io.BytesIO()
         torch.save({"a": shared}, buffer, _use_new_zipfile_serialization=False)
         yield buffer.getvalue()
+
+
+def _described() -> Iterable[bytes]:
+    """What torch says of a checkpoint, with and without a memo."""
+    import io
+    import pickle
+    from pickle import Pickler
+
+    from torch import Size
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        BytesStorageMetadata,
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    chunks = [ChunkStorageMetadata(Size((at, 0)), Size((2, 3))) for at in (0, 2)]
+    tensor = TensorStorageMetadata(TensorProperties(), Size((4, 3)), chunks)
+    places = {MetadataIndex("a", (at, 0), at // 2): _StorageInfo("__0_0.distcp", 9 * at, 18) for at in (0, 2)}
+    whole = Metadata({"a": tensor, "n": BytesStorageMetadata()}, {"a": ("a",)}, places, None, "1.0.0")
+    yield pickle.dumps(whole, protocol=4)
+    file = io.BytesIO()
+    pickler = Pickler(file, protocol=2)
+    pickler.fast = True
+    pickler.dump(whole)
+    yield file.getvalue()
 
 
 # -------------------------------------------------------------------------------------------------------- the processes
