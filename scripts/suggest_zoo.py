@@ -15,7 +15,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +28,9 @@ from torch import nn
 import porting
 from porting.errors import PortingError
 from porting.suggesting import Suggestion, suggest
+from porting.suggesting.building import build_for
 from porting.suggesting.twin import draw
+from tests.suggesting.oracle import uncast
 from tests.suggesting.styles import Style, drawn
 from tests.suggesting.variants import builder, told
 
@@ -100,18 +102,31 @@ def tried(style: Style) -> Outcome:
             return Outcome(style, None, str(error), None, (0, 1), time.monotonic() - begun)
         seconds = time.monotonic() - begun
         said = " | ".join([*(f"{one.kind}: {one.said}" for one in found.reasons), *found.missing])
-        loaded = _loaded(folder, build, found)
+        loaded = _loaded(folder, build, found, style)
         difference = None if loaded is None or not found.proven else _difference(style, reference, loaded)
         return Outcome(style, found, said, difference, _placed(found, loaded), seconds)
 
 
-def _loaded(folder: Path, build: Any, found: Suggestion) -> nn.Module | None:
+def _loaded(folder: Path, build: Any, found: Suggestion, style: Style) -> nn.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", porting.PortingWarning)  # a table may say that it is approximate
         try:
-            return porting.load(folder, build, found.table)
+            into = _run_once(build_for(build, source_config(folder)).module, style) if style.lazy else build
+            return porting.load(folder, into, found.table)
         except PortingError:
             return None
+
+
+def source_config(folder: Path) -> Mapping[str, object]:
+    """The checkpoint's config."""
+    return porting.open_checkpoint(folder).config
+
+
+def _run_once(module: nn.Module, style: Style) -> nn.Module:
+    """The module, its lazy parameters in shape."""
+    ids = torch.arange(12).reshape(2, 6)
+    module(**told(style, ids, torch.ones(2, 6, dtype=torch.bool), torch.zeros_like(ids)))
+    return module.double()
 
 
 def _placed(found: Suggestion, loaded: nn.Module | None) -> tuple[int, int]:
@@ -133,10 +148,12 @@ def _difference(style: Style, reference: Any, loaded: nn.Module) -> float:
     if style.family.segments:
         given["token_type_ids"] = kinds
     with torch.no_grad():
-        theirs = reference.double()(**given)[0]
+        theirs = uncast(reference.double())(**given)[0]
         ours = loaded.double().eval()(**told(style, ids, keep, kinds))
     if style.first == "sequence":
         ours = ours.transpose(0, 1)
+    if style.turned:
+        theirs = theirs.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
     return float((ours - theirs)[keep].abs().max() / theirs[keep].abs().max())
 
 

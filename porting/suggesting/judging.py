@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
@@ -75,7 +76,7 @@ def judge(
         verdict = Verdict.NOT_FOUND
     elif small:
         verdict = Verdict.APPROXIMATE
-    elif missing or ours:
+    elif missing or ours or _reordered(found):
         verdict = Verdict.TRUNK
     else:
         verdict = Verdict.EXACT
@@ -87,7 +88,7 @@ def judge(
         reasons=tuple(sorted(reasons, key=lambda one: (not one.shown, _small(one)))),
         missing=missing,
         stop=stop,
-        sentence=_sentence(verdict, proof, own, shown, stop),
+        sentence=_sentence(verdict, proof, own, shown, stop) + _order(verdict, found),
         difference=(own or proof).difference,
         shown=shown,
     )
@@ -171,6 +172,26 @@ def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[in
         seen = f"{shown[0]} of {shown[1]} parameters shown at work, the others equal by copy"
         return f"Proven in float64 on {where}: off by {far} of the activations' scale at most; {seen}."
     return f"In float64, on {where}, it is off by {far} of the activations' scale."
+
+
+def _order(verdict: Verdict, found: Found) -> str:
+    """What is to be known of a module that returns the residual stream in its own order."""
+    if verdict is Verdict.IMPOSSIBLE or verdict is Verdict.NOT_FOUND or not _reordered(found):
+        return ""
+    basis = found.basis
+    return f" What it returns has its features in the order ({basis.ours}), where the reference's is ({basis.theirs})."
+
+
+def _reordered(found: Found) -> bool:
+    """Whether the module returns the reference's activation with its features in another order."""
+    if not found.basis.theirs or not found.outputs:
+        return False
+    ours = found.outputs[0]
+    rows = [one for value in found.reference.outputs if value.ndim == 3 for one in (value, value.transpose(0, 1))]
+    alike = [one for one in rows if one.shape == ours.shape and one.shape[-1] % 2 == 0]
+    return not any(torch.allclose(one, ours) for one in alike) and any(
+        torch.allclose(found.basis.turned(one), ours) for one in alike
+    )
 
 
 def _said(proof: Proof) -> str:

@@ -24,6 +24,11 @@ class Family:
         act: its activation.
         eps: of its norms.
         complete: whether the variants have all its parts; BERT's pooler is missing.
+        groups: heads of keys, where they are fewer than those of queries.
+        rotary: positions turn queries and keys, and nothing is added.
+        computed: positions are sines and cosines, and words are multiplied by the root of the width.
+        gated: norms are RMS, the feed-forward part has a gate, and nothing has a bias.
+        head: there is a head for masked words, tied to the word table.
     """
 
     architecture: str
@@ -35,6 +40,11 @@ class Family:
     act: str = "gelu"
     eps: float = 1e-12
     complete: bool = True
+    groups: int = 0
+    rotary: bool = False
+    computed: bool = False
+    gated: bool = False
+    head: bool = False
 
 
 _BERT = {
@@ -61,7 +71,31 @@ FAMILIES = (
         act="tanh",
         eps=1e-5,
     ),
-)
+    Family("BertForMaskedLM", _BERT, segments=True, head=True),
+    Family(
+        "LlamaModel",
+        {
+            "vocab_size": 107, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 52, "max_position_embeddings": 30, "rms_norm_eps": 1e-5,
+        },
+        causal=True,
+        pre_norm=True,
+        act="silu",
+        eps=1e-5,
+        groups=2,
+        rotary=True,
+        gated=True,
+    ),
+    Family(
+        "CTRLModel",
+        {"vocab_size": 107, "n_embd": 24, "n_layer": 3, "n_head": 4, "dff": 52, "n_positions": 30},
+        causal=True,
+        pre_norm=True,
+        act="relu",
+        eps=1e-6,
+        computed=True,
+    ),
+)  # fmt: skip
 
 FLAWS: Mapping[str, tuple[Verdict, str]] = {
     "no query bias": (Verdict.IMPOSSIBLE, "bias"),
@@ -91,6 +125,7 @@ _POOLS: Mapping[str, Sequence[str]] = {
     "out": ("out", "proj", "o_proj", "wo", "dense", "c_proj", "to_out"),
     "norm1": ("norm1", "ln_1", "attn_norm", "sa_norm", "n_a"),
     "norm2": ("norm2", "ln_2", "ffn_norm", "out_norm", "n_b"),
+    "gate": ("gate", "w3", "gate_proj", "g_proj"),
     "up": ("fc1", "up", "linear1", "w_1", "c_fc", "lin1"),
     "down": ("fc2", "down", "linear2", "w_2", "lin2", "ff_out"),
     "gain": ("weight", "gamma", "scale", "a_2", "g"),
@@ -108,6 +143,7 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     "inner": ("intermediate_size", "d_ff", "ffn_dim", "inner", "mlp_dim"),
     "positions": ("max_len", "positions", "max_position_embeddings", "block_size", "seq_len"),
     "segments": ("segments", "type_vocab_size", "n_segments"),
+    "groups": ("n_kv_heads", "num_kv_heads", "num_key_value_heads"),
 }
 
 
@@ -130,13 +166,20 @@ class Style:
     first: str
     config: str
     shuffle: int
+    pairs: str
+    lazy: bool
 
     @property
     def expected(self) -> tuple[Verdict, str]:
         """The right verdict, and what the right reason is about."""
         if self.flaw:
             return FLAWS[self.flaw]
-        return (Verdict.EXACT if self.family.complete else Verdict.TRUNK), ""
+        return (Verdict.EXACT if self.family.complete and not self.turned else Verdict.TRUNK), ""
+
+    @property
+    def turned(self) -> bool:
+        """Whether the residual stream, which is returned, has its features in another order."""
+        return self.family.computed and self.pairs == "neighbours"
 
 
 def drawn(seed: int, *, flawed: bool | None = None) -> Style:
@@ -168,22 +211,37 @@ def drawn(seed: int, *, flawed: bool | None = None) -> Style:
         flaw=draw.choice(possible) if wants else "",
         names=names,
         fields={role: draw.choice(pool) for role, pool in _FIELDS.items()},
-        qkv=draw.choice(("separate", "fused", "interleaved", "inside", "pair", "heads", "raw heads")),
+        qkv=draw.choice(
+            ("separate", "fused", "grouped")
+            if family.groups
+            else ("separate", "fused", "interleaved", "inside", "pair", "heads", "raw heads")
+        ),
         order=tuple(order),
         matrices=draw.choice(("linear", "turned", "raw")),
         norms=draw.choice(("torch", "own")),
-        tables=draw.choice(("embedding", "parameter", "one more axis", *(() if family.offset else ("joint",)))),
+        tables=draw.choice(("embedding", "parameter", "one more axis", *(("joint",) if _joint(family) else ()))),
         grouping=draw.choice(("layers", "kinds", "alternating")),
         mask=draw.choice(("bool", "padding", "additive", "long", "bool 4")),
         first=draw.choice(("batch", "batch", "sequence")),
         config=draw.choice(("items", "attributes", "arguments")),
         shuffle=draw.randrange(1 << 30),
+        pairs=draw.choice(("halves", "neighbours")),
+        lazy=draw.random() < 0.15,
     )
+
+
+def _joint(family: Family) -> bool:
+    """Whether words and positions can be one table."""
+    return not (family.offset or family.rotary or family.computed or family.head)
 
 
 def _fits(flaw: str, family: Family) -> bool:
     if flaw == "no embedding norm":
         return not family.pre_norm
-    if flaw == "positions shifted":  # with rows to spare a table can shift them back
-        return not family.offset
+    if flaw == "positions shifted":  # with rows to spare a table can shift them back; rotations are relative
+        return not (family.offset or family.rotary)
+    if flaw == "no query bias" and family.gated:
+        return False
+    if family.act in {"other gelu": ("silu", "relu"), "relu": ("relu",)}.get(flaw, ()):
+        return False
     return not (flaw == "no mask" and family.causal)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.suggesting.llama import halves, neighbours
 from tests.suggesting.styles import SIZES, Style
 
 
@@ -48,6 +49,19 @@ class Norm(nn.Module):
         return out
 
 
+class Root(nn.Module):
+    """A norm that takes no mean off."""
+
+    def __init__(self, width: int, eps: float, gain: str) -> None:
+        super().__init__()
+        self.eps, self.name = eps, gain
+        self.register_parameter(gain, nn.Parameter(torch.ones(width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = getattr(self, self.name) * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
+        return out
+
+
 class Parts(nn.Module):
     """A container whose parts are registered in a drawn order."""
 
@@ -74,6 +88,9 @@ class Variant(nn.Module):
             parts[s.names["start"]] = self._norm(e, eps)
         if s.family.pre_norm:
             parts[s.names["end"]] = self._norm(e, eps)
+        if s.family.head:
+            parts |= {"transform": self._matrix(e, e), "transform_norm": self._norm(e, eps)}
+            parts["vocabulary_bias"] = nn.Parameter(torch.zeros(sizes["vocabulary"]))
         if s.flaw == "extra norm":
             parts["another"] = self._norm(e, eps)
         parts |= self._grouped(layers)
@@ -81,21 +98,31 @@ class Variant(nn.Module):
         random.Random(s.shuffle).shuffle(named)  # noqa: S311  # as above
         for name, part in named:
             setattr(self, name, part)
+        if s.family.computed or s.family.rotary:
+            table = computed(self.sizes, s.pairs) if s.family.computed else angles(self.sizes)
+            self.register_buffer("angles", table, persistent=False)
 
     # -------------------------------------------------------------------------------------------- parts
 
     def _norm(self, width: int, eps: float) -> nn.Module:
+        if self.style.family.gated:
+            return Root(width, eps, self.style.names["gain"])
         if self.style.norms == "torch":
             return nn.LayerNorm(width, eps=eps)
         return Norm(width, eps, self.style.names["gain"], self.style.names["shift"])
 
     def _matrix(self, into: int, out: int, *, bias: bool = True) -> nn.Module:
+        bias = bias and not self.style.family.gated
+        if self.style.lazy and self.style.matrices == "linear":
+            return nn.LazyLinear(out, bias=bias)
         return nn.Linear(into, out, bias=bias) if self.style.matrices == "linear" else Turned(into, out, bias=bias)
 
     def _tables(self, parts: dict[str, nn.Module | nn.Parameter]) -> None:
         s, e = self.style, self.sizes["hidden"]
         words, places = self.sizes["vocabulary"], self.sizes["positions"]
-        if s.tables == "joint":
+        if s.family.rotary or s.family.computed:
+            parts[s.names["words"]] = nn.Embedding(words, e)
+        elif s.tables == "joint":
             parts[s.names["words"]] = nn.Embedding(words + places, e)
         elif s.tables == "embedding":
             parts[s.names["words"]], parts[s.names["places"]] = nn.Embedding(words, e), nn.Embedding(places, e)
@@ -111,7 +138,12 @@ class Variant(nn.Module):
         n = s.names
         bias = {role: not (role == "query" and s.flaw == "no query bias") for role in s.order}
         attention: dict[str, nn.Module | nn.Parameter] = {n["out"]: self._matrix(e, e)}
-        if s.qkv == "separate" or s.flaw == "no query bias":
+        few = e // h * s.family.groups
+        if s.family.groups and s.qkv == "separate":
+            attention |= {n[role]: self._matrix(e, e if role == "query" else few) for role in s.order}
+        elif s.family.groups:
+            attention[n["fused"]] = self._matrix(e, e + 2 * few)
+        elif s.qkv == "separate" or s.flaw == "no query bias":
             attention |= {n[role]: self._matrix(e, e, bias=bias[role]) for role in s.order}
         elif s.qkv in {"fused", "interleaved", "inside"}:
             attention[n["fused"]] = self._matrix(e, 3 * e)
@@ -131,6 +163,8 @@ class Variant(nn.Module):
             n["down"]: self._matrix(self.sizes["inner"], e),
             n["norm2"]: self._norm(e, eps),
         }
+        if s.family.gated:
+            feed[n["gate"]] = self._matrix(e, self.sizes["inner"])
         return Parts(attention, s.shuffle + 1), Parts(feed, s.shuffle + 2)
 
     def _grouped(self, layers: Sequence[tuple[Parts, Parts]]) -> dict[str, nn.Module]:
@@ -165,15 +199,7 @@ class Variant(nn.Module):
         keep = self._keep(mask, ids)
         shift = 1 if s.flaw == "positions shifted" else 0
         places = (torch.arange(length) + shift) % self.sizes["positions"]
-        if s.tables == "joint":
-            table = getattr(self, s.names["words"])
-            x = table(ids) + table(self.sizes["vocabulary"] + places)
-        elif s.tables == "embedding":
-            x = getattr(self, s.names["words"])(ids) + getattr(self, s.names["places"])(places)
-        elif s.flaw == "positions shifted":
-            x = getattr(self, s.names["words"])(ids) + getattr(self, s.names["places"]).roll(-1, -2)[..., :length, :]
-        else:
-            x = getattr(self, s.names["words"])(ids) + getattr(self, s.names["places"])[..., :length, :]
+        x = self._embedded(ids, places)
         if kinds is not None:
             x = x + getattr(self, s.names["kinds"])(kinds)
         if hasattr(self, s.names["start"]) and not s.family.pre_norm:
@@ -184,8 +210,30 @@ class Variant(nn.Module):
             x = self._block(x, keep, number)
         if s.family.pre_norm:
             x = getattr(self, s.names["end"])(x)
+        if s.family.head:
+            x = self.get_submodule("transform_norm")(F.gelu(self.get_submodule("transform")(x)))
+            x = x @ getattr(self, s.names["words"]).weight.T + self.get_parameter("vocabulary_bias")
         out: Tensor = x.transpose(0, 1) if s.first == "sequence" else x
         return out
+
+    def _embedded(self, ids: Tensor, places: Tensor) -> Tensor:
+        s, length = self.style, ids.shape[1]
+        x: Tensor
+        if s.family.rotary:
+            x = getattr(self, s.names["words"])(ids)
+        elif s.family.computed:
+            root = self.sizes["hidden"] ** 0.5
+            x = getattr(self, s.names["words"])(ids) * root + self.get_buffer("angles")[places]
+        elif s.tables == "joint":
+            table = getattr(self, s.names["words"])
+            x = table(ids) + table(self.sizes["vocabulary"] + places)
+        elif s.tables == "embedding":
+            x = getattr(self, s.names["words"])(ids) + getattr(self, s.names["places"])(places)
+        elif s.flaw == "positions shifted":
+            x = getattr(self, s.names["words"])(ids) + getattr(self, s.names["places"]).roll(-1, -2)[..., :length, :]
+        else:
+            x = getattr(self, s.names["words"])(ids) + getattr(self, s.names["places"])[..., :length, :]
+        return x
 
     def _keep(self, mask: Tensor | None, ids: Tensor) -> Tensor:
         keep = torch.ones_like(ids, dtype=torch.bool)
@@ -213,19 +261,25 @@ class Variant(nn.Module):
         n = s.names
         norm1, norm2 = getattr(attention, n["norm1"]), getattr(feed, n["norm2"])
         up, down, out = getattr(feed, n["up"]), getattr(feed, n["down"]), getattr(attention, n["out"])
+        if s.family.gated:
+            gate, first = getattr(feed, n["gate"]), up
+            up = lambda y: self._act(gate(y)) * first(y)  # noqa: E731  # in the place of the first matrix
+        act: Callable[[Tensor], Tensor] = (lambda y: y) if s.family.gated else self._act
         residual = 0.0 if s.flaw == "residual dropped" else 1.0
         if s.family.pre_norm:
             x = residual * x + out(self._attend(attention, norm1(x), keep))
-            before: Tensor = x + down(self._act(up(norm2(x))))
+            before: Tensor = x + down(act(up(norm2(x))))
             return before
         x = norm1(residual * x + out(self._attend(attention, x, keep)))
-        behind: Tensor = norm2(x + down(self._act(up(x))))
+        behind: Tensor = norm2(x + down(act(up(x))))
         return behind
 
     def _act(self, x: Tensor) -> Tensor:
         kind = self.style.family.act
         if self.style.flaw == "relu":
             return F.relu(x)
+        if kind in {"silu", "relu"}:
+            return F.silu(x) if kind == "silu" else F.relu(x)
         if self.style.flaw == "other gelu":
             kind = "gelu" if kind == "tanh" else "tanh"
         return F.gelu(x, approximate="tanh" if kind == "tanh" else "none")
@@ -233,6 +287,12 @@ class Variant(nn.Module):
     def _attend(self, attention: Any, x: Tensor, keep: Tensor) -> Tensor:
         h = self.sizes["heads"]
         q, k, v = self._projected(attention, x)
+        if self.style.family.rotary:
+            turn = {"halves": halves, "neighbours": neighbours}[self.style.pairs]
+            cos, sin = self.get_buffer("angles")[:, : x.shape[1]]
+            q, k = (turn(one, cos, sin) for one in (q, k))
+        if self.style.family.groups:
+            k, v = (one.repeat_interleave(h // self.style.family.groups, 1) for one in (k, v))
         scale = 1.0 if self.style.flaw == "unscaled attention" else (self.sizes["hidden"] // h) ** -0.5
         scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~keep, -1e9)
         mixed = scores.softmax(-1) @ v
@@ -246,7 +306,9 @@ class Variant(nn.Module):
             return one.view(*one.shape[:-1], h, -1).transpose(1, 2)
 
         found: dict[str, Tensor] = {}
-        if s.qkv == "separate" or s.flaw == "no query bias":
+        if s.family.groups:
+            found = self._grouped_heads(attention, x)
+        elif s.qkv == "separate" or s.flaw == "no query bias":
             found = {role: split(getattr(attention, n[role])(x)) for role in s.order}
         elif s.qkv == "fused":
             found = dict(zip(s.order, map(split, getattr(attention, n["fused"])(x).chunk(3, -1)), strict=True))
@@ -267,6 +329,36 @@ class Variant(nn.Module):
                 weight, bias = getattr(attention, n[role]), getattr(attention, f"{n[role]}_b")
                 found[role] = torch.einsum("bse,hed->bhsd", x, weight) + bias[:, None]
         return found["query"], found["key"], found["value"]
+
+    def _grouped_heads(self, attention: Any, x: Tensor) -> dict[str, Tensor]:
+        s, h, g = self.style, self.sizes["heads"], self.style.family.groups
+        d = self.sizes["hidden"] // h
+        many = {"query": h // g, "key": 1, "value": 1}
+        if s.qkv == "separate":
+            parts = [getattr(attention, s.names[role])(x) for role in s.order]
+        elif s.qkv == "fused":
+            parts = list(getattr(attention, s.names["fused"])(x).split([many[role] * g * d for role in s.order], -1))
+        else:
+            whole = getattr(attention, s.names["fused"])(x).unflatten(-1, (g, -1, d))
+            parts = [one.flatten(2) for one in whole.split([many[role] for role in s.order], -2)]
+        return {role: one.unflatten(-1, (-1, d)).transpose(1, 2) for role, one in zip(s.order, parts, strict=True)}
+
+
+def computed(sizes: Mapping[str, int], pairs: str) -> Tensor:
+    """CTRL's positions, sines before cosines or next to each other."""
+    width = sizes["hidden"]
+    rates = 1 / torch.pow(10000, 2 * (torch.arange(width).float() // 2) / width)
+    turns = torch.arange(sizes["positions"] + 1).float()[:, None] * rates
+    parts = [turns[:, 0::2].sin(), turns[:, 1::2].cos()]
+    return torch.cat(parts, 1) if pairs == "halves" else torch.stack(parts, -1).flatten(1)
+
+
+def angles(sizes: Mapping[str, int]) -> Tensor:
+    """Cosine and sine of Llama's rotation of each pair of features, [2 positions pairs]."""
+    size = sizes["hidden"] // sizes["heads"]
+    frequencies = 1.0 / 10000.0 ** (torch.arange(0, size, 2).float() / size)
+    turns = torch.outer(torch.arange(sizes["positions"] + 1).float(), frequencies)
+    return torch.stack([turns.cos(), turns.sin()])
 
 
 def builder(style: Style) -> Callable[..., nn.Module]:
