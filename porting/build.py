@@ -171,8 +171,8 @@ class _WithoutInitialisation(TorchFunctionMode):
 
 
 def _empty(module: nn.Module) -> None:
-    """Move parameters and persistent buffers to the meta device; ties stay ties."""
-    kept = {id(tensor): tensor for _, tensor in named_tensors(module)}
+    """Move parameters and persistent buffers to the meta device, but for lazy ones; ties stay ties."""
+    kept = {id(one): one for _, one in named_tensors(module) if not nn.parameter.is_lazy(one)}
     empty: dict[int, Tensor] = {}
     for key, tensor in kept.items():
         meta = tensor.detach().to("meta")

@@ -108,7 +108,7 @@ def _equal(one: Tensor, other: Tensor, bound: float, basis: Basis | None = None)
         return None
     first = one.transpose(0, 1)
     if first.shape == other.shape and _close(first, other, bound):
-        return "b s e", "s b e"
+        return "b t e", "t b e"  # s is the two halves of a head
     if basis is None or not basis.theirs or one.shape[-1] % 2:
         return None
     for value, batch in ((one, "b t"), (first, "t b")):

@@ -51,7 +51,8 @@ def test_a_model_may_return_the_last_position_only(tmp_path: Path) -> None:
 
 
 def test_one_fused_tensor_into_another_that_is_interleaved_in_another_order() -> None:
-    one = tried(drawn(119))  # GPT-2's; value, query and key, the fastest index
+    one = tried(drawn(255, flawed=False))  # GPT-2's; value, key and query, one after the other in each head
     assert one.found is not None, one.said
     assert (one.verdict, one.false_proof) == (True, False), str(one.found)
-    assert '[e ((q|k|v) h d)]" = "encoder.{i}.attn.c_attn.weight [e (h d (v|q|k))]"' in one.found.text
+    assert "c_attn.weight [e ((q|k|v) h d)]" in one.found.text
+    assert ".weight [(h (v|k|q) d) e]" in one.found.text or ".weight [e (h (v|k|q) d)]" in one.found.text
