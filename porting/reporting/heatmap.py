@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from porting.reporting.report import IMPRECISE, Probe, Report
@@ -67,7 +67,7 @@ class HeatMap:
 
     Attributes:
         tiers: ``float64`` and the working dtypes.
-        columns: what is probed within a layer: first its output, where lone probes stand too, then its parts.
+        columns: what is probed within a layer, in the order of execution; lone probes stand in the column of outputs.
         rows: what each row is called, and its cells by column, None where a layer has none.
         tier: the one to show first: where the verdict shows.
         first: the number of the probe to show first, None when all are alike.
@@ -89,7 +89,7 @@ def heat_map(report: Report) -> HeatMap:
     """Lay the probes of a report out."""
     numbers = {id(probe): number for number, probe in enumerate(report.probes)}
     rows = rows_of(report.probes)
-    columns = list(dict.fromkeys([OUTPUT, *(column for row in rows for column in row.columns)]))
+    columns = in_order([row.columns for row in rows])
     tiers = (DOUBLE, *report.noise)
     found = []
     for row in rows:
@@ -109,6 +109,22 @@ def heat_map(report: Report) -> HeatMap:
         tier=_rounds_worst(report) if report.verdict == IMPRECISE else DOUBLE,
         first=None if accused is None else numbers[id(accused)],
     )
+
+
+def in_order(rows: Collection[Sequence[str]]) -> list[str]:
+    """The columns of all rows, such that each row's own order is kept where the rows agree; outputs are last.
+
+    >>> in_order([["output"], ["query", "context", "output"], ["query", "key", "context", "output"]])
+    ['query', 'key', 'context', 'output']
+    """
+    found: list[str] = []
+    for row in rows:
+        place = 0
+        for column in row:
+            if column not in found and column != OUTPUT:
+                found.insert(place, column)
+            place = found.index(column) + 1 if column in found else len(found)
+    return [*found, OUTPUT] if any(OUTPUT in row for row in rows) else found
 
 
 def spelled(number: float, tier: str) -> str:

@@ -40,6 +40,7 @@ def rows_of(probes: Iterable[Probe]) -> list[Row]:
         found = _NUMBERED.match(probe.port)
         key = (found["stack"] or "", found["number"]) if found else (None, probe.port)
         within = probe.port[found.end() :].lstrip(". ") if found else ""
+        within = f".{within}" if within == OUTPUT else within  # a part of that name is not the layer's own output
         groups.setdefault(key, []).append((within or OUTPUT, probe))
     names = _stack_names(list(dict.fromkeys(stack for stack, _ in groups if stack is not None)))
     return [
