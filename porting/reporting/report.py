@@ -50,6 +50,8 @@ class Probe:
         span: the port's modules that made this activation out of those at the points before, in order: whose own code
             ran on the way, or which gave it on.
         lowered: operations among them that compute with less than float64 in a float64 run.
+        leak: if either side computes with less than float64 here, by how much one rounding of that moves the
+            activation, measured; None where it does not or was not measured.
         random: whether random numbers were drawn there, as by dropout that is left on.
         spreads: where its isolated difference lies, for each case, if it is among the first guilty ones.
         rules: if it is guilty, where the table's rules stand that write the weights of its span.
@@ -63,6 +65,7 @@ class Probe:
     count: int = 0
     span: tuple[str, ...] = ()
     lowered: tuple[str, ...] = ()
+    leak: View | None = None
     random: bool = False
     spreads: tuple[Spread, ...] = ()
     rules: tuple[str, ...] = ()
@@ -98,6 +101,7 @@ class Shown:
         nothing: those that nothing showed.
         differing: those whose values are not the checkpoint's.
         parts: those that were shown by activation in part, and whose rest nothing showed.
+        rows: of those that were shown in part, the rows of which nothing was shown, where these are few.
     """
 
     activation: Mapping[str, float]
@@ -105,6 +109,7 @@ class Shown:
     nothing: tuple[str, ...]
     differing: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -157,6 +162,7 @@ class Report:
         learned: gradients and training; None when they were not asked for.
         call: the call or the command that does the same again.
         branches: code of the port's own that never ran, in any pass.
+        search: what was done to find inputs that show more, in words.
         causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
     """
 
@@ -180,6 +186,7 @@ class Report:
     call: str = ""
     causes: tuple[Finding, ...] = ()
     branches: tuple[Branch, ...] = ()
+    search: str = ""
 
     @property
     def guilty(self) -> tuple[Probe, ...]:

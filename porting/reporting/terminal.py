@@ -18,7 +18,7 @@ from porting.reporting.limits import clause
 from porting.reporting.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
 from porting.reporting.rows import Row, rows_of
 from porting.tracing.branches import FIXED, RAISES, TRAINING, Branch
-from porting.tracing.measure import MEANING, ROUNDING, luck
+from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
 from porting.tracing.trace import ARROW, ROOT
 
 ITSELF = "the model itself"
@@ -198,13 +198,25 @@ def culprit_lines(report: Report) -> Iterator[Text]:
             yield Text(f"{probe.port} draws random numbers in eval mode: is dropout left on?", "yellow")
     if report.imprecise:
         yield Text(f"rounds worse than the reference: {listed([probe.port for probe in report.imprecise])}")
-    lowered = [probe for probe in report.probes if probe.lowered and probe.meaning.worst > MEANING]
-    for probe in lowered[:MOST_NAMED]:
-        operations = ", ".join(probe.lowered)
-        yield Text(f"{probe.port} computes in less than float64 whatever its weights are ({operations}):", "yellow")
-        yield Text("  what it means is shown to the working dtype's rounding only, and not to float64's", "yellow")
+    yield from _leak_lines(report)
     if report.shown.differing:
         yield Text(f"weights that are not the checkpoint's: {listed(report.shown.differing)}", "red")
+
+
+def _leak_lines(report: Report) -> Iterator[Text]:
+    """What remains in less than float64, what a rounding of it comes to, and what bounds follow."""
+    felt = [probe for probe in report.probes if (probe.leak or probe.meaning).worst > MEANING]
+    for probe in [probe for probe in felt if probe.lowered or probe.leak][:MOST_NAMED]:
+        operations = ", ".join(probe.lowered) or "in the reference"
+        yield Text(f"{probe.port} computes in less than float64 whatever its weights are ({operations}):", "yellow")
+        if probe.leak is None:
+            yield Text("  what it means is shown to the working dtype's rounding only, and not to float64's", "yellow")
+        else:
+            yield Text(
+                f"  its roundings move it by up to {probe.leak.isolated or 0.0:.0e} of its scale; held to "
+                f"{probe.bound.isolated or 0.0:.0e} there, and behind to {LEAKED:.0f} times what arrives of them",
+                "yellow",
+            )
 
 
 def shown_lines(report: Report) -> Iterator[Text]:
@@ -216,6 +228,8 @@ def shown_lines(report: Report) -> Iterator[Text]:
         named = [f"{100 * share:.2g} % of {name}" for share, name in partial]
         rest = "equal by copy" if not shown.parts else f"equal by copy, or not shown ({listed(shown.parts)})"
         yield Text(f"  in part: {listed(named)}; the rest of them is {rest}")
+    for name, rows in list(shown.rows.items())[:MOST_NAMED]:
+        yield Text(f"  nothing of row{'s' if len(rows) > 1 else ''} {_ranges(rows)} of {name} was shown at work")
     if shown.copy:
         yield Text(f"equal by copy only: {listed(shown.copy)}", "yellow")
     if report.idle:
@@ -258,6 +272,8 @@ def other_lines(report: Report) -> Iterator[Text]:
     for warning in report.warnings:
         yield Text(f"warning: {warning}", "yellow")
     yield Text(f"inputs: {'; '.join(report.cases)}; seed {report.seed}")
+    if report.search:
+        yield Text(f"  {report.search}", "dim")
     cost = report.cost
     yield Text(
         f"{cost.passes} forward passes in {cost.forwards:.1f} s, {cost.total:.1f} s with all comparisons; "

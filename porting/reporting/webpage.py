@@ -114,6 +114,7 @@ def _facts(report: Report) -> dict[str, str]:
         "table": report.table,
         "checkpoint": report.source,
         "inputs": "; ".join(report.cases),
+        **({"search": report.search} if report.search else {}),
         "seed": str(report.seed),
         "forward passes": f"{cost.passes} in {cost.forwards:.1f} s",
         "with all comparisons": f"{cost.total:.1f} s, {cost.ratio:.1f} times the forward passes",

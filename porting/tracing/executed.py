@@ -56,10 +56,23 @@ class Executed:
         self._known: dict[int, Ran | None] = {}
         self._codes: list[CodeType] = []  # what is known by its id must live on
 
-    @property
-    def count(self) -> int:
-        """How many instructions ran so far, each once."""
-        return sum(len(one.offsets) for one in self.functions)
+    def lacks(self, other: Executed) -> bool:
+        """Whether another has instructions that ran and did not here."""
+        return any(one.offsets - self._offsets(one) for one in other.functions)
+
+    def add(self, other: Executed) -> None:
+        """Take over what ran in another."""
+        for one in other.functions:
+            here = self._known.get(id(one.code))
+            if here is None:
+                self._codes.append(one.code)
+                here = self._known[id(one.code)] = Ran(one.code, one.globals)
+                self.functions.append(here)
+            here.offsets |= one.offsets
+
+    def _offsets(self, one: Ran) -> set[int]:
+        here = self._known.get(id(one.code))
+        return set() if here is None else here.offsets
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -83,9 +96,9 @@ class Executed:
         if id(code) not in self._known:
             self._codes.append(code)
             own = is_own(str(frame.f_globals.get("__name__", "")), code.co_filename, self._package)
-            self._known[id(code)] = Ran(code, frame.f_globals) if own else None
-            if own:
-                self.functions.append(self._known[id(code)] or Ran(code, {}))
+            ran = self._known[id(code)] = Ran(code, frame.f_globals) if own else None
+            if ran is not None:
+                self.functions.append(ran)
         ran = self._known[id(code)]
         if ran is None:
             return None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
 from porting.notation.table import Table
 from porting.plan.config import arguments
-from porting.verification.inputs import Case, heard, make_cases, special_tokens, withheld
+from porting.tracing.faults import VerifyError
+from porting.tracing.running import Side
+from porting.verification.inputs import Case, Maker, heard, special_tokens, withheld
 from porting.verification.reference import usual_fields
+from porting.verification.references import Living, floating, stored
 
 POSITIONS = "max_position_embeddings"
 
@@ -22,11 +26,54 @@ class Batches:
         cases: as the reference takes them.
         fields: the config's fields under their usual names.
         silent: what was left out, in words.
+        more: makes another batch with rows of these lengths; None where the cases were given.
+        longest: no row that is made is longer; 0 where the cases were given.
     """
 
     cases: tuple[Case, ...]
     fields: Mapping[str, object]
     silent: tuple[str, ...] = ()
+    more: Callable[[str, Sequence[int]], Case] | None = None
+    longest: int = 0
+
+
+TOO_LONG = re.compile(r"out of (range|bounds)|too long|exceed|longer than|max_position|at most \d+", re.IGNORECASE)
+"""What models say of a row that is too long for them."""
+
+
+def that_fits(reference: Living, batch: Batches, make: Callable[[int], Batches]) -> Batches:
+    """The batches, with a shorter longest row where the reference has no place for it.
+
+    A family may count its positions from a number that no config tells, and a table may keep all rows of the position
+    table; then the config promises positions that do not exist.
+
+    Args:
+        reference: the reference.
+        batch: what was made.
+        make: makes it with another longest row.
+
+    Returns:
+        The batches; those that were given where the reference fails for another reason.
+    """
+    dtype, most, fitting = stored(reference.module), batch.longest, batch
+    for shorter in dict.fromkeys(one for one in (most - 1, most - 2, most - 3, most - 4, most // 2) if one > 0):
+        longest = [case for case in fitting.cases if _width(case) == fitting.longest][:1]
+        arguments = [floating(reference.taken(case).inputs, dtype) for case in longest]
+        side = Side(title="the reference", module=reference.module, arguments=arguments, wanted=[])
+        try:
+            for number in range(len(longest)):
+                side.run(number, lambda point, value: None)
+        except VerifyError as error:
+            if not TOO_LONG.search(str(error)):
+                return batch
+            fitting = make(shorter)
+        else:
+            return fitting
+    return fitting
+
+
+def _width(case: Case) -> int:
+    return max((one.shape[-1] for one in case.inputs.values() if one.ndim), default=0)
 
 
 def make_batches(
@@ -63,7 +110,7 @@ def make_batches(
         fields[POSITIONS] = ours[counted]
     if own:
         return Batches(cases=tuple(own), fields=fields)
-    made = make_cases(
+    maker = Maker(
         fields,
         seed=seed,
         longest=longest,
@@ -71,5 +118,12 @@ def make_batches(
         choices=choices,
         padding_words=not skips,
     )
+    made = maker.first()
     cases = tuple(heard(table.inputs, one) for one in made)
-    return Batches(cases=cases, fields=fields, silent=withheld(made, cases))
+    return Batches(
+        cases=cases,
+        fields=fields,
+        silent=withheld(made, cases),
+        more=lambda name, rows: heard(table.inputs, maker.case(name, rows)),
+        longest=maker.longest,
+    )

@@ -60,6 +60,7 @@ class Comparison:
     Args:
         table: its [probes].
         sizes: of indices, from [sizes]; kept.
+        lowered: what is known of a reference that was recorded: point -> operations in less than float64 before it.
 
     Attributes:
         exact: the float64 activations of the reference, for each case.
@@ -67,10 +68,15 @@ class Comparison:
         anchors: for each case, the float64 activations in the port's layout.
         ran: the port's modules that ran in float64, of those with weights of their own or without parts.
         warnings: what happened in the runs and should be known.
+        leaks: view -> point -> what arrives there of the roundings that the float64 runs make all the same; None where
+            that was not measured.
+        doubts: the same of the reference alone: how far what everything is measured from may be off.
         executed: which of the port's own instructions ran in float64; None before it did.
     """
 
-    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, table: Table, sizes: Mapping[str, int], lowered: Mapping[Point, tuple[str, ...]] | None = None
+    ) -> None:
         self._table = table
         self.sizes = sizes
         self.exact: list[Mapping[Point, Tensor]] = []
@@ -81,19 +87,15 @@ class Comparison:
         self._meaning: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
         self._spans: dict[Point, Span] = {}
         self._spreads: dict[Point, list[Spread]] = {}
-        self._lowered: dict[Point, Span] = {}
+        self._lowered = {point: Span(lowered=operations) for point, operations in (lowered or {}).items()}
         self._tiers: list[Tier] = []
         self.executed: Executed | None = None
+        self.leaks: Mapping[str, Mapping[Point, float]] | None = None
+        self.doubts: Mapping[str, Mapping[Point, float]] = {END: {}, ALONE: {}}
 
-    def anchor(self, reference: Side, lowered: Mapping[Point, tuple[str, ...]] | None = None) -> None:
-        """Run the reference in float64; everything is measured from what it computes.
-
-        Args:
-            reference: the reference.
-            lowered: what is known of a run that was recorded: point -> operations in less than float64 before it.
-        """
-        self._lowered = {point: Span(lowered=operations) for point, operations in (lowered or {}).items()}
-        for case in range(len(reference.arguments)):
+    def anchor(self, reference: Side) -> None:
+        """Run the reference in float64, in the cases that are new; everything is measured from what it computes."""
+        for case in range(len(self.exact), len(reference.arguments)):
             watch = Watch()
 
             def cut(point: Point, value: Tensor, watch: Watch = watch) -> None:
@@ -117,9 +119,9 @@ class Comparison:
             self._warn(f"the reference computes in less than float64 whatever its weights are, before {named}")
 
     def meaning(self, port: Side, observer: Observer) -> None:
-        """Run the port in float64, end to end and isolated."""
-        self.executed = Executed(port.module)
-        for case, exact in enumerate(self.exact):
+        """Run the port in float64, end to end and isolated, in the cases that the reference has run in since."""
+        self.executed = self.executed or Executed(port.module)
+        for case, exact in list(enumerate(self.exact))[len(self.pairings) :]:
             with self.executed.watched():
                 found = port.record(case)
             pairing = pair(self._table, _shapes(exact), _shapes(found), self.sizes)
@@ -175,7 +177,7 @@ class Comparison:
             ours: Errors = {}
             theirs: Errors = {}
             for case in range(len(self.exact)):
-                self._measure_reference(reference, case, view == ALONE, theirs)
+                self.measure_reference(reference, case, view == ALONE, theirs)
                 self._measure_port(port, case, view == ALONE, ours)
             tier.port[view] = {point: pooled(errors) for point, errors in ours.items()}
             tier.reference[view] = {point: pooled(errors) for point, errors in theirs.items()}
@@ -193,7 +195,15 @@ class Comparison:
 
         port.run(case, visit, wanted=list(pairing.pairs))
 
-    def _measure_reference(self, reference: Side, case: int, alone: bool, errors: Errors) -> None:
+    def stand_in(self, case: int, point: Point, value: Tensor) -> Tensor | None:
+        """What an isolated run of the port goes on with in the place of its own value."""
+        pairing = self.pairings[case]
+        if point not in pairing.pairs:
+            return None
+        anchor = _anchored(pairing.pairs[point], self.anchors[case][point], self.exact[case], value)
+        return anchor.value.to(value.dtype, copy=True)
+
+    def measure_reference(self, reference: Side, case: int, alone: bool, errors: Errors) -> None:
         """The reference's errors at the port's points: each is measured as soon as all that makes it up is there."""
         pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
         waiting: dict[Point, set[Point]] = {point: set(one.sources) for point, one in pairing.pairs.items()}
@@ -236,6 +246,7 @@ class Comparison:
                     finest.reference[view].get(point) if finest else None,
                     finest.dtype if finest else None,
                     single=doubtful,
+                    leak=self.leaks[view].get(point) if self.leaks is not None else None,
                 )
                 for view, doubtful in ((END, lowered), (ALONE, here))
             }
@@ -245,19 +256,35 @@ class Comparison:
                 meaning=View(end_to_end=self._meaning[END][point], isolated=self._meaning[ALONE].get(point)),
                 bound=View(end_to_end=bounds[END], isolated=bounds[ALONE]),
                 count=finest.port[END][point].count if finest else 0,
-                rounding={tier.name: _ratios(tier, point) for tier in self._tiers},
+                rounding={tier.name: _ratios(tier, point, self.doubts) for tier in self._tiers},
                 span=span.modules,
                 lowered=span.lowered,
+                leak=self._leak(point) if here else None,
                 random=span.random,
             )
             if probe.guilty and spread < MOST_SPREADS:
                 probe, spread = replace(probe, spreads=tuple(self._spreads[point])), spread + 1
             yield probe
 
+    def _leak(self, point: Point) -> View | None:
+        if self.leaks is None or point not in self.leaks[END]:
+            return None
+        return View(end_to_end=self.leaks[END][point], isolated=self.leaks[ALONE].get(point))
+
     @property
     def lowers(self) -> bool:
         """Whether a side computes in less than float64 somewhere, whatever its weights are."""
-        return bool(self._lowered) or any(span.lowered for span in self._spans.values())
+        return self.reference_lowers or self.port_lowers
+
+    @property
+    def reference_lowers(self) -> bool:
+        """Whether the reference does."""
+        return bool(self._lowered)
+
+    @property
+    def port_lowers(self) -> bool:
+        """Whether the port does."""
+        return any(span.lowered for span in self._spans.values())
 
     @property
     def noise(self) -> dict[str, float]:
@@ -276,10 +303,11 @@ class Comparison:
             self.warnings.append(words)
 
 
-def _ratios(tier: Tier, point: Point) -> View:
+def _ratios(tier: Tier, point: Point, doubts: Mapping[str, Mapping[Point, float]]) -> View:
     def of(view: str) -> float | None:
         ours, theirs = tier.port[view].get(point), tier.reference[view].get(point)
-        return None if ours is None or theirs is None else ratio(ours, theirs, tier.dtype)
+        doubt = doubts[view].get(point, 0.0)
+        return None if ours is None or theirs is None else ratio(ours, theirs, tier.dtype, doubt)
 
     return View(end_to_end=of(END) or 0.0, isolated=of(ALONE))
 

@@ -24,16 +24,13 @@ from porting.plan.move import forward
 from porting.tracing.faults import VerifyError
 from porting.verification.deck import Deck
 
-LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
-"""Tokens in each row of the short batch."""
+LENGTHS = (24, 21, 17, 13, 9, 6, 4, 1)
+"""Tokens in each row of the short batch: one row has no padding, and one is padding but for a token."""
 
 REST = 1024
 """As many words may be left after the other batches to be given one of their own, in rows of at most ``WIDTH``."""
 
 WIDTH = 64
-
-SHORTEST = 3
-"""A row has room for a first token, one of its own and a last one."""
 
 USUAL = (
     "input_ids",
@@ -88,38 +85,70 @@ def make_cases(
     Raises:
         VerifyError: the config does not say what is needed.
     """
-    vocabulary, positions = _integer(config, "vocab_size"), _integer(config, "max_position_embeddings", longest)
-    types = _integer(config, "type_vocab_size", 0)
-    padding = _integer(config, "pad_token_id", 0)
-    generator = torch.Generator().manual_seed(seed)
-    longest = max(min(longest, positions), 1)
-    lengths = [max(min(length, longest), min(SHORTEST, longest)) for length in LENGTHS]
-    known = list(dict.fromkeys(one for one in special if 0 <= one < vocabulary))
-    batches = [(f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens, padded", lengths)]
-    if longest > max(lengths):
-        count = choices or 1  # one question with its choices
-        batches.append((f"{count} row{'s' if count > 1 else ''} of {longest} tokens", [longest] * count))
-    words = Deck(vocabulary, known, generator)
-    others = Deck(vocabulary, (), generator)  # for a decoder
-    cases = []
+    maker = Maker(config, seed=seed, longest=longest, special=special, choices=choices, padding_words=padding_words)
+    return maker.first()
 
-    def add(name: str, rows: Sequence[int]) -> None:
-        inputs = _batch(rows, words, types, padding)
-        if not padding_words:
-            inputs["input_ids"] = _without(padding, inputs["input_ids"], vocabulary, generator)
-        if config.get("is_encoder_decoder") is True:
-            inputs |= _target(rows, longest, others, padding, config)
-        if choices:
-            inputs = {key: value.view(-1, choices, value.shape[-1]) for key, value in inputs.items()}
-        cases.append(Case(name, inputs))
 
-    for name, rows in batches:
-        add(name, rows)
-    if 0 < words.left <= REST:
-        width, together = min(longest, WIDTH), choices or 1
-        count = -(-words.left // (width * together)) * together
-        add(f"{count} rows of {width} tokens with the words that are left", [width] * count)
-    return cases
+class Maker:
+    """Makes batches, one after the other, and deals words that did not occur before.
+
+    Args:
+        config, seed, longest, special, choices, padding_words: as for :func:`make_cases`.
+
+    Attributes:
+        longest: no row is longer than this.
+
+    Raises:
+        VerifyError: the config does not say what is needed.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        *,
+        seed: int,
+        longest: int,
+        special: Sequence[int] = (),
+        choices: int | None = None,
+        padding_words: bool = True,
+    ) -> None:
+        self._vocabulary = _integer(config, "vocab_size")
+        self.longest = max(min(longest, _integer(config, "max_position_embeddings", longest)), 1)
+        self._config = config
+        self._choices = choices
+        self._types = _integer(config, "type_vocab_size", 0)
+        self._padding = _integer(config, "pad_token_id", 0)
+        self._padding_words = padding_words
+        self._generator = torch.Generator().manual_seed(seed)
+        known = list(dict.fromkeys(one for one in special if 0 <= one < self._vocabulary))
+        self._words = Deck(self._vocabulary, known, self._generator)
+        self._others = Deck(self._vocabulary, (), self._generator)  # for a decoder
+
+    def first(self) -> list[Case]:
+        """The batches to begin with."""
+        lengths = [min(length, self.longest) for length in LENGTHS]
+        cases = [self.case(f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens, padded", lengths)]
+        together = self._choices or 1  # one question with its choices
+        if self.longest > max(lengths):
+            name = f"{together} row{'s' if together > 1 else ''} of {self.longest} tokens"
+            cases.append(self.case(name, [self.longest] * together))
+        if 0 < self._words.left <= REST:
+            width = min(self.longest, WIDTH)
+            count = -(-self._words.left // (width * together)) * together
+            cases.append(self.case(f"{count} rows of {width} tokens with the words that are left", [width] * count))
+        return cases
+
+    def case(self, name: str, rows: Sequence[int]) -> Case:
+        """A batch with rows of these lengths; with choices there are as many rows as make up whole questions."""
+        rows = [*rows, *([rows[-1]] * (-len(rows) % (self._choices or 1)))]
+        inputs = _batch(rows, self._words, self._types, self._padding)
+        if not self._padding_words:
+            inputs["input_ids"] = _without(self._padding, inputs["input_ids"], self._vocabulary, self._generator)
+        if self._config.get("is_encoder_decoder") is True:
+            inputs |= _target(rows, self.longest, self._others, self._padding, self._config)
+        if self._choices:
+            inputs = {key: value.view(-1, self._choices, value.shape[-1]) for key, value in inputs.items()}
+        return Case(name, inputs)
 
 
 def _batch(lengths: Sequence[int], words: Deck, types: int, padding: int) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,14 @@ from porting.reporting.report import Shown
 from porting.target import named_tensors
 from porting.tracing.every_row import EveryRow
 from porting.tracing.measure import MEANING
-from porting.verification.inputs import Case
+from porting.verification.inputs import REST, Case
 
 MASKS = {"attention_mask": "attention", "decoder_attention_mask": "decoder's attention"}
 TYPES, WORDS = "token_type_ids", "input_ids"
+
+
+MATRIX = 2
+"""Axes of a weight that has rows."""
 
 
 class Observer:
@@ -68,10 +73,57 @@ class Observer:
                 reached = gradient.abs_() > MEANING
                 self._reached[name] = self._reached[name] | reached if name in self._reached else reached
 
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What could not be seen, in words."""
+        words = f"the port cannot be differentiated, so what reaches its probes is not known: {self.failed}"
+        return (words,) if self.failed else ()
+
+    def hopes(self) -> bool:
+        """Whether more of some weight may be reached: words beyond what is affordable are no hope."""
+        return any(bool(mask.any()) for mask in self._missing().values())
+
+    def gain(self, total: Tensor) -> int:
+        """How many elements the gradient of a function reaches that were not reached before; from now on they are."""
+        missing = self._missing()
+        weights = [self._weights[name] for name in missing]
+        if not weights or not total.requires_grad:
+            return 0
+        try:
+            found = torch.autograd.grad(total, weights, allow_unused=True)
+        except RuntimeError:  # as in see()
+            return 0
+        gained = 0
+        for (name, mask), gradient in zip(missing.items(), found, strict=True):
+            if gradient is not None:
+                reached = (gradient.abs_() > MEANING) & mask
+                gained += int(reached.sum())
+                self._reached[name] = self._reached[name] | reached if name in self._reached else reached
+        return gained
+
+    def _missing(self) -> dict[str, Tensor]:
+        """Of each weight that was not reached altogether, the elements that more rows may reach."""
+        found = {}
+        for name, weight in self._weights.items():
+            reached = self._reached.get(name)
+            mask = torch.ones(weight.shape, dtype=torch.bool) if reached is None else ~reached
+            if weight.ndim != MATRIX or int(mask.all(1).sum()) <= REST:
+                found[name] = mask
+        return found
+
     def rest(self) -> None:
         """From now on differentiate only by what has not been reached altogether."""
         for name in [name for name, reached in self._reached.items() if bool(reached.all())]:
             self._weights.pop(name, torch.empty(0)).requires_grad_(False)
+
+    def rows(self) -> dict[str, tuple[int, ...]]:
+        """Of each weight that was reached in some rows, those of which no probe saw anything, if they are few."""
+        found = {}
+        for name, reached in self._reached.items():
+            unseen = (~reached.any(1)).nonzero()[:, 0].tolist() if reached.ndim == MATRIX else []
+            if 0 < len(unseen) <= min(MOST_ROWS, len(reached) - 1):
+                found[name] = tuple(unseen)
+        return found
 
     def shares(self) -> dict[str, float]:
         """The share of the elements of each weight that a probe saw."""
@@ -79,12 +131,22 @@ class Observer:
         return {name: count / self._reached[name].numel() for name, count in counts.items() if count}
 
 
-def shown(module: nn.Module, shares: Mapping[str, float], expected: Mapping[str, Tensor]) -> Shown:
+MOST_ROWS = 64
+"""More rows than these are not told one by one: words that did not occur, mostly."""
+
+
+def shown(
+    module: nn.Module,
+    shares: Mapping[str, float],
+    rows: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, Tensor],
+) -> Shown:
     """Sort the parameters and persistent buffers by how they were shown.
 
     Args:
         module: the port as it was given.
         shares: parameter -> share of its elements that a probe saw.
+        rows: parameter -> its rows of which no probe saw anything.
         expected: what the checkpoint holds for each, through the table.
     """
     copies, nothing, differing, seen = [], [], [], set()
@@ -106,7 +168,20 @@ def shown(module: nn.Module, shares: Mapping[str, float], expected: Mapping[str,
         nothing=tuple(nothing),
         differing=tuple(differing),
         parts=tuple(parts),
+        rows=dict(rows),
     )
+
+
+WINDOW = re.compile(r"window|local_attention")
+
+
+def _edges(config: Mapping[str, object], longest: int) -> Iterator[str]:
+    """The windows of attention, by the config's fields, that no row is longer than."""
+    for field, size in config.items():
+        switched_off = config.get(f"use_{field}") is False
+        whole = isinstance(size, int) and not isinstance(size, bool) and size >= longest
+        if WINDOW.search(field) and whole and not switched_off:
+            yield f"{field} = {size}, and rows of at most {longest} tokens: the window's edge was not shown"
 
 
 def _equal(tensor: Tensor, expected: Tensor) -> bool:
@@ -137,6 +212,7 @@ def unseen(cases: Sequence[Case], config: Mapping[str, object]) -> list[str]:
     others = [name for name in same if name not in (TYPES, *MASKS)]
     found += [f"{name} is {same[name]:g} everywhere: what {name} does was not shown" for name in others]
     lengths = [int(case.inputs[WORDS].shape[-1]) for case in cases if WORDS in case.inputs]
+    found += _edges(config, max(lengths, default=0))
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and lengths and max(lengths) < positions:
         found.append(

@@ -22,7 +22,7 @@ from porting.tables import chosen_for
 from porting.tracing.environment import peak, undisturbed, versions
 from porting.tracing.faults import VerifyError
 from porting.tracing.running import Clock, Side
-from porting.verification.batches import make_batches
+from porting.verification.batches import Batches, make_batches
 from porting.verification.compare import Comparison, Progress
 from porting.verification.contenders import Contenders, Given, Source, contenders
 from porting.verification.counterparts import counterparts
@@ -31,9 +31,9 @@ from porting.verification.golden import refuse_with_recording, without_rounding
 from porting.verification.inputs import Case
 from porting.verification.large import verify_streamed
 from porting.verification.learning import learn
-from porting.verification.observe import Observer, shown, unseen
+from porting.verification.meaning import anchored, meant
+from porting.verification.observe import shown, unseen
 from porting.verification.pairing import refuse_unknown
-from porting.verification.reach import Reach, reached
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, Recorded, Reference, port_side
 from porting.verification.subject import (
@@ -168,20 +168,15 @@ def _verify(
     theirs = _opponent(given, subject)
     running = time.perf_counter()
     inputs = recorded.cases if recorded else inputs
-    batch = make_batches(
-        chosen,
-        checkpoint,
-        subject.plan.config,
-        inputs,
-        seed=seed,
-        longest=longest,
-        choices=choices(subject.reference),
+    clock = Clock()
+    make: Callable[[int], Batches] = lambda most: make_batches(  # noqa: E731  # with all that does not change
+        chosen, checkpoint, subject.plan.config, inputs, seed=seed, longest=most, choices=choices(subject.reference)
     )
+    batch = make(longest)
     cases = list(batch.cases)
     if given.reference is not None and isinstance(theirs, Living):
         cases = [theirs.taken(case) for case in cases]
-    clock = Clock()
-    comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0])
+    comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0], recorded.lowered if recorded else None)
 
     tell("reference in float64", 1, stages)
 
@@ -193,7 +188,8 @@ def _verify(
         own = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
         return port_side(own, dtype, chosen, cases, clock)
 
-    comparison.anchor(reference(torch.float64), recorded.lowered if recorded else None)
+    doubled = partial(reference, torch.float64)
+    batch = anchored(comparison, doubled, theirs, batch, make, cases)
     comparison.warnings += [without_rounding(dtype) for dtype in lost]
     pairs = None
     if isinstance(theirs, Living):
@@ -202,7 +198,7 @@ def _verify(
             theirs.keep(stored_dtype(checkpoint))  # as exact as the checkpoint, and half as large
 
     tell("port in float64", 2, stages)
-    shares, reached = _meant(comparison, port(torch.float64), seed)
+    exact = meant(comparison, doubled, theirs, port(torch.float64), chosen, batch, cases, seed)
 
     for number, dtype in enumerate(dtypes):
         tell(f"both in {str(dtype).removeprefix('torch.')}", 3 + number, stages)
@@ -218,9 +214,9 @@ def _verify(
     )
     both: Both = lambda dtype: (reference(dtype), port(dtype))  # noqa: E731  # a pair of the two above
     seconds = math.inf if causes is True else float(causes)
-    living = isinstance(theirs, Living)
-    found = name_causes(comparison, probes, both, dtypes, seconds=seconds) if seconds > 0 and living else ()
-    seen = shown(subject.module, shares, weights(subject.plan, checkpoint) if given.weighed else {})
+    looked = seconds > 0 and isinstance(theirs, Living)
+    found = name_causes(comparison, probes, both, dtypes, seconds=seconds) if looked else ()
+    seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
     tell("done", stages, stages)
     ended = time.perf_counter()
     return Report(
@@ -233,12 +229,13 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        unseen=(*batch.silent, *unseen(cases, batch.fields), *reached.unseen),
+        unseen=(*batch.silent, *exact.failed, *unseen(cases, batch.fields), *exact.reach.unseen),
         seed=seed,
         environment=versions(),
-        warnings=(*warned(subject.plan), *comparison.warnings),
+        warnings=(*warned(subject.plan), *comparison.warnings, *exact.searched.failed),
         idle=never_ran(subject.module, comparison.ran, seen),
-        branches=reached.branches,
+        branches=exact.reach.branches,
+        search=exact.searched.said,
         learned=learned,
         causes=found,
         cost=Cost(
@@ -250,15 +247,6 @@ def _verify(
         ),
         approximate=chosen.approximate,
     )
-
-
-def _meant(comparison: Comparison, port: Side, seed: int) -> tuple[dict[str, float], Reach]:
-    """Compare the float64 runs; the share of each weight that a probe saw, and how far they got in the port's code."""
-    observer = Observer(port.module, seed)
-    comparison.meaning(port, observer)
-    found = reached(comparison, port)
-    failed = f"the port cannot be differentiated, so what reaches its probes is not known: {observer.failed}"
-    return observer.shares(), replace(found, unseen=(failed, *found.unseen)) if observer.failed else found
 
 
 def _opponent(given: Contenders, subject: Subject) -> Reference:

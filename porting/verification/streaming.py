@@ -90,7 +90,7 @@ class Streamed(Comparison):
                     relay.followed(reference(dtype, False), port=False),
                 )
                 convoy.add(partial(self._measure_port, own, case, alone, ours[key]))
-                convoy.add(partial(self._measure_reference, other, case, alone, theirs[key]))
+                convoy.add(partial(self.measure_reference, other, case, alone, theirs[key]))
         convoy.run()
         self._tell_lowered()
         for side in ports:

@@ -129,7 +129,7 @@ def test_what_comes_out_of_each_row_is_faithful(checkpoint: Path, port: BertForP
     assert report.verdict == "faithful", str(report)
     assert "gradients of nsp: 39 of 39 parameters agree" in str(report)
     assert [probe.port for probe in report.probes] == ["bert.pooler", "nsp"]
-    assert "8 rows of 3 to 24 tokens, padded" in report.cases
+    assert "8 rows of 1 to 24 tokens, padded" in report.cases
 
 
 def test_a_token_that_sees_another_row_is_caught(

@@ -43,7 +43,7 @@ def test_every_field_says_what_was_done(checkpoint: Path, faithful: Report) -> N
     assert faithful.guilty == faithful.imprecise == ()
     assert faithful.skipped == faithful.warnings == ()
     assert faithful.first_difference is None
-    assert faithful.cases == ("8 rows of 3 to 24 tokens, padded",)
+    assert faithful.cases == ("8 rows of 1 to 24 tokens, padded",)
     assert faithful.seed == 0
     assert set(faithful.environment) == {"python", "porting", "torch", "transformers", "safetensors"}
     assert faithful.environment["torch"] == torch.__version__

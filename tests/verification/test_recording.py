@@ -73,7 +73,7 @@ def test_its_metadata_says_what_was_recorded(checkpoint: Path, golden: Path) -> 
     assert said["format"] == "porting trace"
     assert said["version"] == "1"
     assert said["reference"] == "transformers.BertForPreTraining"
-    assert json.loads(said["cases"]) == ["8 rows of 3 to 24 tokens, padded"]
+    assert json.loads(said["cases"]) == ["8 rows of 1 to 24 tokens, padded"]
     assert said["weights"] == str(porting.digest(checkpoint))
     assert said["torch"] == torch.__version__
 

@@ -1,0 +1,77 @@
+"""How far the roundings get that a float64 run makes all the same, and the bounds that follow.
+
+What remains in float32 in a float64 run (a table of angles, a way round through numpy) is moved by its own roundings,
+and what arrives at each probe is measured: more than that, times a factor for luck, is no rounding of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from porting.tracing.jitter import Jitter
+from porting.tracing.measure import Anchor, error
+from porting.tracing.running import Side
+from porting.tracing.trace import Point, Trace
+from porting.verification.compare import ALONE, END, Comparison, Errors
+
+SEEDS = (1, 2)
+"""Of the roundings that are made; the larger effect counts."""
+
+
+def measure_leaks(comparison: Comparison, reference: Callable[[], Side] | None, port: Side) -> None:
+    """Measure what arrives of the roundings of each side that makes some, and tell the comparison; both are added up.
+
+    Args:
+        comparison: what was compared in float64.
+        reference: makes the reference in float64; None for one that cannot be run.
+        port: in float64.
+    """
+    found: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
+    if comparison.reference_lowers and reference is not None:
+        side = reference()
+        _add(found, lambda seed, alone: _of_reference(comparison, side, seed, alone=alone))
+        comparison.doubts = {view: dict(points) for view, points in found.items()}
+    if comparison.port_lowers:
+        _add(found, lambda seed, alone: _of_port(comparison, port, seed, alone=alone))
+    comparison.leaks = found
+
+
+def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], Mapping[Point, float]]) -> None:
+    for view, points in found.items():
+        runs = [measured(seed, view == ALONE) for seed in SEEDS]
+        for point in dict.fromkeys(point for run in runs for point in run):
+            points[point] = points.get(point, 0.0) + max(run.get(point, 0.0) for run in runs)
+
+
+def _of_reference(comparison: Comparison, reference: Side, seed: int, *, alone: bool) -> dict[Point, float]:
+    errors: Errors = {}
+    for case in range(len(comparison.exact)):
+        with Jitter(seed):
+            comparison.measure_reference(reference, case, alone, errors)
+    return {point: max(one.largest for one in many) for point, many in errors.items()}
+
+
+def _of_port(comparison: Comparison, port: Side, seed: int, *, alone: bool) -> dict[Point, float]:
+    """Against the port itself, so that a mistake of its own is no part of it."""
+    found: dict[Point, float] = {}
+    for case, pairing in enumerate(comparison.pairings):
+        clean: Trace = {}
+        anchors = comparison.anchors[case]
+
+        def keep(point: Point, value: Tensor, clean: Trace = clean, case: int = case) -> Tensor | None:
+            clean[point] = value.detach().clone()
+            return comparison.stand_in(case, point, value) if alone else None
+
+        def compare(point: Point, value: Tensor, clean: Trace = clean, case: int = case) -> Tensor | None:
+            if point in clean:
+                anchor = Anchor(clean.pop(point).double(), comparison.anchors[case][point].scale, 0.0)
+                found[point] = max(found.get(point, 0.0), error(value, anchor).largest)
+            return comparison.stand_in(case, point, value) if alone else None
+
+        wanted = [point for point in pairing.pairs if point in anchors]
+        port.run(case, keep, wanted=wanted)
+        with Jitter(seed):
+            port.run(case, compare, wanted=wanted)
+    return found

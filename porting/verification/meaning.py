@@ -1,0 +1,117 @@
+"""The float64 tier as a whole: the reference, the port, and the batches that show more than the first ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from porting.notation.table import Table
+from porting.tracing.faults import VerifyError
+from porting.tracing.running import Side
+from porting.verification.batches import Batches, that_fits
+from porting.verification.compare import Comparison
+from porting.verification.inputs import Case
+from porting.verification.leaking import measure_leaks
+from porting.verification.observe import Observer
+from porting.verification.reach import Reach, reached
+from porting.verification.references import Living, Reference, port_side
+from porting.verification.searching import Found, search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meant:
+    """What the float64 passes showed beside the differences.
+
+    Attributes:
+        shares: weight -> the share of its elements that a probe saw.
+        rows: weight -> its rows of which no probe saw anything, where it has other rows.
+        failed: what could not be seen of the weights, in words.
+        reach: how far the inputs got in the port's code.
+        searched: the batches that were found.
+    """
+
+    shares: dict[str, float]
+    rows: dict[str, tuple[int, ...]]
+    failed: tuple[str, ...]
+    reach: Reach
+    searched: Found
+
+
+def anchored(
+    comparison: Comparison,
+    reference: Callable[[], Side],
+    theirs: Reference,
+    batch: Batches,
+    make: Callable[[int], Batches],
+    cases: list[Case],
+) -> Batches:
+    """Run the reference in float64; with a shorter longest row where it has no place for the one that was made.
+
+    Args:
+        comparison: is told of all that the reference computes.
+        reference: makes the reference in float64, on the cases.
+        theirs: the reference.
+        batch: the batches.
+        make: makes them with another longest row.
+        cases: those of the batches, as the reference takes them; they are replaced where they have to be.
+
+    Returns:
+        The batches that were run.
+
+    Raises:
+        VerifyError: the reference fails, and not for the length of a row.
+    """
+    try:
+        comparison.anchor(reference())
+    except VerifyError:
+        fitting = that_fits(theirs, batch, make) if isinstance(theirs, Living) and batch.more else batch
+        if fitting is batch or not isinstance(theirs, Living):
+            raise
+        comparison.exact.clear()
+        cases[:] = [theirs.taken(case) for case in fitting.cases]
+        comparison.anchor(reference())
+        return fitting
+    return batch
+
+
+def meant(
+    comparison: Comparison,
+    reference: Callable[[], Side],
+    theirs: Reference,
+    port: Side,
+    table: Table,
+    batch: Batches,
+    cases: list[Case],
+    seed: int,
+) -> Meant:
+    """Run the port in float64, look for batches that show more, and run both sides on these.
+
+    Args:
+        comparison: what was anchored in the reference.
+        reference, theirs, batch: as for :func:`anchored`.
+        port: in float64.
+        table: its [inputs].
+        cases: those that are found are added.
+        seed: of the linear functions that are differentiated.
+    """
+    observer = Observer(port.module, seed)
+    comparison.meaning(port, observer)
+    found = Found()
+    if isinstance(theirs, Living) and batch.more is not None:
+        found = search(batch, table, theirs, port, comparison, observer)
+    if found.cases:
+        cases += found.cases
+        port = port_side(port.module, torch.float64, table, cases, port.clock)
+        comparison.anchor(reference())
+        comparison.meaning(port, observer)
+    if comparison.lowers:
+        measure_leaks(comparison, reference if isinstance(theirs, Living) else None, port)
+    return Meant(
+        shares=observer.shares(),
+        rows=observer.rows(),
+        failed=observer.said,
+        reach=reached(comparison, port),
+        searched=found,
+    )

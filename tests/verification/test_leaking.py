@@ -1,0 +1,96 @@
+"""What remains in float32 in a float64 run: its size is measured, its bound follows, mistakes above are caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from porting.tracing.measure import LEAKED
+from porting.verification import Case, Report, verify
+
+LENGTH = 400
+
+
+class Placed(nn.Module):
+    """Sinusoids that are made in float32 out of integers, or in float64."""
+
+    dtype = torch.float32
+    factor = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1]).to(self.dtype)
+        angles = torch.outer(places, torch.exp(torch.arange(0, 16, 2).to(self.dtype) * (-9.21 / 16)))
+        table = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
+        hidden = self.second(torch.tanh(self.first(x + table)))
+        result: Tensor = self.out(torch.tanh(hidden) * self.factor)
+        return result
+
+
+class Exact(Placed):
+    dtype = torch.float64
+
+
+class Mistaken(Exact):
+    """Behind the table something is wrong that is a tenth of what float32 would have hidden end to end."""
+
+    factor = 1 + 1e-3
+
+
+class Slightly(Exact):
+    """Where nothing rounds by itself a mistake far below float32's rounding is caught by the isolated run."""
+
+    factor = 1 + 1e-9
+
+
+def compared(reference: type[Placed], port: type[Placed]) -> Report:
+    torch.manual_seed(0)
+    return verify(reference=reference(), into=port, inputs=[Case("x", {"x": torch.randn(2, LENGTH, 16)})], causes=False)
+
+
+def test_the_bound_follows_from_what_arrives_of_the_leak() -> None:
+    report = compared(Placed, Exact)
+    assert report.faithful, str(report)
+    probes = {probe.port: probe for probe in report.probes}
+    here = probes["first"]
+    assert here.leak is not None
+    assert here.leak.isolated is not None
+    assert here.bound.isolated == pytest.approx(LEAKED * here.leak.isolated)
+    assert 1e-7 < here.meaning.end_to_end < here.leak.isolated < 1e-4
+    assert probes["second"].leak is None  # nothing rounds there by itself
+    assert probes["second"].bound.isolated is not None
+    assert probes["second"].bound.isolated < 1e-11
+    assert probes["second"].bound.end_to_end > 1e-7
+    text = " ".join(str(report).split())
+    assert "first computes in less than float64 whatever its weights are (in the reference):" in text
+    assert (
+        f"its roundings move it by up to {here.leak.isolated:.0e} of its scale; held to {here.bound.isolated:.0e}"
+        in text
+    )
+
+
+def test_the_port_s_own_leak_is_measured_in_the_port() -> None:
+    report = compared(Exact, Placed)
+    assert not report.computes_otherwise
+    (here,) = [probe for probe in report.probes if probe.lowered]
+    assert here.port == "first"
+    assert here.leak is not None
+    assert "the model itself (" in here.lowered[0]
+    assert report.verdict == "imprecise"  # in float32 its table rounds, and the reference's does not
+
+
+@pytest.mark.parametrize("port", [Mistaken, Slightly])
+def test_a_mistake_behind_a_leak_is_caught(port: type[Placed]) -> None:
+    report = compared(Placed, port)
+    assert report.verdict == "different"
+    assert [probe.port for probe in report.guilty] == ["out"]
+
+
+def test_both_sides_of_one_table_have_nothing_to_excuse() -> None:
+    report = compared(Placed, Placed)
+    assert report.faithful
+    assert max(probe.meaning.worst for probe in report.probes) == 0.0

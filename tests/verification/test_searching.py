@@ -1,0 +1,187 @@
+"""The search for inputs finds what the first batches hide, tells what it did, and what nothing could show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from porting.models import BertConfig, BertForPreTraining
+from porting.models.bert import BertEmbeddings
+from porting.verification import Case, searching, verify
+from porting.verification.observe import unseen
+from tests.families.pairs import PAIRS
+from tests.families.ported import make
+from tests.small_checkpoint import write_checkpoint
+from tests.verification.flags import complete_but_for_flags
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("searched") / "bert")
+
+
+class AtLength(BertEmbeddings):
+    """Right but for rows of one length."""
+
+    def forward(
+        self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        embedded = super().forward(input_ids, token_type_ids, position_ids)
+        if input_ids.shape[1] == 19:
+            embedded = embedded * 1.01
+        return embedded
+
+
+class AtRows(BertEmbeddings):
+    """Right but for batches of many rows."""
+
+    def forward(
+        self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        embedded = super().forward(input_ids, token_type_ids, position_ids)
+        if len(input_ids) > 20:
+            embedded = embedded + 0.01
+        return embedded
+
+
+class WithoutTypes(BertEmbeddings):
+    """Takes the other segment where nobody says which."""
+
+    def forward(
+        self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        if token_type_ids is None:
+            token_type_ids = torch.ones_like(input_ids)
+        return super().forward(input_ids, token_type_ids, position_ids)
+
+
+def with_embeddings(kind: type[BertEmbeddings]) -> Callable[[BertConfig], BertForPreTraining]:
+    def build(config: BertConfig) -> BertForPreTraining:
+        model = BertForPreTraining(config=config)
+        model.bert.embeddings.__class__ = kind
+        return model
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        (AtLength, "1 row of 19 tokens"),
+        (AtRows, "21 rows of 4 tokens"),
+        (WithoutTypes, "2 rows of 7 tokens without token_type_ids"),
+    ],
+)
+def test_a_mistake_that_the_first_batches_hide_is_found(
+    checkpoint: Path, kind: type[BertEmbeddings], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = verify(checkpoint, with_embeddings(kind), causes=False)
+    assert case in report.cases
+    assert report.verdict == "different"
+    assert [probe.port for probe in report.guilty] == ["bert.embeddings"]
+    monkeypatch.setattr(searching, "BUDGET", 0)
+    blind = verify(checkpoint, with_embeddings(kind), causes=False)
+    assert blind.faithful  # and what it had not seen is said
+    assert any("if " in one.condition and "embeddings" not in one.function for one in blind.not_taken)
+
+
+def test_it_says_what_it_did_and_does_the_same_again(checkpoint: Path) -> None:
+    reports = [verify(checkpoint, seed=3) for _ in range(2)]
+    first, again = reports
+    assert (first.cases, first.search, first.probes) == (again.cases, again.search, again.probes)
+    assert first.cases[-1] == "2 rows of 7 tokens without token_type_ids"
+    assert first.search.startswith(
+        "2 more batches were tried on the port, and kept for what they show: 2 rows of 7 tok"
+    )
+    assert first.search in " ".join(str(first).split())
+    assert complete_but_for_flags(first)
+    assert not any("token_type_ids is None" in one.condition for one in first.not_taken)
+
+
+def test_units_that_no_row_has_switched_on_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head is a rectifier over the first token of each row; the search gives it more first tokens."""
+    pair = next(pair for pair in PAIRS if str(pair) == "distilbert-DistilBertForSequenceClassification")
+    source = make(pair, tmp_path).directory
+    found = verify(source, causes=False)
+    monkeypatch.setattr(searching, "BUDGET", 0)
+    blind = verify(source, causes=False)
+    shares = [one.shown.activation["classifier.weight"] for one in (blind, found)]
+    assert shares[0] < shares[1]
+    assert "16 rows of 2 to 17 tokens, padded" in found.cases
+    assert blind.search == ""
+
+
+def test_the_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "BUDGET", 1)
+    report = verify(write_checkpoint(tmp_path / "bert"), with_embeddings(AtLength), causes=False)
+    assert report.search.startswith("1 more batch was tried on the port, and ")
+
+
+class Needs(BertForPreTraining):
+    """Says that the token types may be left out, and they may not."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> object:  # type: ignore[override]  # fewer arguments
+        if token_type_ids is None:
+            raise RuntimeError("it needs them")
+        return super().forward(input_ids, attention_mask, token_type_ids)
+
+
+def test_a_default_that_fails_is_told(checkpoint: Path) -> None:
+    report = verify(checkpoint, lambda config: Needs(config=config), causes=False)
+    assert report.faithful
+    (said,) = report.warnings
+    assert said.startswith("without token_type_ids, for which its forward has a default, the port fails where the ")
+    assert said.endswith("reference does not: RuntimeError: it needs them")
+
+
+@dataclass
+class Sizes:
+    vocab_size: int = 20
+    max_position_embeddings: int = 12
+    pad_token_id: int = 1
+
+
+class Counted(nn.Module):
+    """Its positions are counted from two: a row may have ten tokens, and the config promises twelve."""
+
+    def __init__(self, config: Sizes | None = None) -> None:
+        super().__init__()
+        self.config = config or Sizes()
+        self.word, self.position = nn.Embedding(20, 6), nn.Embedding(12, 6)
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        places = torch.arange(input_ids.shape[1]) + 2
+        summed: Tensor = self.out(self.word(input_ids) + self.position(places))
+        return summed
+
+
+def test_a_row_that_is_too_long_for_the_reference_is_made_shorter() -> None:
+    torch.manual_seed(0)
+    report = verify(reference=Counted(), into=Counted)
+    assert report.faithful, str(report)
+    assert report.cases[0] == "8 rows of 1 to 10 tokens, padded"
+    assert "rows of at most 10 tokens: positions 10 to 11 were not shown" in report.unseen
+    assert report.shown.rows == {"position.weight": (0, 1)}
+    assert "nothing of rows 0-1 of position.weight was shown at work" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("sliding_window", 64, True),
+        ("local_attention", 24, True),
+        ("sliding_window", 20, False),
+        ("sliding_window", None, False),
+    ],
+)
+def test_a_window_that_no_row_is_longer_than_is_not_shown(field: str, value: object, said: bool) -> None:
+    case = Case("one", {"input_ids": torch.arange(24)[None]})
+    words = f"{field} = {value}, and rows of at most 24 tokens: the window's edge was not shown"
+    assert (words in unseen([case], {field: value})) == said
+    assert words not in unseen([case], {field: value, f"use_{field}": False})
