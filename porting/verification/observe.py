@@ -26,8 +26,7 @@ class Observer:
     """Gathers, over several passes, which elements of the weights have a gradient to some probe.
 
     Args:
-        module: a copy of the port in float64; its floating-point parameters and persistent buffers get
-            ``requires_grad``, and padding words their gradient.
+        module: the port in float64; its floating-point parameters and persistent buffers get ``requires_grad``.
         seed: of the linear function that is differentiated.
 
     Attributes:
@@ -90,7 +89,8 @@ class Observer:
         if not weights or not total.requires_grad:
             return 0
         try:
-            found = torch.autograd.grad(total, weights, allow_unused=True)
+            with EveryRow():
+                found = torch.autograd.grad(total, weights, allow_unused=True)
         except RuntimeError:  # as in see()
             return 0
         gained = 0

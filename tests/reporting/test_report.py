@@ -43,7 +43,7 @@ def test_every_field_says_what_was_done(checkpoint: Path, faithful: Report) -> N
     assert faithful.guilty == faithful.imprecise == ()
     assert faithful.skipped == faithful.warnings == ()
     assert faithful.first_difference is None
-    assert faithful.cases == ("8 rows of 1 to 24 tokens, padded",)
+    assert faithful.cases == ("8 rows of 1 to 24 tokens, padded", "2 rows of 7 tokens without token_type_ids")
     assert faithful.seed == 0
     assert set(faithful.environment) == {"python", "porting", "torch", "transformers", "safetensors"}
     assert faithful.environment["torch"] == torch.__version__
@@ -70,7 +70,10 @@ def test_every_part_of_the_model_is_probed(faithful: Report) -> None:
 
 def test_the_cost_is_told(faithful: Report) -> None:
     cost = faithful.cost
-    assert cost.passes == 3 + 2 * 4  # one case: float64 thrice, and each working dtype twice on both sides
+    each = 3 + 2 * 4  # of a case: float64 thrice, and each working dtype twice on both sides
+    tried = 2  # batches of the search, once on each side; one of them was kept
+    assert len(faithful.cases) == 2
+    assert cost.passes == 2 * each + 2 * tried
     assert 0 < cost.forwards < cost.total
     assert cost.ratio == cost.total / cost.forwards
     assert cost.loading > 0

@@ -11,6 +11,6 @@ def complete_but_for_flags(report: Report) -> bool:
     """Whether everything was shown but for these arguments and the branches behind them."""
     shown = report.shown
     left = (*shown.copy, *shown.nothing, *shown.parts, *report.skipped)
-    asked = ("output_", "hidden_states", "attentions", "isinstance(bias, Rows)", "token_type_ids is None")
+    asked = ("output_", "hidden_states", "attentions", "Rows)", "self.rows is None", "token_type_ids is None")
     behind = all(any(name in one.condition for name in asked) for one in report.not_taken)
     return report.unseen == (FLAGS,) and not left and behind
