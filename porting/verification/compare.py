@@ -70,7 +70,7 @@ class Comparison:
         warnings: what happened in the runs and should be known.
         leaks: view -> point -> what arrives there of the roundings that the float64 runs make all the same; None where
             that was not measured.
-        doubts: the same of the reference alone: how far what everything is measured from may be off.
+        found_from: the number of the first case that a search found; None where there is none.
         executed: which of the port's own instructions ran in float64; None before it did.
     """
 
@@ -91,7 +91,7 @@ class Comparison:
         self._tiers: list[Tier] = []
         self.executed: Executed | None = None
         self.leaks: Mapping[str, Mapping[Point, float]] | None = None
-        self.doubts: Mapping[str, Mapping[Point, float]] = {END: {}, ALONE: {}}
+        self.found_from: int | None = None
 
     def anchor(self, reference: Side) -> None:
         """Run the reference in float64, in the cases that are new; everything is measured from what it computes."""
@@ -256,7 +256,7 @@ class Comparison:
                 meaning=View(end_to_end=self._meaning[END][point], isolated=self._meaning[ALONE].get(point)),
                 bound=View(end_to_end=bounds[END], isolated=bounds[ALONE]),
                 count=finest.port[END][point].count if finest else 0,
-                rounding={tier.name: _ratios(tier, point, self.doubts) for tier in self._tiers},
+                rounding={tier.name: _ratios(tier, point, self._doubt(point, bounds)) for tier in self._tiers},
                 span=span.modules,
                 lowered=span.lowered,
                 leak=self._leak(point) if here else None,
@@ -265,6 +265,11 @@ class Comparison:
             if probe.guilty and spread < MOST_SPREADS:
                 probe, spread = replace(probe, spreads=tuple(self._spreads[point])), spread + 1
             yield probe
+
+    def _doubt(self, point: Point, bounds: Mapping[str, float]) -> dict[str, float]:
+        """By how much the exact values are off, where the reference rounds in float64: what the port is off by then."""
+        far = {view: self._meaning[view].get(point, 0.0) for view in (END, ALONE)}
+        return {view: one if self.reference_lowers and one <= bounds[view] else 0.0 for view, one in far.items()}
 
     def _leak(self, point: Point) -> View | None:
         if self.leaks is None or point not in self.leaks[END]:
@@ -303,11 +308,10 @@ class Comparison:
             self.warnings.append(words)
 
 
-def _ratios(tier: Tier, point: Point, doubts: Mapping[str, Mapping[Point, float]]) -> View:
+def _ratios(tier: Tier, point: Point, doubt: Mapping[str, float]) -> View:
     def of(view: str) -> float | None:
         ours, theirs = tier.port[view].get(point), tier.reference[view].get(point)
-        doubt = doubts[view].get(point, 0.0)
-        return None if ours is None or theirs is None else ratio(ours, theirs, tier.dtype, doubt)
+        return None if ours is None or theirs is None else ratio(ours, theirs, tier.dtype, doubt[view])
 
     return View(end_to_end=of(END) or 0.0, isolated=of(ALONE))
 

@@ -73,11 +73,13 @@ def _explained(probe: Probe, found: Sequence[Finding]) -> bool:
 
 
 def _shortest_first(comparison: Comparison, reference: Side, port: Side) -> list[_Sight]:
-    """The cases, those of several rows first: one row cannot show padding."""
+    """The cases, those of several rows first, for one row cannot show padding, and those that a search found last."""
+    last = len(reference.arguments) if comparison.found_from is None else comparison.found_from
 
-    def weight(case: int) -> tuple[bool, int]:
+    def weight(case: int) -> tuple[bool, bool, int]:
         given = reference.arguments[case].values()
-        return all(value.shape[:1] == (1,) for value in given), sum(value.numel() for value in given)
+        lone = all(value.shape[:1] == (1,) for value in given)
+        return case >= last, lone, sum(value.numel() for value in given)
 
     cases = sorted(range(len(reference.arguments)), key=weight)
     return [_Sight(comparison, reference, port, case) for case in cases]

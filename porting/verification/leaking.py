@@ -32,7 +32,6 @@ def measure_leaks(comparison: Comparison, reference: Callable[[], Side] | None, 
     if comparison.reference_lowers and reference is not None:
         side = reference()
         _add(found, lambda seed, alone: _of_reference(comparison, side, seed, alone=alone))
-        comparison.doubts = {view: dict(points) for view, points in found.items()}
     if comparison.port_lowers:
         _add(found, lambda seed, alone: _of_port(comparison, port, seed, alone=alone))
     comparison.leaks = found

@@ -102,6 +102,7 @@ def meant(
     if isinstance(theirs, Living) and batch.more is not None:
         found = search(batch, table, theirs, port, comparison, observer)
     if found.cases:
+        comparison.found_from = len(cases)
         cases += found.cases
         port = port_side(port.module, torch.float64, table, cases, port.clock)
         comparison.anchor(reference())
