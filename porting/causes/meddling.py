@@ -103,7 +103,7 @@ class _Mode(TorchFunctionMode):
         self._kept: list[Tensor] = []  # so that no id is used again
         self._scores: dict[int, Scores] = {}
         self._weighed: dict[int, Scores] = {}
-        self._looked_up: set[int] = set()
+        self._looked_up: set[int] = set()  # embeddings and their sums, without what a linear map made
         self._from: dict[int, int] = {}  # tensor -> the linear map that it was made by
         self._parameters = {id(one) for one in one.model.parameters()}
         self._written = Written(self._parameters)
@@ -195,7 +195,7 @@ class _Mode(TorchFunctionMode):
     def _other(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = next((kind for kind, functions in _KINDS.items() if func in functions), None)
         if kind == "sum" and len(args) == 2 and isinstance(args[1], Tensor) and not self._attending(args):
-            if any(id(one) in self._looked_up for one in args):
+            if any(id(one) in self._looked_up for one in args) and not any(id(one) in self._from for one in args):
                 made = func(*args, **kwargs)
                 self._looked_up.add(id(made))
                 return made

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.causes.events import Inventory, Meddling
@@ -71,6 +72,28 @@ def test_a_mistake_can_be_made_at_one_place_alone() -> None:
     sites = plant(model, one, Inventory())
     model(given())
     assert sites == ["self_attn"]
+
+
+@torch.no_grad()
+def test_what_is_added_to_the_embeddings_by_a_branch_is_a_residual_sum() -> None:
+    """Also in a model whose stream begins with the embeddings themselves, without a norm between."""
+
+    class PreNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places, self.branch = nn.Embedding(9, 8), nn.Embedding(5, 8), nn.Linear(8, 8)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            hidden = self.words(ids) + self.places(torch.arange(5))
+            for _ in range(2):
+                hidden = hidden + F.gelu(self.branch(hidden))
+            result: Tensor = hidden
+            return result
+
+    model = PreNorm()
+    sites = plant(model, next(planted("residual missing")), Inventory())
+    model(torch.arange(10).reshape(2, 5) % 9)
+    assert sites == ["", ""]
 
 
 def test_every_mistake_is_another_one() -> None:
