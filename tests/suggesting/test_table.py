@@ -84,9 +84,9 @@ def test_what_speaks_for_a_line_can_be_read(source: Path) -> None:
     found = suggest(source, RawHeads)
     told = found.explain("query")
     line, *said = told.splitlines()
-    assert line.startswith('"bert.encoder.layer.{i}.attention.self.query.weight [(h d) e]"')
+    assert line.startswith('"bert.encoder.layer.{i}.attention.self.{p:query,key,value}.weight [(h d) e]"')
     text = " ".join(one.strip() for one in said)
-    assert "It stands for 2 of the twin's tensors, the first bert.encoder.layer.0.attention.self.query.weight" in text
+    assert "It stands for 6 of the twin's tensors, the first bert.encoder.layer.0.attention.self.query.weight" in text
     assert "off by " in text
     assert "The inputs showed 100 % of their elements at work." in text
     assert max(map(len, said)) <= 110
