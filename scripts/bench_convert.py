@@ -11,6 +11,7 @@ is flushed to the disk except where that is said.
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import resource
 import shutil
@@ -24,10 +25,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import torch
 import typer
+import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -38,6 +40,7 @@ from porting.converting import convert
 from porting.notation.table import Table, parse_table
 
 HIDDEN = 1024
+PIECE = 1 << 18
 SHARDS = 4
 SYNC = ["sync"]
 
@@ -56,6 +59,13 @@ h = 16
 
 app = typer.Typer(add_completion=False)
 Peer = Callable[[Path], object]
+
+
+class Hash(Protocol):
+    """What digests bytes."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Digest some more."""
 
 
 def write_checkpoint(folder: Path, nbytes: int) -> None:
@@ -110,6 +120,39 @@ def copy_file_range(source: Path, out: Path, threads: int) -> None:
         list(pool.map(one, shards(source)))
 
 
+def by_hand(source: Path, out: Path, piece: int, digest: Callable[[], Hash] | None = None) -> None:
+    """Reading and writing in pieces of one size, digested on the way or not."""
+    out.mkdir()
+    buffer = memoryview(bytearray(piece))
+    for path in shards(source):
+        state = digest() if digest is not None else None
+        with path.open("rb", buffering=0) as old, (out / path.name).open("wb", buffering=0) as new:
+            while count := old.readinto(buffer):
+                if state is not None:
+                    state.update(buffer[:count])
+                new.write(buffer[:count])
+
+
+def streaming_cast(source: Path, out: Path, threads: int) -> None:
+    """The values cast to bfloat16 in pieces of 256 KB, file by file: no digest, no plan, no safety."""
+    out.mkdir()
+
+    def one(path: Path) -> None:
+        torch.set_num_threads(1)
+        raw = torch.empty(PIECE, dtype=torch.uint8)
+        cast = torch.empty(PIECE // 4, dtype=torch.bfloat16)
+        view, result = raw.numpy().data, cast.view(torch.uint8).numpy().data
+        with path.open("rb", buffering=0) as old, (out / path.name).open("wb", buffering=0) as new:
+            old.seek(8 + int.from_bytes(old.read(8), "little"))
+            while count := old.readinto(view):
+                numbers = count // 4
+                cast[:numbers].copy_(raw[: 4 * numbers].view(torch.float32))
+                new.write(result[: 2 * numbers])
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, shards(source)))
+
+
 def load_all_save_all(source: Path, out: Path, dtype: torch.dtype | None) -> None:
     """Everything in memory, then everything on the disk."""
     out.mkdir()
@@ -146,6 +189,12 @@ def peers(source: Path) -> dict[str, Peer]:
         "porting convert, permuted, two threads": lambda out: ours(source, out, permuted, 2),
         "porting convert, to bfloat16, one thread": lambda out: ours(source, out, renamed, 1, torch.bfloat16),
         "porting convert, to bfloat16, two threads": lambda out: ours(source, out, renamed, 2, torch.bfloat16),
+        "read and write, 256 KB": lambda out: by_hand(source, out, PIECE),
+        "read and write, 8 MB": lambda out: by_hand(source, out, 8 << 20),
+        "read and write, 256 KB, xxh3": lambda out: by_hand(source, out, PIECE, xxhash.xxh3_128),
+        "read and write, 256 KB, SHA-256": lambda out: by_hand(source, out, PIECE, hashlib.sha256),
+        "cast to bfloat16, 256 KB, one thread": lambda out: streaming_cast(source, out, 1),
+        "cast to bfloat16, 256 KB, two threads": lambda out: streaming_cast(source, out, 2),
         "safe_open, save shard by shard": lambda out: shard_by_shard(source, out),
         "load everything, save everything": lambda out: load_all_save_all(source, out, None),
         "the same with .to(bfloat16)": lambda out: load_all_save_all(source, out, torch.bfloat16),

@@ -46,7 +46,7 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     if path.is_symlink():
         raise refused(path, f"is a link to {quote(os.readlink(path))}", "remove the link, or pass what it leads to")
     if not path.parent.is_dir():
-        raise refused(path, "its directory does not exist", f"run `mkdir -p {path.parent}`")
+        raise refused(path, "lies in a directory that does not exist", f"run `mkdir -p {path.parent}`")
     if path.exists() and not overwrite:
         raise refused(path, "exists already", f"choose another destination, or pass {option('overwrite', True)}")
 

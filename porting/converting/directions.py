@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from porting.converting.recipe import Recipe, Recipes
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
 from porting.plan.align import Step
 from porting.plan.copies import Copy
 from porting.plan.imagine import a_like
@@ -88,7 +88,21 @@ def back_from_port(
         tensors=tuple(found[name] for name in plan.sources if name in found),
         left_out=tuple(not_written),
         same=same,
+        warnings=tuple(dict.fromkeys(_moved(step, like) for step in plan.steps if step.rule.fold)),
     )
+
+
+def _moved(step: Step, like: Mapping[str, Described]) -> str:
+    """What a sum that is taken apart does to the values of its terms."""
+    first, *others = step.sources
+    emptied = ", ".join(repr(name) for name in others)
+    how = (
+        "where they were added"
+        if all(name in like for name in others)
+        else f"throughout ({option('like')} keeps other rows)"
+    )
+    total = f"{first!r} receives the whole sum that {step.targets[0]!r} holds"
+    return f"values moved: {total}, and zero stands in {emptied} {how}: the same function, other numbers than before"
 
 
 def _back(

@@ -103,7 +103,7 @@ def test_a_flipped_bit_is_a_difference(run: Run, checkpoint: Path) -> None:
         (["c", "c/out"], "c/out: the destination is or lies inside the source 'c'"),
         (["c", "."], "the destination holds the source 'c'"),
         (["c", "link/out"], "link/out: the destination is or lies inside the source 'c'"),
-        (["c", "no/out"], "its directory does not exist (run `mkdir -p no`)"),
+        (["c", "no/out"], "lies in a directory that does not exist (run `mkdir -p no`)"),
         (["c", "there"], "there: the destination exists already"),
         (["c", "there", "--overwrite"], "holds files and no checkpoint"),
         (["c", "out", "--like", "c"], "--like is for the way back"),

@@ -218,3 +218,24 @@ def test_a_module_of_ones_own_says_what_is_wanted(tmp_path: Path) -> None:
     same(read(tmp_path / "b"), {"weight": read(source)["a"], "bias": read(source)["b"]})
     with pytest.raises(PlanError, match=r"the checkpoint has|\[3, 4\]"):
         convert(source, tmp_path / "c", table, into=lambda: torch.nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_sum_that_is_taken_apart_says_which_values_move(followed: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tensors = {"pos": torch.randn(8, 4), "types": torch.randn(3, 4)}
+    source = write(tmp_path / "a", tensors)
+    table = parse_table(
+        '[mapping]\nname = "t"\n[[rule]]\nsource = ["pos [t e]", "types [r=1 e]"]\ntarget = "p [t e]"\nfold = true\n'
+    )
+    there = convert(source, tmp_path / "b", table)
+    assert there.warnings == ()
+    back = convert(tmp_path / "b", tmp_path / "c", table, reverse=True, like=source if followed else None)
+    (warning,) = back.warnings
+    assert warning.startswith("values moved: 'pos' receives the whole sum that 'p' holds, and zero stands in 'types' ")
+    found = load_file(tmp_path / "c" / "model.safetensors")
+    assert torch.equal(found["pos"], (tensors["pos"].double() + tensors["types"][1].double()).float())
+    kept = tensors["types"].clone()
+    kept[1] = 0
+    assert torch.equal(found["types"], kept if followed else torch.zeros(3, 4))
+    assert ("keeps other rows" in warning) is not followed

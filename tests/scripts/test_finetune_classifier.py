@@ -224,7 +224,7 @@ def test_a_head_is_kept_for_its_own_labels_only(task: tuple[Path, Path], tmp_pat
         (["missing.tsv", "made"], "error: missing.tsv: No such file or directory\n"),
         (["one.tsv", "made"], "error: one.tsv: every line has the label 'a'; expected at least two labels\n"),
         (["good.tsv", "here"], "error: here: the destination exists already"),
-        (["good.tsv", "no/made"], "error: no/made: the destination its directory does not exist"),
+        (["good.tsv", "no/made"], "error: no/made: the destination lies in a directory that does not exist"),
         (
             ["good.tsv", "made", "--held-out", "bad.tsv"],
             "error: bad.tsv:1: it has no tab; expected one, text<TAB>label",
