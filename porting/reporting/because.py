@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
 
-from porting.causes.naming import Finding
+from porting.causes.naming import Finding, Suspicion
+
+LEAST = 0.005
+"""What would explain less of a difference would explain 0 % of it."""
 
 
 def cause_lines(causes: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
@@ -17,7 +20,14 @@ def cause_lines(causes: Sequence[Finding], listed: Callable[[Sequence[str]], str
         listed: makes one line of many names.
     """
     for one in causes:
-        yield from _named(one, listed) if one.name else _unknown(one, listed)
+        if one.name:
+            yield from _named(one, listed)
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for one in causes:
+        if not one.name:
+            alike.setdefault(tuple(near.name for near in _telling(one)), []).append(one)
+    for group in alike.values():
+        yield from _unknown(group, listed)
 
 
 def _named(one: Finding, listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
@@ -34,8 +44,17 @@ def _named(one: Finding, listed: Callable[[Sequence[str]], str]) -> Iterator[Tex
     yield Text(f"  fix: {one.fix}")
 
 
-def _unknown(one: Finding, listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
-    yield Text.assemble(("cause: ", "bold"), ("unknown", "yellow"), f", at {listed(one.probes)}")
-    for near in one.nearest:
+def _unknown(group: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
+    """One block for all probes that stay unknown with the same nearest entries, such as those of every layer."""
+    probes = [point for one in group for point in one.probes]
+    yield Text.assemble(("cause: ", "bold"), ("unknown", "yellow"), f", at {listed(probes)}")
+    for number, near in enumerate(_telling(group[0])):
         said = f"{near.name} ({near.detail})" if near.detail else near.name
-        yield Text(f"  nearest: {said} would explain {100 * near.share:.0f} % of it")
+        shares = sorted({round(100 * _telling(one)[number].share) for one in group})
+        span = f"{shares[0]}" if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
+        yield Text(f"  nearest: {said} would explain {span} % of it")
+
+
+def _telling(one: Finding) -> list[Suspicion]:
+    """The nearest entries without those that would explain nothing."""
+    return [near for near in one.nearest if near.share >= LEAST]
