@@ -160,6 +160,13 @@ class PortingError(Exception):
 
     Attributes:
         faults: all the faults that were found, in the order in which they were met; at least one.
+
+    >>> try:
+    ...     import porting
+    ...     porting.load("./nowhere")
+    ... except PortingError as error:
+    ...     print(error.faults[0].code)
+    checkpoint-not-found
     """
 
     def __init__(self, faults: Fault | Iterable[Fault]) -> None:

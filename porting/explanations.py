@@ -12,7 +12,7 @@ def explanation(code: Code) -> str:
     """What a fault of this code means, why it is one, how it looks and how to mend it: the page's section in Markdown.
 
     >>> print(explanation(Code.UNREAD_TENSOR).splitlines()[0])
-    **What** — The checkpoint has a tensor that the table says nothing about.
+    **What** — No rule reads a tensor of the checkpoint, and `[drop]` does not list it.
     """
     page = (files("porting") / "errors.md").read_text(encoding="utf-8")
     _, _, section = page.partition(f"\n## {code.value}\n")

@@ -54,6 +54,14 @@ class Exported:
         files: the files.
         not_copied: files and folders beside the followed checkpoint's weights that were not copied.
         infinite: for each tensor in which a cast made finite values infinite, how many.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     made = porting.export(porting.load(source), None, f"{folder}/exported")
+    >>> made.architecture
+    'BertForPreTraining'
     """
 
     path: Path
@@ -117,6 +125,14 @@ def export(
         TargetError: the module has tensors that cannot be written, or its config is not known.
 
     Whatever is raised, nothing is written.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     made = export(porting.load(source), None, f"{folder}/exported")
+    ...     porting.diff(source, made.path).equal
+    True
     """
     module = unwrapped(module)
     spread = is_sharded(module)

@@ -39,6 +39,11 @@ def provenance(module: nn.Module) -> Provenance | None:
     """Where the weights of ``module`` came from, if :func:`porting.load` filled it in this process.
 
     A copy of a module has none; one wrapped by ``torch.compile`` or for data parallelism has that of the module inside.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> provenance(porting.load(source)).plan.table.name
+    'bert'
     """
     return _KNOWN.get(unwrapped(module))
 

@@ -32,7 +32,17 @@ Into = nn.Module | Callable[..., nn.Module] | None
 
 
 class PortingWarning(UserWarning):
-    """Something that is allowed and should be known, such as parameters that are new."""
+    """Something that is allowed and should be known, such as parameters that are new.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True, category=PortingWarning) as told:
+    ...     warnings.simplefilter("always")
+    ...     model = porting.load(source, architecture="BertForTokenClassification", fresh=True)
+    >>> "new and untrained" in str(told[0].message)
+    True
+    """
 
 
 @contextmanager
@@ -94,6 +104,11 @@ def load(
         RankError: another of the processes over which the module is spread could not load its part; which, and why.
 
     Whatever is raised, a module that was passed is as it was before.
+
+    >>> import porting
+    >>> model = load(porting.embedded_checkpoint())
+    >>> type(model).__name__, model.bert.embeddings.word.weight.shape
+    ('BertForPreTraining', torch.Size([4096, 128]))
     """
     crew = _crew(source, alone=not (isinstance(into, nn.Module) and is_sharded(into)))
     with crew.step():

@@ -225,6 +225,10 @@ def fill_mask(
         TextError: there is no mask in the text, or the checkpoint has no head that guesses words.
         TokenizerError: it has no tokenizer, or one that cannot be used.
         CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
+
+    >>> (blank,) = fill_mask("Return the [MASK] of the string.", top=2)
+    >>> [guess.token for guess in blank.guesses]
+    ['number', 'string']
     """
     if top < 1:
         raise TextError(Fault(code=Code.TEXT_REFUSED, message=f"top is {top}, and at least 1 is expected"))
@@ -274,6 +278,10 @@ def next_sentence(
         TextError: the checkpoint has no next-sentence head.
         TokenizerError: it has no tokenizer, or one that cannot be used.
         CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
+
+    >>> verdict = next_sentence("Open the file.", "If it cannot be opened, an error is raised.")
+    >>> 0 <= verdict.follows <= 1
+    True
     """
     model = open_text_model(source, NEXT_SENTENCE, table=table, revision=revision, trust=trust)
     logits: Tensor = model.run(model.encode(first, second)).logits[0].double()  # [2]

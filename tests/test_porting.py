@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from types import ModuleType
@@ -17,6 +18,16 @@ def test_every_name_is_what_it_says(name: str) -> None:
     assert not isinstance(found, ModuleType)
     assert found.__name__ == name
     assert name in dir(porting)
+
+
+@pytest.mark.parametrize("name", [name for name in porting.__all__ if name != "Suggestion"])  # suggest shows one
+def test_every_name_is_explained_with_an_example(name: str) -> None:
+    """The examples are executed by the tests; functions also say what they raise, unless nothing can go wrong."""
+    found = getattr(porting, name)
+    said = inspect.getdoc(found) or ""
+    assert "\n>>> " in said
+    if inspect.isfunction(found) and name not in {"embedded_checkpoint", "provenance"}:
+        assert "\nRaises:\n" in said
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

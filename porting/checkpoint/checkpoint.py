@@ -53,6 +53,11 @@ class Checkpoint:
         index_file: the same with its name and its bytes.
         shared: groups of names that stand for one range of a storage; only ``.bin`` files can say so.
         warnings: what is wrong without changing any value.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> porting.open_checkpoint(source).tensors["cls.predictions.bias"].shape
+    (4096,)
     """
 
     def __init__(

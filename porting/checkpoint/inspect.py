@@ -112,6 +112,12 @@ def inspect_checkpoint(
     Raises:
         CheckpointError: with every fault found in its files.
         HubError: the hub, or the cache of it, did not give what was asked for.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> found = inspect_checkpoint(source)
+    >>> found.model_type, found.count
+    ('bert', 62)
     """
     checkpoint = open_checkpoint(
         source,

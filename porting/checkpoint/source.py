@@ -56,6 +56,12 @@ def open_checkpoint(
     Raises:
         CheckpointError: with every fault found in its files.
         HubError: the hub, or the cache of it, did not give what was asked for.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> checkpoint = open_checkpoint(source)
+    >>> checkpoint.read("cls.predictions.bias").shape
+    torch.Size([4096])
     """
     text = os.fspath(source)
     path = Path(text).expanduser()

@@ -77,6 +77,11 @@ class Comparison:
         only_a, only_b: names that the other has nothing for, with the NaN and infinities in them.
         left_out: names of ``a`` that the table leaves out, with its reason.
         nbytes: how many bytes were read.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> print(porting.diff(source, source).summary)
+    equal: 62 with equal bytes
     """
 
     a: str
@@ -162,6 +167,11 @@ def diff(
         CheckpointError: one of the two cannot be read.
         TableError: there is no such table, or it has faults.
         PlanError: the table does not fit the two, or they have no name in common.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> diff(source, source).equal
+    True
     """
     first = a if isinstance(a, Checkpoint) else open_checkpoint(a)
     second = b if isinstance(b, Checkpoint) else open_checkpoint(b)

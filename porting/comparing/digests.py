@@ -64,6 +64,11 @@ class Digest:
         values: whether values count and dtypes do not.
         left_out: tensors on disk that have no part in it, with the table's reason.
         nbytes: how many bytes of elements it names.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> len(porting.digest(source).tensors)
+    62
     """
 
     tensors: tuple[TensorDigest, ...]
@@ -104,6 +109,11 @@ def digest(
         CheckpointError: it cannot be read.
         TableError: there is no such table, or it has faults.
         PlanError: the table does not fit, or has a rule that adds or multiplies.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> str(digest(source)) == str(digest(source / "model.safetensors"))
+    True
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     chosen = None if table is None else find_table(table, checkpoint.config)

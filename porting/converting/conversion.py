@@ -54,6 +54,14 @@ class Converted:
         warnings: what is allowed and should be known.
         resumed: bytes that an earlier process had written, which died.
         progress: the last state: how much, and how long it took.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     made = porting.convert(source, f"{folder}/ported", "bert_into_fused")
+    >>> made.tensors, made.table
+    (40, 'bert_into_fused')
     """
 
     path: Path
@@ -135,6 +143,15 @@ def convert(
 
     Where ``torch.distributed`` has a group of several processes, all of them have to make this call: they share the
     tensors by their bytes, and each returns the same.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     made = convert(source, f"{folder}/ported", "bert_into_fused")
+    ...     back = convert(made.path, f"{folder}/back", "bert_into_fused", reverse=True)
+    >>> made.tensors, back.tensors
+    (40, 53)
     """
     team = current_team()
     with told_to_all(team):

@@ -60,6 +60,14 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
 
     Raises:
         CheckpointError: there is no record, or a file cannot be read.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     made = porting.convert(source, f"{folder}/ported", "bert_into_fused")
+    ...     verify_files(made.path).same
+    True
     """
     root = Path(folder)
     problems: list[str] = []

@@ -87,7 +87,7 @@ class Approximation:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One port.
+    r"""One port.
 
     Attributes:
         name, description: what it is called and one line about it.
@@ -108,6 +108,12 @@ class Table:
         inputs, probes: forward arguments and activations, in the same notation.
         where: the file it was read from.
         digest: SHA-256 of the text, those it extends included.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> table = porting.parse_table('[mapping]\nname = "mine"\n[tensors]\n"a.{i} [o e]" = "b.{i} [e o]"')
+    >>> table.name, str(table.rules[0])
+    ('mine', 'a.{i} [o e] = b.{i} [e o]')
     """
 
     name: str
@@ -140,15 +146,22 @@ def read_table(path: str | Path) -> Table:
 
     Raises:
         TableError: the file cannot be read, or the table has faults: all of them.
+
+    >>> from importlib.resources import files
+    >>> read_table(str(files("porting.mappings") / "bert.toml")).model_types
+    ('bert',)
     """
     return _make(gather(Path(path)))
 
 
 def parse_table(text: str, *, where: str = "table") -> Table:
-    """Parse a table from its text; ``where`` names it in messages.
+    r"""Parse a table from its text; ``where`` names it in messages.
 
     Raises:
         TableError: the table has faults: all of them.
+
+    >>> print(parse_table('[mapping]\nname = "mine"\n[tensors]\n"a [o e]" = "b [e o]"').rules[0])
+    a [o e] = b [e o]
     """
     return _make(gather(text, where=where))
 

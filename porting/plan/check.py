@@ -59,6 +59,13 @@ def check(
 
     Raises:
         PlanError: it does not fit; carries all faults.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> checkpoint, module = porting.open_checkpoint(source), porting.load(source)
+    >>> table = porting.provenance(module).plan.table
+    >>> print(check(table, checkpoint, module).summary)
+    62 of 62 tensors fill 62 of 62 places
     """
     places = slots(target) if isinstance(target, nn.Module) else target
     known, faults = sizes(table, source.config)

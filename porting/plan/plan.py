@@ -50,6 +50,11 @@ class Plan:
         tied: target name -> the target name that it shares its storage with and that is written.
         dtype: what floating-point tensors are cast to; None to keep the checkpoint's.
         warnings: what is allowed and should be known.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> print(porting.provenance(porting.load(source)).plan.summary)
+    62 of 62 tensors fill 62 of 62 places
     """
 
     table: Table

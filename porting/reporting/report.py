@@ -164,6 +164,12 @@ class Report:
         branches: code of the port's own that never ran, in any pass.
         search: what was done to find inputs that show more, in words.
         causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> report = porting.verify(source, longest=8)
+    >>> report.verdict, report.faithful, report.guilty
+    ('faithful', True, ())
     """
 
     source: str

@@ -53,6 +53,11 @@ class Attention:
         tokens: the word pieces, special tokens included.
         layers: the layers, in the order in which they ran.
         model: what attends, in words.
+
+    >>> import porting
+    >>> seen = porting.attention("Return it.")
+    >>> seen.tokens, len(seen.layers)
+    (('[CLS]', 'return', 'it', '.', '[SEP]'), 3)
     """
 
     tokens: tuple[str, ...]
@@ -213,6 +218,12 @@ def attention_of(
     Raises:
         AttentionError: it shows no attention from each of the tokens to each.
         VerifyError: it fails.
+
+    >>> import torch
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
+    >>> seen = attention_of(layer, {"src": torch.randn(1, 2, 16)}, ["one", "two"])
+    >>> seen.of(0, 3).shape
+    torch.Size([2, 2])
     """
     seen: list[tuple[str, Tensor]] = []
 

@@ -93,6 +93,12 @@ def suggest(
         TargetError: the module cannot be built.
         VerifyError: the forward fails, is not deterministic, makes parameters while it runs, or takes what nobody
             understands; or transformers cannot run the reference.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> found = suggest(source, porting.load(source).bert)
+    >>> found.proven, found.missing
+    (True, ('cls',))
     """
     begun = time.monotonic()
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)

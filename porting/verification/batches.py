@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault
 from porting.notation.table import Table
 from porting.plan.config import arguments
 from porting.tracing.faults import VerifyError
@@ -109,6 +110,7 @@ def make_batches(
     if skips:
         fields[POSITIONS] = ours[counted]
     if own:
+        _refuse_others(own)
         return Batches(cases=tuple(own), fields=fields)
     maker = Maker(
         fields,
@@ -127,3 +129,11 @@ def make_batches(
         more=lambda name, rows: heard(table.inputs, maker.case(name, rows)),
         longest=maker.longest,
     )
+
+
+def _refuse_others(own: Sequence[object]) -> None:
+    """Refuse what is no list of cases: a path, or a batch as it is."""
+    if isinstance(own, str | Mapping) or not all(isinstance(one, Case) for one in own):
+        message = f"inputs are of type {type(own).__name__}, expected a list of cases"
+        hint = "from porting.verification import Case; a case is Case('what it shows', {'input_ids': ids})"
+        raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint=hint))

@@ -104,6 +104,11 @@ def verify(
     Raises:
         CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
         VerifyError: the reference or the module cannot be run, or the probes do not fit.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> verify(source, longest=8).faithful
+    True
     """
     given = dict(locals())  # before anything else has a name here
     learns = gradients or steps > 0

@@ -73,6 +73,14 @@ def record(
     Raises:
         CheckpointError: the checkpoint cannot be read, or the file cannot be written.
         VerifyError: the reference cannot be run, or nothing would be recorded.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     made = record(source, f"{folder}/golden.safetensors", longest=8, cases=[0])
+    ...     porting.verify(source, reference=made).faithful
+    True
     """
     with undisturbed(seed):
         if isinstance(source, nn.Module):

@@ -40,6 +40,13 @@ def test_help_names_every_command_and_the_exit_codes(run: Run) -> None:
     assert "0 done, or faithful; 1 a difference was found; 2 it cannot be done" in " ".join(result.stdout.split())
 
 
+def test_help_fits_a_terminal_of_80_columns(run: Run) -> None:
+    """No line of the list of commands is cut off, and none of the rest is folded."""
+    shown = run("--help").stdout
+    assert "..." not in shown.partition("Commands:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_has_examples_a_line_each(run: Run, command: str) -> None:
     result = run(command, "--help")

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from porting.checkpoint import open_checkpoint
+from porting.embedded import embedded_checkpoint
+from porting.tables import find_table
 from porting.tracing.faults import VerifyError
+from porting.verification.batches import make_batches
 from porting.verification.inputs import make_cases
 from porting.verification.reference import usual_fields
 
@@ -73,3 +77,10 @@ def test_a_model_without_a_position_table_takes_rows_of_any_length() -> None:
 def test_fields_that_a_family_calls_otherwise_are_known(config: dict[str, object], expected: dict[str, object]) -> None:
     """A table of the user's own need not say what the family calls its positions."""
     assert usual_fields(config) == expected
+
+
+@pytest.mark.parametrize("given", ["batch.safetensors", {"input_ids": torch.zeros(1, 3)}, [{"input_ids": 1}]])
+def test_inputs_that_are_no_cases_are_refused_in_words(given: Any) -> None:
+    table = find_table("bert", {})
+    with pytest.raises(VerifyError, match=r"expected a list of cases \(from porting\.verification import Case;"):
+        make_batches(table, open_checkpoint(embedded_checkpoint()), CONFIG, given, seed=0, longest=9, choices=None)
