@@ -55,11 +55,9 @@ class Exported:
         not_copied: files and folders beside the followed checkpoint's weights that were not copied.
         infinite: for each tensor in which a cast made finite values infinite, how many.
 
-    >>> import porting
-    >>> source = porting.embedded_checkpoint()
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     made = porting.export(porting.load(source), None, f"{folder}/exported")
+    >>> import porting, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = porting.export(porting.load(porting.embedded_checkpoint()), None, f"{folder}/exported")
     >>> made.architecture
     'BertForPreTraining'
     """
@@ -126,12 +124,10 @@ def export(
 
     Whatever is raised, nothing is written.
 
-    >>> import porting
-    >>> source = porting.embedded_checkpoint()
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     made = export(porting.load(source), None, f"{folder}/exported")
-    ...     porting.diff(source, made.path).equal
+    >>> import porting, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = export(porting.load(porting.embedded_checkpoint()), None, f"{folder}/exported")
+    ...     porting.diff(porting.embedded_checkpoint(), made.path).equal
     True
     """
     module = unwrapped(module)
