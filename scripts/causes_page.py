@@ -113,9 +113,11 @@ def _matrix(pairs: Mapping[str, Mapping[str, Cell]], numbers: Mapping[str, int])
     )
     if strict:
         share = _percent(sum(strict), len(strict))
+        asked = sum(any("strict" in one for one in found.values()) for found in pairs.values())
+        earlier = "" if asked == len(pairs) else f" (in {asked} pairs; the others were planted before this was asked)"
         yield (
             f"- accused nobody else: {sum(strict)} of {len(strict)} ({share}): each guilty probe was made there, the "
-            "first one and all others"
+            f"first one and all others{earlier}"
         )
     yield (
         f"- named: {named} of {len(caught)} ({_percent(named, len(caught))}), {counts['unique']} uniquely and "
