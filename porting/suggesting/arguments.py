@@ -35,7 +35,7 @@ _WORDS = {
     DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
     MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid|lengths?",
     PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
-    DECODER_IDS: r"(decoder|dec)_(input|ids|in|x).*|tgt|trg|decoder_input|target_(ids|tokens|input)",
+    DECODER_IDS: r"(decoder|dec)_(input|ids|in|x).*|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
     IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
     r"|index|indices|input_tensor|sentence|src_tokens|piece_ids|y",
 }
@@ -103,6 +103,8 @@ def roles(
         role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
         if not required and (_NEVER.fullmatch(word) or role == POSITIONS):
             continue
+        if role == IDS and IDS in found.values() and DECODER_IDS in available:
+            role = DECODER_IDS  # the second kind of words is what the decoder reads
         if role == IDS and IDS not in available:
             role = PIXELS
         if role is None or role in found.values() or role not in available:

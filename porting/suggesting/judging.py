@@ -16,7 +16,7 @@ from porting.suggesting.basis import ROUNDED
 from porting.suggesting.finding import CLOSE, SAME, Divergence, Found
 from porting.suggesting.layouts import distance
 from porting.suggesting.proving import Proof
-from porting.suggesting.reasons import known, puzzles, several, unknown
+from porting.suggesting.reasons import fine, known, puzzles, several, unknown
 from porting.suggesting.stopping import stopped
 from porting.suggesting.subject import Subjects
 from porting.suggesting.suggestion import Reason, Stop, Unmapped, Verdict
@@ -120,9 +120,11 @@ def _all(
     rounded = [*_rounded(found, proof)]
     yield from rounded
     yield from () if rounded else puzzles(left)
+    tiny = [*fine(proof)]
+    yield from tiny
     strange = [] if found.divergences or any(one.side == "module" for one in unmapped) else [*_strange(found)]
     yield from strange
-    kinds |= {one.kind for one in (*causes, *strange)}
+    kinds |= {one.kind for one in (*causes, *tiny, *strange)}
     explained = bool(kinds) or any(one.cause for one in found.divergences)
     if not proof.exact and not explained and not left and not rounded:
         yield Reason(kind="proof", said=f"the float64 proof does not hold: {_said(proof)}")

@@ -16,6 +16,9 @@ from porting.suggesting.suggestion import Reason
 MOSTLY = 0.99
 """A small difference is put down to the nearest entry if that explains so much of it."""
 
+FINE = 2.0**-24
+"""A difference in float64 that float32 cannot tell, of the activation's scale: half of its last digit."""
+
 _THEMES = MappingProxyType({cause.name: theme for theme, causes in THEMES.items() for cause in causes})
 _FUNCTIONS = frozenset({"norms", "activations", "masks", "structure", "outputs"})
 _OF_WEIGHTS = frozenset({"LayerNorm gain missing", "LayerNorm bias missing", "layers in another order"})
@@ -46,6 +49,19 @@ def known(proof: Proof, *, guessed: bool = False) -> list[Reason]:
 
 def unknown(proof: Proof) -> list[Finding]:
     """What the catalogue has no name for."""
+    return [one for one in _unnamed(proof) if one.difference > FINE]
+
+
+def fine(proof: Proof) -> Iterator[Reason]:
+    """Differences without a name that float32 cannot tell, as a constant makes that is kept in it or typed by hand."""
+    some = [one for one in _unnamed(proof) if one.difference <= FINE]
+    if some:
+        size, where = max(one.difference for one in some), several([probe for one in some for probe in one.probes])
+        text = f"{where} is rounded otherwise, as with a constant in float32 or in few digits: {_far(size)}"
+        yield Reason(kind="rounding", said=text, size=size)
+
+
+def _unnamed(proof: Proof) -> list[Finding]:
     return [one for one in _findings(proof) if not one.name and not _near(one)]
 
 

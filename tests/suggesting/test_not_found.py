@@ -45,6 +45,19 @@ class SlightlyOdd(Plain):
             layer.act = Slightly()  # type: ignore[assignment]  # the flaw
 
 
+class Typed(nn.Module):
+    """The exact GELU with the root of a half as somebody typed it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.erf(0.70710678 * x))
+
+
+class TypedConstant(Plain):
+    def change(self) -> None:
+        for layer in each(self):
+            layer.act = Typed()  # type: ignore[assignment]  # the flaw
+
+
 class Unclear(Plain):
     def forward(self, ids: Tensor, segments: Tensor, thing: Tensor | None = None) -> Tensor:  # type: ignore[override]
         seen = torch.ones_like(ids, dtype=torch.bool) if thing is None else thing
@@ -82,6 +95,15 @@ def test_a_small_difference_without_a_cause_is_not_called_approximate(source: Pa
     assert [one.kind for one in found.reasons] == ["unknown"]
     assert found.reasons[0].size is not None
     assert 1e-6 < found.reasons[0].size < 1e-3
+
+
+def test_a_difference_that_float32_cannot_tell_is_rounding(source: Path) -> None:
+    found = suggest(source, TypedConstant)
+    assert found.verdict is Verdict.APPROXIMATE, str(found)
+    assert [one.kind for one in found.reasons] == ["rounding"]
+    assert "layers.{i}.act is rounded otherwise, as with a constant in float32 or in few digits: off by" in found.reasons[0].said
+    assert found.difference is not None
+    assert 1e-12 < found.difference < 1e-8
 
 
 def test_all_is_proven_but_what_is_returned(source: Path) -> None:
