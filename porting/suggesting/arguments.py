@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -100,13 +100,9 @@ def roles(
             continue
         required = one.default is one.empty
         word = normal(name)
-        role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
+        role = _role(word, available, found.values())
         if not required and (_NEVER.fullmatch(word) or role == POSITIONS):
             continue
-        if role == IDS and IDS in found.values() and DECODER_IDS in available:
-            role = DECODER_IDS  # the second kind of words is what the decoder reads
-        if role == IDS and IDS not in available:
-            role = PIXELS
         if role is None or role in found.values() or role not in available:
             first = required and not found and role is None
             if first:
@@ -132,6 +128,16 @@ def roles(
         message = f"{title} takes no argument by name, so nothing tells what to give it"
         raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
     return found, tuple(loose)
+
+
+def _role(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
+    """What an argument of that name means, given what those before it do."""
+    role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
+    if role != IDS:
+        return role
+    if IDS not in available:
+        return PIXELS
+    return DECODER_IDS if IDS in taken and DECODER_IDS in available else IDS  # a second kind of words: the decoder's
 
 
 def _say(available: Sequence[str]) -> str:

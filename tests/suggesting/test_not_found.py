@@ -101,7 +101,8 @@ def test_a_difference_that_float32_cannot_tell_is_rounding(source: Path) -> None
     found = suggest(source, TypedConstant)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
     assert [one.kind for one in found.reasons] == ["rounding"]
-    assert "layers.{i}.act is rounded otherwise, as with a constant in float32 or in few digits: off by" in found.reasons[0].said
+    said = "layers.{i}.act is rounded otherwise, as with a constant in float32 or in few digits: off by"
+    assert said in found.reasons[0].said
     assert found.difference is not None
     assert 1e-12 < found.difference < 1e-8
 
