@@ -28,8 +28,11 @@ CLASSES = {
 }
 """What may be made, without arguments, and be given its fields."""
 
+ENUM = "_MEM_FORMAT_ENCODING"
+
 CALLED = {
-    (METADATA, "_MEM_FORMAT_ENCODING"),
+    (METADATA, ENUM),
+    ("builtins", "getattr"),  # how the first Pythons 3.11 write a member of an enumeration: of that one alone
     ("collections", "OrderedDict"),
     ("pathlib", "Path"),
     ("pathlib", "PosixPath"),
@@ -106,6 +109,10 @@ class MetadataMachine(StateMachine):
                 self._push({})
             case ("_MEM_FORMAT_ENCODING", (int(),)) | ("Path" | "PosixPath" | "WindowsPath", _):
                 self._push(None)  # where it was written, and how it lay in memory: of no use
+            case "getattr", (Global() as kind, str()) if kind == Global(METADATA, ENUM):
+                self._push(None)  # the same
+            case "getattr", _:
+                raise self.error("a call of builtins.getattr", self.unsafe)
             case _:
                 raise self.error(f"a call of {function.module}.{function.name} with unknown arguments")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from enum import Enum
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict_saver import save as torch_saves
 
 import porting
@@ -61,6 +63,19 @@ def test_each_dtype_and_layout_is_what_torch_reads(tmp_path: Path) -> None:
             assert found.dtype == info.dtype
             assert tuple(found.shape) == info.shape
             assert same_bits(found, expected[name])
+
+
+def test_what_an_early_python_3_11_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes a member of an enumeration as a call of getattr."""
+
+    def by_name(member: Enum, protocol: object) -> object:
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    value = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
+    saved = save(tmp_path / "saved", {"a": value})
+    assert b"getattr" in (saved / METADATA).read_bytes()
+    assert torch.equal(open_checkpoint(saved).read("a"), value)
 
 
 def test_a_nested_state_dict_is_named_like_a_folder(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ SIZE = len(archive(torch.zeros(3)))
 DISTRIBUTED: list[Row] = [
     seen("a pickle that runs code", "a call of 'posix.system'", metadata_is(pickle.dumps(RunsCode(), 4))),
     seen("eval", "a call of 'builtins.eval'", calling("builtins", "eval")),
+    seen("getattr of what is no enumeration", "a call of builtins.getattr", calling("builtins", "getattr")),
     seen("torch.load", "a call of 'torch.serialization.load'", calling("torch.serialization", "load")),
     seen("importlib", "a call of 'importlib.import_module'", calling("importlib", "import_module")),
     seen(
