@@ -18,6 +18,7 @@ import random
 import re
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,7 +170,8 @@ def _docstrings_of_tree(node: ast.AST) -> Iterator[str]:
 
 def _builtin_docstrings() -> Iterator[tuple[str, list[str]]]:
     for name in sorted(sys.builtin_module_names):
-        module = importlib.import_module(name)
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # old modules say so of themselves
+            module = importlib.import_module(name)
         yield name, list(_docstrings_of_members(module, depth=0))
 
 
