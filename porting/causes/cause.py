@@ -74,5 +74,8 @@ def dial(
     whole: bool = False,
 ) -> Dial:
     """A number of one call."""
-    turned = lambda value: {call.number: rewrite(value)}  # noqa: E731  # what a dial is made of
+
+    def turned(value: float) -> dict[int, Rewrite]:
+        return {call.number: rewrite(value)}
+
     return Dial(where or call.module, frozenset({call.number}), turned, detail, starts, whole)

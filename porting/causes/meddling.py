@@ -258,9 +258,11 @@ class _Mode(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         """``scaled_dot_product_attention``, written out."""
-        del dropout_p, enable_gqa
+        del dropout_p
         for one, role in ((query, "query"), (key, "key"), (value, "value")):
             self._name(one, role)
+        if enable_gqa:
+            key, value = (self._for_each(query, one) for one in (key, value))
         scores = Scores(query=query, key=key, scale=query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
             scores = scores.closed(torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril())
@@ -268,6 +270,14 @@ class _Mode(TorchFunctionMode):
             scores = scores.added(attn_mask)
         weighed = self._event("scores", F.softmax, (scores.masked(), -1), {}, scores=scores)
         return self._context(torch.matmul, (weighed, value), {}, scores)
+
+    def _for_each(self, query: Tensor, shared: Tensor) -> Tensor:
+        """Heads that several queries share, once for each of them."""
+        found = shared.repeat_interleave(query.shape[-3] // shared.shape[-3], -3)
+        if id(shared) in self._from:
+            self._from[id(found)] = self._from[id(shared)]
+        self._kept.append(found)
+        return found
 
     def _context(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores

@@ -40,7 +40,7 @@ class Command(TyperCommand):
         """As usual, but for one name in place of a list of all that look a little alike."""
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:
+        except Exception as error:  # the class of a wrong option is Typer's own, and not public; it goes on from here
             wrong = getattr(error, "option_name", None)
             if wrong is not None and hasattr(error, "possibilities") and hasattr(error, "message"):  # no such option
                 known = [name for parameter in self.params for name in parameter.opts]

@@ -113,7 +113,7 @@ def told_to_all(team: Team) -> Iterator[None]:
         yield
     except TeamError:
         raise  # it came from another process: all know
-    except Exception as error:
+    except Exception as error:  # whatever it is, it goes on from here
         with suppress(TeamError):
             team.gather(Failure(f"{error}".partition("\n")[0] or type(error).__name__))
         raise

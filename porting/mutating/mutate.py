@@ -128,9 +128,7 @@ def mutate(
     with tempfile.TemporaryDirectory(prefix="porting-mutate-") as folder, _started(tests, into, folder, fresh) as run:
         tell("the tests as they are", 0, 0)
         first = run.once(Orders(into=into, answer=str(run.answer)), timeout)
-        seen = run.seen()
-        _refuse(first, seen, run)
-        assert seen is not None  # noqa: S101  # refused above
+        seen = _useful(first, run.seen(), run)
         if run.client is not None:
             run.client.prepare(seen.imports)
         limit = timeout or max(SHORTEST, 10 * first.seconds)
@@ -215,8 +213,12 @@ def _outcome(ended: Ended) -> str:
     return SURVIVED if ended.code == PASSED else CAUGHT
 
 
-def _refuse(first: Ended, seen: Seen | None, run: _Run) -> None:
-    """Refuse tests that say nothing about mistakes: they fail already, there are none, or they do not run the port."""
+def _useful(first: Ended, seen: Seen | None, run: _Run) -> Seen:
+    """What the tests run of the port.
+
+    Raises:
+        MutationError: they say nothing about mistakes: they fail already, there are none, or they do not run the port.
+    """
     last = next((line for line in reversed(first.said.splitlines()) if line.strip()), "")
     where = " ".join(run.tests)
     if first.code is None:
@@ -235,7 +237,7 @@ def _refuse(first: Ended, seen: Seen | None, run: _Run) -> None:
         message = f"the tests never run what {run.into} builds"
         hint = "call what it returns with tensors, in the same process"
     else:
-        return
+        return seen
     raise MutationError(Fault(code=Code.NOTHING_TO_MUTATE, where=where, message=message, hint=hint))
 
 

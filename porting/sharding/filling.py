@@ -108,11 +108,11 @@ def compute_box(recipe: Recipe, box: Box, dtype: torch.dtype, reader: Ranges) ->
     for copy in recipe.copies:
         for piece, values in reader.clipped(copy, recipe.shape, box.starts, box.sizes):
             place = found.as_strided(piece.sizes, piece.target_strides, piece.target_offset)
-            values = values.to(dtype)  # noqa: PLW2901  # the cast comes before the sum, as it does for whole tensors
+            cast = values.to(dtype)  # before the sum, as for whole tensors
             if recipe.fold:
-                place.add_(values)
+                place.add_(cast)
             else:
-                place.copy_(values)
+                place.copy_(cast)
     found = found.to(dtype)
     if recipe.scale is not None:
         found = (found.double() * recipe.scale).to(dtype)

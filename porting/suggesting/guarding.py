@@ -31,7 +31,7 @@ def guarded(seed: int) -> Iterator[None]:
             yield
         except PortingError:
             raise
-        except Exception as error:
+        except Exception as error:  # the user's own code may raise anything; what is not from there goes on
             if not is_users(error):
                 raise
             message = f"running the module failed: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -48,6 +48,31 @@ def test_watching_changes_nothing_and_learns_the_roles() -> None:
     assert inventory.roles == ["query", "key", "value", "output", "", ""]
 
 
+class Grouped(nn.Module):
+    """Four heads of queries, two of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.output = nn.Linear(8, 8)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        q, k, v = (one(hidden).unflatten(-1, (-1, 2)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        found: Tensor = self.output(context.transpose(1, 2).flatten(2))
+        return found
+
+
+@torch.no_grad()
+def test_heads_that_share_keys_are_watched_like_others() -> None:
+    torch.manual_seed(0)
+    model, hidden = Grouped().double().eval(), given((3, 5, 8))
+    expected = model(hidden)
+    inventory = watch(model)
+    torch.testing.assert_close(model(hidden), expected, rtol=0, atol=1e-14)
+    assert inventory.roles == ["query", "key", "value", "output"]
+
+
 @torch.no_grad()
 def test_a_mistake_is_made_in_copies_too_and_can_be_taken_out() -> None:
     model, hidden = small(), given()
