@@ -52,7 +52,8 @@ def load_reference(
     config: Any = make.config_class
     given: dict[str, Any] = {}
     alone = Path(checkpoint.location).is_file()  # transformers would read what it finds in the directory, not this file
-    if alone or untouched:
+    distributed = any(file.format == "dcp" for file in checkpoint.files)  # it reads none of them
+    if alone or distributed or untouched:
         given["state_dict"] = {name: checkpoint.read(name) for name in checkpoint.tensors}
     with _quiet():
         try:
