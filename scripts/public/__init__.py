@@ -1,0 +1,1 @@
+"""Recipes for public scratch models, which whoever tries them fetches: how each is handed to ``porting suggest``."""
