@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -53,3 +54,13 @@ def offline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(socket.socket, "connect", connect_here)
     yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was imported from a test's own folder is not there for the next: two may give a file the same name."""
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(written):
+            del sys.modules[name]
