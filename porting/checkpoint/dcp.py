@@ -112,6 +112,7 @@ def _part(found: Described, part: str, where: str) -> Described:
         tensors={new: replace(found.tensors[old], name=new) for old, new in names.items()},
         chunks={new: found.chunks[old] for old, new in names.items()},
         entries=(),
+        parts={},
     )
 
 
@@ -125,21 +126,30 @@ def _parts(found: Described) -> dict[str, int]:
 
 
 def _notes(found: Described, *, part: str, location: str, where: str) -> tuple[Fault, ...]:
-    """What is in it beside a model's tensors, as far as that shows."""
-    if part or not found.entries:
+    """What is in it beside a model's tensors, and under which names these were saved."""
+    if part or not (found.entries or found.parts):
         return ()
+    several = ", ".join(f"{quote(one)} ({_counted(count)})" for one, count in list(found.parts.items())[:SHOWN])
     named = ", ".join(quote(one) for one in found.entries[:SHOWN])
     more = f" and {len(found.entries) - SHOWN} more" if len(found.entries) > SHOWN else ""
-    count = len(found.entries)
-    message = f"{count} entries are no tensors and are not read: {named}{more}"
-    if count == 1:
+    if not found.entries:
+        message = f"what was saved has {several} in it"
+    elif len(found.entries) == 1:
         message = f"one entry is no tensor and is not read: {named}"
-    parts = _parts(found)
+    else:
+        message = f"{len(found.entries)} entries are no tensors and are not read: {named}{more}"
     hint = ""
-    if len(parts) > 1:
-        several = ", ".join(f"{quote(one)} ({count} tensors)" for one, count in list(parts.items())[:SHOWN])
-        hint = f"it has {several}; {location}/{next(iter(parts))} is the first of them alone"
+    if found.parts:
+        first = next(iter(found.parts))
+        hint = f"{location.rstrip('/')}/{first} is what was saved under {quote(first)}, by its own names"
+        if found.entries:
+            hint = f"it has {several}; {hint}"
     return (Fault(code=Code.DCP_PARTS, where=where, message=message, hint=hint),)
+
+
+def _counted(tensors: int) -> str:
+    """A number of tensors, in words."""
+    return f"{tensors} tensor{'' if tensors == 1 else 's'}"
 
 
 def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: str) -> tuple[frozenset[str], ...]:

@@ -9,8 +9,8 @@ cover it once, and lie in plain files beside the ``.metadata``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from porting.checkpoint.boxes import TangledError, overlapping
 from porting.checkpoint.dcp_pickle import LARGEST, MetadataMachine, Node
@@ -35,11 +35,14 @@ class Described:
         chunks: the boxes of each that hold elements.
         entries: the names of what are no tensors: numbers, lists and the like, each a pickle of its own that is not
             read.
+        parts: the state dicts that were nested in what was saved, as far as the ``.metadata`` says, by what they were
+            saved under, and how many tensors each has.
     """
 
     tensors: Mapping[str, TensorInfo]
     chunks: Mapping[str, tuple[Chunk, ...]]
     entries: tuple[str, ...]
+    parts: Mapping[str, int]
 
 
 Key = tuple[str, tuple[int, ...]]
@@ -62,7 +65,8 @@ def read_metadata(source: ByteSource) -> Described:
     state, storage = fields.get("state_dict_metadata"), fields.get("storage_data")
     if not isinstance(state, dict) or not isinstance(storage, dict):
         raise _invalid(source, "it describes no state dict with its storage")
-    return _Reading(source.where).described(state, storage)
+    found = _Reading(source.where).described(state, storage)
+    return replace(found, parts=_nested(found.tensors, fields.get("planner_data")))
 
 
 class _Reading:
@@ -89,7 +93,7 @@ class _Reading:
         if not state_names:
             self._wrong(None, "it describes nothing")
         self.faults.raise_if_any()
-        return Described(tensors=tensors, chunks=chunks, entries=tuple(entries))
+        return Described(tensors=tensors, chunks=chunks, entries=tuple(entries), parts={})
 
     def _wrong(self, tensor: str | None, message: str, code: Code = Code.DCP_METADATA) -> None:
         self.faults.add(code, message, tensor=tensor, hint=SAVE_AGAIN)
@@ -187,6 +191,16 @@ class _Reading:
         for starts, sizes in found:
             file, start, stop = places[name, starts]
             yield Chunk(starts=starts, sizes=sizes, file=file, start=start, stop=stop)
+
+
+def _nested(names: Iterable[str], paths: object) -> dict[str, int]:
+    """How many tensors were saved under each name, by the paths that torch keeps for taking names apart again."""
+    found: dict[str, int] = {}
+    for name in names:
+        path = paths.get(name) if isinstance(paths, dict) else None
+        if isinstance(path, tuple) and len(path) > 1 and isinstance(path[0], str) and name.startswith(f"{path[0]}."):
+            found[path[0]] = found.get(path[0], 0) + 1
+    return found
 
 
 def _fields(value: object, kind: str) -> Mapping[str, object]:

@@ -14,7 +14,7 @@ from porting.plan.matching import Match, Matcher
 from porting.plan.move import Described
 from porting.plan.plan import LeftOut
 from porting.plan.ties import present
-from porting.plan.wording import Nearest, group_alike, listed, resembles
+from porting.plan.wording import Nearest, common_front, group_alike, listed, resembles
 from porting.target import Slot
 
 CONTENTS = ("arange", "zeros")
@@ -52,7 +52,14 @@ def leave_out(
     missed |= _said((rule, rule.sources, {}) for rule in alignment.idle)
     idle = idle_drops(table, sources)
     strays = [name for name in alignment.unread if not dropped(name)]
-    for names in group_alike(strays):
+    front = common_front(strays, missed, table.prefix)
+    if front:
+        message = (
+            f"{listed(strays)} of the checkpoint: no rule reads it, and {front!r} stands before what the table has"
+        )
+        hint = "save the model without what wraps it; of a distributed checkpoint pass DIRECTORY/NAME"
+        faults.append(Fault(code=Code.UNREAD_TENSOR, where=table.where, message=message, hint=hint))
+    for names in group_alike([] if front else strays):
         message = f"{listed(names)} {list(sources[names[0]].shape)} of the checkpoint: no rule reads it"
         hint = near.said(names[0], missed, strays) or _nearly_dropped(names[0], idle)
         hint = hint or "map it in [tensors], or list it in [drop] with a reason"

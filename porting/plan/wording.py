@@ -124,5 +124,30 @@ def resembles(one: str, other: str) -> bool:
     return difflib.SequenceMatcher(None, one, other).ratio() >= 0.85
 
 
+def common_front(names: Sequence[str], expected: Iterable[str], prefix: str = "") -> str:
+    """What a wrapper put before all names that nobody speaks of, such as ``"module."``; empty if that is not it.
+
+    Args:
+        names: the names that nobody speaks of.
+        expected: the names that are missing; most of ``names`` are these with something in front.
+        prefix: what the missing names may do without.
+
+    >>> common_front(["module.a.w", "module.a.b", "module.c.w"], ["a.w", "a.b"])
+    'module.'
+    >>> common_front(["module.a.w", "c.w"], ["a.w"])
+    ''
+    """
+    patterns = {_numberless(one) for name in expected for one in (name, name.removeprefix(prefix))}
+    first = names[0].split(".") if names else []
+    for count in range(1, len(first)):
+        front = ".".join(first[:count]) + "."
+        if not all(name.startswith(front) for name in names):
+            return ""
+        found = sum(_numberless(name.removeprefix(front)) in patterns for name in names)
+        if 2 * found > len(names):
+            return front
+    return ""
+
+
 def _numberless(name: str) -> str:
     return _NUMBER.sub("#", name)

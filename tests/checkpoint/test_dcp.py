@@ -94,10 +94,20 @@ def test_a_nested_state_dict_is_named_like_a_folder(tmp_path: Path) -> None:
     (note,) = open_checkpoint(tmp_path / "saved").warnings
     assert note.code == Code.DCP_PARTS
     assert note.message == "2 entries are no tensors and are not read: 'step', 'seed'"
-    assert f"it has 'model' (2 tensors), 'optim' (1 tensors); {tmp_path}/saved/model is the first" in note.hint
+    assert note.hint == (
+        f"it has 'model' (2 tensors), 'optim' (1 tensor); {tmp_path}/saved/model is what was saved under 'model', "
+        "by its own names"
+    )
     refused(tmp_path / "saved" / "modle", "no tensor whose name begins with 'modle.' (did you mean 'model'?)")
     refused(tmp_path / "saved" / FILE, "one file of a distributed checkpoint", f"pass its directory, {tmp_path}/saved")
     refused(tmp_path / "saved" / METADATA, "one file of a distributed checkpoint")
+
+
+def test_where_a_model_was_saved_is_said_by_what_torch_wrote_down_and_not_by_its_names(tmp_path: Path) -> None:
+    (note,) = open_checkpoint(save(tmp_path / "nested", {"model": {"a.w": torch.ones(2)}})).warnings
+    assert note.message == "what was saved has 'model' (1 tensor) in it"
+    assert note.hint.startswith(f"{tmp_path}/nested/model is what was saved under 'model'")
+    assert open_checkpoint(save(tmp_path / "flat", {"model.a.w": torch.ones(2)})).warnings == ()
 
 
 def test_without_a_config_it_is_said_where_to_put_it(tmp_path: Path) -> None:

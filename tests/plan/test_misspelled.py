@@ -68,3 +68,17 @@ def test_a_line_that_says_rather_another_name_is_not_meant() -> None:
     hints = {fault.message.split("'")[1]: fault.hint for fault in caught.value.faults if fault.code == "unread-tensor"}
     assert hints["trunk.l.0.query.weight"] == "toy.toml:13:1 has 'trunk.l.0.quer.weight': is it this one?"
     assert hints["trunk.l.0.value.weight"] == "map it in [tensors], or list it in [drop] with a reason"
+
+
+@pytest.mark.parametrize("front", ["module.", "a.b."])
+def test_all_names_behind_one_that_a_wrapper_put_before_them(front: str) -> None:
+    with pytest.raises(PortingError) as caught:
+        plan({f"{front}{name}": shape for name, shape in checkpoint().items()}, None, TABLE)
+    unread = [fault for fault in caught.value.faults if fault.code == Code.UNREAD_TENSOR]
+    assert [fault.message for fault in unread] == [
+        f"'{front}trunk.emb.weight' and 16 more like it of the checkpoint: no rule reads it, and '{front}' stands "
+        "before what the table has"
+    ]
+    assert unread[0].hint.startswith("save the model without what wraps it")
+    sought = [fault.hint for fault in caught.value.faults if fault.code == Code.NO_SOURCE]
+    assert f"did you mean '{front}trunk.emb.weight'?" in sought
