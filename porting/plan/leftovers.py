@@ -54,9 +54,7 @@ def leave_out(
     strays = [name for name in alignment.unread if not dropped(name)]
     front = common_front(strays, missed, table.prefix)
     if front:
-        message = (
-            f"{listed(strays)} of the checkpoint: no rule reads it, and {front!r} stands before what the table has"
-        )
+        message = f"{listed(strays)} of the checkpoint: no rule reads it, and {front!r} stands before the table's names"
         hint = "save the model without what wraps it; of a distributed checkpoint pass DIRECTORY/NAME"
         faults.append(Fault(code=Code.UNREAD_TENSOR, where=table.where, message=message, hint=hint))
     for names in group_alike([] if front else strays):
