@@ -187,6 +187,8 @@ _WHY = {
 
 
 def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool) -> None:
+    from porting.suggesting.unmapped import listed
+
     style = "bold green" if found.exact else "bold yellow" if found.proven else "bold red"
     if table:
         screen.show(Text(found.text.rstrip("\n")), soft_wrap=True)
@@ -194,12 +196,7 @@ def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool
     screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
     said = [reason.said for reason in found.reasons]
     said += [f"the module has no place for {part}" for part in found.missing]
-    for one in found.unmapped:
-        if one.side == "module" or one.near:
-            near = f"; nearest: {', '.join(map(str, one.near))}" if one.near else ""
-            what = "nothing fills" if one.side == "module" else "nothing reads"
-            runs = "which never runs" if one.where == "never" else f"which runs {one.where}"
-            said.append(f"{what} {one.name} {list(one.shape)}, {runs}{near}")
+    said += listed(found.unmapped)
     for line in said:
         screen.show(Padding(Text(safe(line)), (0, 0, 0, 2), expand=False))  # folded lines keep their left edge
     if explain is not None:

@@ -2,7 +2,8 @@
 
 from porting.suggesting.asking import Ask, Decision, Question
 from porting.suggesting.proposing import suggest
-from porting.suggesting.suggestion import Evidence, Near, Reason, Stop, Suggestion, Unmapped, Verdict
+from porting.suggesting.suggestion import Evidence, Reason, Stop, Suggestion, Verdict
+from porting.suggesting.unmapped import Near, Unmapped
 
 __all__ = [
     "Ask",

@@ -20,13 +20,17 @@ from porting.suggesting.finding import Found
 from porting.suggesting.generalise import Line, lines
 from porting.suggesting.layouts import Move
 from porting.suggesting.leftover import leftover
+from porting.suggesting.naming import numbered
 from porting.suggesting.probing import probes
 from porting.suggesting.subject import Subjects, number_of
-from porting.suggesting.suggestion import Unmapped
+from porting.suggesting.unmapped import Unmapped
 from porting.suggesting.writing import Draft, patterns, write
 from porting.target import named_tensors, slots
 
 _INDEX = re.compile(r"[a-z]")
+
+_NO_PLACE, _NONE = "the module has no place for it", "the checkpoint has none"
+_OPEN = "no counterpart was found"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,11 @@ def draft(
     shapes = {name: slot.shape for name, slot in slots(module).items() if name in rest}
     unused = [name for name in twin.tensors if name not in used and name not in copies]
     unmapped = leftover(shapes, twin.tensors, found, unused)
+    if any(one.near for one in unmapped):  # what is left on either side may belong together
+        drops, fresh = (
+            {name: _OPEN if said in {_NO_PLACE, _NONE} else said for name, said in some.items()}
+            for some in (drops, fresh)
+        )
     text = " ".join(axes for line in made for _, axes in (*line.sources, *line.targets))
     letters = set(_INDEX.findall(re.sub(r"[a-z]{2,}", "", text)))
     sizes = sizes_of(subjects.config)
@@ -159,7 +168,7 @@ def _left_out(subjects: Subjects, used: set[str]) -> tuple[dict[str, str], dict[
             copies[name] = twin
         else:
             left.append(name)
-    drops = dict.fromkeys(patterns(left, [one for one in tensors if one not in left]), "the module has no place for it")
+    drops = dict.fromkeys(patterns(left, [one for one in tensors if one not in left]), _NO_PLACE)
     return drops, copies
 
 
@@ -181,7 +190,7 @@ def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], di
             rest.append(name)
     others = [name for name in places if name not in (*buffers, *rest)]
     fresh |= dict.fromkeys(_numbered(buffers), "a buffer, which the module computes")
-    fresh |= dict.fromkeys(patterns(rest, [*others, *buffers]), "the checkpoint has none")
+    fresh |= dict.fromkeys(patterns(rest, [*others, *buffers]), _NONE)
     return fresh, ties, rest
 
 
@@ -216,7 +225,10 @@ def onto(made: Draft, checkpoint: Checkpoint, subjects: Subjects) -> Draft:
             copies[name] = same
             rest.remove(name)
     known = [name for name in checkpoint.tensors if name not in rest]
-    drops |= dict.fromkeys(patterns(rest, known), f"{subjects.twin.architecture} does not use it")
+    deeper = {numbered(name) for name in subjects.twin.tensors}  # of a layer that the twin is too small to have
+    open_, unused = ([one for one in rest if (numbered(one) in deeper) is also] for also in (True, False))
+    drops |= dict.fromkeys(patterns(open_, [*known, *unused]), _OPEN)
+    drops |= dict.fromkeys(patterns(unused, [*known, *open_]), f"{subjects.twin.architecture} does not use it")
     defaults = {
         field: subjects.config[field]
         for field in made.config

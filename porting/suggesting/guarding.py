@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -17,15 +19,23 @@ from porting.frames import is_users, users_line
 from porting.tracing.environment import undisturbed
 from porting.tracing.faults import VerifyError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HELD = 4000
+"""So many characters of what the user's code prints are kept."""
+
 
 @contextmanager
 def guarded(seed: int) -> Iterator[None]:
     """Run what is inside as a guest: random states, modes and the process's surroundings are put back.
 
+    What the user's code prints is kept, and written only where it is refused: it is run dozens of times.
+
     Raises:
         VerifyError: the user's code raised what nothing here understands.
     """
-    with _surroundings(), _randomness(), _silence(), undisturbed(seed), warnings.catch_warnings():
+    with _held(), _surroundings(), _randomness(), _silence(), undisturbed(seed), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
@@ -37,6 +47,45 @@ def guarded(seed: int) -> Iterator[None]:
             message = f"running the module failed: {type(error).__name__}: {' '.join(str(error).split())}"
             hint = f"at {users_line(error)}"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
+
+
+def outside(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, which prints to where its caller prints, also if it is called as a guest."""
+    out = sys.stdout
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with redirect_stdout(out):
+            return function(*args, **kwargs)
+
+    return called
+
+
+class _End(io.TextIOBase):
+    """A stream that keeps its end."""
+
+    def __init__(self) -> None:
+        self.kept = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.kept = (self.kept + text)[-HELD:]
+        return len(text)
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """What is printed inside is written if that is refused, each line once."""
+    end = _End()
+    try:
+        with redirect_stdout(end):
+            yield
+    except PortingError:
+        for line in dict.fromkeys(end.kept.splitlines()):
+            sys.stdout.write(f"{line}\n")
+        raise
 
 
 @contextmanager
@@ -79,14 +128,16 @@ def _randomness() -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Without the bars of transformers, which writes and reads a small twin."""
+    """Without the bars and warnings of transformers, which writes and reads a small twin."""
     from transformers.utils import logging  # noqa: PLC0415  # only those who run it pay for it
 
-    shown = logging.is_progress_bar_enabled()
+    shown, told = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as above
     if shown:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
     try:
         yield
     finally:
+        logging.set_verbosity(told)
         if shown:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above

@@ -19,8 +19,9 @@ from porting.suggesting.proving import Proof
 from porting.suggesting.reasons import fine, known, puzzles, several, unknown
 from porting.suggesting.stopping import stopped
 from porting.suggesting.subject import Subjects
-from porting.suggesting.suggestion import Reason, Stop, Unmapped, Verdict
+from porting.suggesting.suggestion import Reason, Stop, Verdict
 from porting.suggesting.tracing import Kind
+from porting.suggesting.unmapped import Unmapped
 from porting.suggesting.writing import patterns
 
 
@@ -172,6 +173,7 @@ def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[in
     far = f"{best.difference:.0e}"
     if verdict in {Verdict.EXACT, Verdict.TRUNK}:
         seen = f"{shown[0]} of {shown[1]} parameters shown at work, the others equal by copy"
+        seen = seen if shown[0] < shown[1] else f"all {shown[1]} parameters shown at work"
         return f"Proven in float64 on {where}: off by {far} of the activations' scale at most; {seen}."
     return f"In float64, on {where}, it is off by {far} of the activations' scale."
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from porting.suggesting.finding import Found
 from porting.suggesting.naming import likeness
-from porting.suggesting.suggestion import Near, Unmapped
 from porting.suggesting.tracing import Trace
+from porting.suggesting.unmapped import Near, Unmapped
 
 FEW = 3
 """So many candidates are named."""

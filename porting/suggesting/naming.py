@@ -87,3 +87,13 @@ def pattern(names: Sequence[str], index: str) -> str:
     while not all(middles):
         return ""
     return f"{before}{{{index}:{','.join(middles)}}}{after}"
+
+
+def numbered(name: str) -> str:
+    """A name of which each number that is a part of its own is an index.
+
+    >>> numbered("layers.0.heads.11.ln_1.weight")
+    'layers.{i}.heads.{j}.ln_1.weight'
+    """
+    letters = iter("ijkl")
+    return re.sub(r"(?<=\.)\d+(?=[. ]|$)", lambda one: f"{{{next(letters, one.group())}}}", name)

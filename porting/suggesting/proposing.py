@@ -26,7 +26,7 @@ from porting.suggesting.building import Builder, build_for
 from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.evidence import evidence
 from porting.suggesting.finding import Found
-from porting.suggesting.guarding import guarded
+from porting.suggesting.guarding import guarded, outside
 from porting.suggesting.judging import Judgement, judge
 from porting.suggesting.probing import NEAR
 from porting.suggesting.proving import SMALL, Proof, differing, prove
@@ -102,8 +102,8 @@ def suggest(
     """
     begun = time.monotonic()
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
-    tell = progress or (lambda what, done, total: None)
-    asker = Asker(ask)
+    tell = outside(progress or (lambda what, done, total: None))
+    asker = Asker(None if ask is None else outside(ask))
     kind = architecture_of(checkpoint.config, architecture or _chosen(checkpoint, asker))
     with guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         tell("making a twin", 0, 0)

@@ -6,7 +6,8 @@ import math
 
 from porting.suggesting.finding import CLOSE, Divergence, Found
 from porting.suggesting.proving import Proof
-from porting.suggesting.suggestion import Near, Stop
+from porting.suggesting.suggestion import Stop
+from porting.suggesting.unmapped import Near
 
 
 def stopped(found: Found, proof: Proof) -> Stop:
@@ -32,7 +33,11 @@ def stopped(found: Found, proof: Proof) -> Stop:
 
 
 def _named(point: str) -> str:
-    return "what is returned" if point == "." else point
+    """A point in words: ``h.0.attn -> scores`` is the scores of it, and what is ``.`` is the module as a whole."""
+    path, arrow, inner = point.partition(" -> ")
+    if path == ".":
+        return f"its {inner}" if arrow else "what is returned"
+    return f"the {inner} of {path}" if arrow else point
 
 
 def _ends(one: Divergence) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from porting.notation.table import Table, parse_table
 from porting.suggesting.asking import Decision
+from porting.suggesting.unmapped import Near, Unmapped, listed
 
 
 class Verdict(StrEnum):
@@ -54,45 +55,6 @@ class Evidence:
     line: str
     decided: str
     said: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Near:
-    """A tensor that may belong to another.
-
-    Attributes:
-        name, shape: of it.
-        where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
-        difference: of the activations that the two meet, relative to their scale; None where none was measured.
-    """
-
-    name: str
-    shape: tuple[int, ...] = ()
-    where: str = ""
-    difference: float | None = None
-
-    def __str__(self) -> str:
-        shape = f" {list(self.shape)}" if self.shape else ""
-        far = "" if self.difference is None else f" (off by {self.difference:.0e})"
-        return f"{self.name}{shape}{far}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unmapped:
-    """A tensor that has no counterpart.
-
-    Attributes:
-        name, shape: of it.
-        side: ``"module"`` or ``"checkpoint"``.
-        where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
-        near: what it may be, of the other side's tensors that have no counterpart, the nearest first.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    side: str = "module"
-    where: str = ""
-    near: tuple[Near, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +155,5 @@ class Suggestion:
         lines = [f"{self.verdict.upper()}  {self.proof}".rstrip()]
         lines += [f"  {one.said}" for one in self.reasons]
         lines += [f"  missing: {one}" for one in self.missing]
-        for one in self.unmapped:
-            near = f", perhaps {one.near[0]}" if one.near else ""
-            lines.append(f"  unmapped: {one.name} {list(one.shape)} of the {one.side}{near}")
+        lines += [f"  {one}" for one in listed(self.unmapped)]
         return "\n".join(lines)

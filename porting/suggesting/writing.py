@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from porting.suggesting.generalise import Line
+from porting.suggesting.naming import numbered
 
 WIDTH = 118
 
@@ -135,32 +136,42 @@ def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
 
     >>> patterns(["h.0.mask", "h.1.mask", "pool.weight", "pool.bias"], ["h.0.w", "h.1.w"])
     ['h.{i}.mask', 'pool.{*rest}']
+    >>> patterns(["h.0.mlp.up.w", "h.0.mlp.up.b", "h.1.mlp.up.w", "h.1.mlp.up.b"], ["h.0.mlp.w", "h.1.mlp.w"])
+    ['h.{i}.mlp.up.{*rest}']
     """
-    kept = set(others)
+    kept = list(others)
     found: list[str] = []
     left = list(names)
     while left:
-        name = left[0]
-        stem = _stem(name, kept)
-        if stem and sum(one.startswith(stem) for one in left) > 1:
-            found.append(f"{stem}{{*rest}}")
-            left = [one for one in left if not one.startswith(stem)]
-            continue
-        numbered = re.sub(r"\d+", "{i}", name, count=1)
-        shape = re.compile(re.escape(numbered).replace(re.escape("{i}"), r"\d+"))
-        alike = [one for one in left if shape.fullmatch(one)]
-        if len(alike) > 1 and not any(shape.fullmatch(one) for one in kept):
-            found.append(numbered)
-            left = [one for one in left if one not in alike]
-        else:
-            found.append(name)
-            left = left[1:]
+        chosen, alike = left[0], [left[0]]
+        for text in _patterns(left[0]):
+            shape = _matching(text)
+            some = [one for one in left if shape.fullmatch(one)]
+            if len(some) > 1 and not any(shape.fullmatch(one) for one in kept):
+                chosen, alike = text, some
+                break
+        found.append(chosen)
+        left = [one for one in left if one not in alike]
     return found
 
 
-def _stem(name: str, kept: set[str]) -> str:
-    """The shortest beginning, up to a dot, that no other name has."""
-    for place, character in enumerate(name):
-        if character == "." and not any(one.startswith(name[: place + 1]) for one in kept):
-            return name[: place + 1]
-    return ""
+def _matching(text: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{[^{}]*\})", text)
+    return re.compile("".join(_PLACES.get(part[:2], re.escape(part)) for part in parts))
+
+
+_PLACES = {"{*": ".+", **dict.fromkeys(("{i", "{j", "{k", "{l"), r"\d+")}
+
+
+def _patterns(name: str) -> Iterator[str]:
+    """What a name may be a case of: all below a beginning of it, the shortest first; then all that differ in a number.
+
+    Numbers are an index of their own each; if that is too much, they stay as they are.
+    """
+    parts = name.split(".")
+    for count in range(1, len(parts)):
+        stem = parts[:count]
+        yield f"{numbered('.'.join(stem))}.{{*rest}}"
+        yield ".".join([*stem, "{*rest}"])
+    yield numbered(name)
+    yield re.sub(r"\d+", "{i}", name, count=1)
