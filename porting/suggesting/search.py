@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from porting.suggesting import bundles, tables, variants
 from porting.suggesting.arrangements import arrangements
 from porting.suggesting.basis import based, positions, replaced
+from porting.suggesting.between import TABLES, Between
 from porting.suggesting.fields import Role, fields_of
-from porting.suggesting.filling import Filling
 from porting.suggesting.finding import CLOSE, SAME, Found
 from porting.suggesting.layouts import Move, Piece, distance, matrix
 from porting.suggesting.naming import likeness
+from porting.suggesting.parts import first_part, size
 from porting.suggesting.places import alike, explained, extents, habit, is_turned, skips, together, vector
 from porting.suggesting.tracing import Kind, Trace, Unit
 
 
-class Search(Filling):
+class Search(Between):
     """One search; see :class:`porting.suggesting.filling.Filling` for what it is given."""
 
     def search(self) -> Found:
@@ -76,7 +77,7 @@ class Search(Filling):
 
     def _settle(self, unit: Unit, trace: Trace, theirs: Sequence[Unit]) -> None:
         free = [one for one in theirs if self._free(one)]
-        if unit.kind in {Kind.LOOKUP, Kind.TABLE, Kind.OTHER}:
+        if unit.kind in TABLES:
             self._settle_tables(unit, trace, free)
             return
         like = [one for one in free if one.kind is unit.kind]
@@ -94,6 +95,9 @@ class Search(Filling):
         if unit.kind is Kind.NORM:
             self._norm(unit, matches[0], trace)
             return
+        ours, others = first_part(group, trace.units), first_part(matches, theirs)
+        if size(ours, self.port.shapes) == size(others, self.reference.shapes):
+            group, matches = ours, others
         if set(unit.weights) <= self._filled:
             self._tied(unit, matches)
             return
@@ -105,13 +109,13 @@ class Search(Filling):
         """All tables up to the first weight of another kind, at once: only their sum shows."""
         group: list[Unit] = []
         for one in trace.units[trace.units.index(unit) :]:
-            if one.kind not in {Kind.LOOKUP, Kind.TABLE, Kind.OTHER}:
+            if one.kind not in TABLES:
                 break
             if self._is_open(one) and not any(one.names == other.names for other in group):
                 group.append(one)
         theirs: list[Unit] = []
         for one in free:
-            if one.kind not in {Kind.LOOKUP, Kind.TABLE, Kind.OTHER}:
+            if one.kind not in TABLES:
                 break
             if not any(one.names == other.names for other in theirs):
                 theirs.append(one)
@@ -173,7 +177,9 @@ class Search(Filling):
         heads = {name: size for name, size in self._sizes.items() if name == "h" or (name == "g" and self._grouped)}
         ways = bundles.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
         ways = chain(ways, self._arranged(group, matches))
-        if not self._choose(group, matches, ways, self._next(group, trace), trace):
+        following = self._next(group, trace)
+        self._fill_between(group, following, trace)
+        if not self._choose(group, matches, ways, following, trace):
             single = group[:1]
             ranked = sorted(matches, key=lambda one: -likeness(one.names[0], single[0].names[0]))
             for mate in ranked:

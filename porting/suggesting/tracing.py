@@ -52,6 +52,7 @@ class Unit:
         summed: for a matrix, the size of the axis that is summed over.
         eps: a norm's, where it shows.
         last: the number of the operation that gave the output.
+        behind: the numbers of the units that it comes from with no other unit in between.
     """
 
     kind: Kind
@@ -66,6 +67,7 @@ class Unit:
     summed: int = 0
     eps: float | None = None
     last: int = -1
+    behind: frozenset[int] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -339,6 +341,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         self._before[number] = before.near
         output = outputs[0].detach().clone()
         unit = Unit(kind=Kind.OTHER, weights=weights, number=number, output=output, scope=self._scope)
+        unit.behind = frozenset().union(*(origin.near for _, origin in acting))
         if name in _LOOKUPS:
             unit.kind, unit.operand = Kind.LOOKUP, value.detach().clone()
         elif name in _PRODUCTS:

@@ -31,11 +31,11 @@ def source(architecture: str, fields: Mapping[str, object], folder: Path) -> Any
 
 def uncast(reference: Any) -> Any:  # the same model
     """Without the casts to float32 in transformers' norms and softmax, so that float64 is float64."""
-    if any(type(part).__name__.endswith("RMSNorm") for part in reference.modules()):
+    rooted = [part for part in reference.modules() if hasattr(part, "variance_epsilon")]
+    if rooted:
         reference.set_attn_implementation("sdpa")  # its softmax is not cast
-    for part in reference.modules():
-        if type(part).__name__.endswith("RMSNorm"):
-            part.forward = MethodType(_norm, part)
+    for part in rooted:
+        part.forward = MethodType(_norm, part)
     return reference
 
 
@@ -51,12 +51,17 @@ def apart(
     found: Suggestion,
     theirs: Mapping[str, Tensor],
     ours: Mapping[str, Tensor],
+    kept: Tensor | None = None,
 ) -> float:
-    """How far the loaded module's first output is from the reference's, of its scale, at words that are no padding."""
+    """How far the loaded module's first output is from the reference's, of its scale, at words that are no padding.
+
+    ``kept`` says where, [b t], if the words of the output are not those of the attention mask.
+    """
     loaded = porting.load(folder, build, found.table).double().eval()
     with torch.no_grad():
         expected = uncast(reference)(**theirs)[0]
         given = loaded(**ours)
     first = given[0] if isinstance(given, tuple) else given
-    kept = theirs["attention_mask"].bool() if "attention_mask" in theirs else ...
+    if kept is None:
+        kept = theirs["attention_mask"].bool() if "attention_mask" in theirs else torch.ones(first.shape[:2]).bool()
     return float((first - expected)[kept].abs().max() / expected[kept].abs().max())

@@ -94,3 +94,17 @@ def test_both_sides_of_one_table_have_nothing_to_excuse() -> None:
     report = compared(Placed, Placed)
     assert report.faithful
     assert max(probe.meaning.worst for probe in report.probes) == 0.0
+
+
+class Twice(Placed):
+    """Its first matrix is used a second time, which the reference does otherwise and nothing compares."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = super().forward(x) + 0 * self.first(x).sum()
+        return result
+
+
+def test_a_call_that_is_not_compared_has_no_leak() -> None:
+    report = compared(Exact, Twice)
+    assert not report.computes_otherwise
+    assert [probe.port for probe in report.probes if probe.lowered] == ["first"]

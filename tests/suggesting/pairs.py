@@ -1,0 +1,223 @@
+"""Encoder-decoders in another person's words: BART's kind, and T5's, each with its projections grouped as they like.
+
+Self-attention has one fused matrix, cross-attention one for the queries and one for the keys and values, or three.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def split(x: Tensor, heads: int) -> Tensor:
+    """[b s e] -> [b h s d]."""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+class SelfAttending(nn.Module):
+    """Attention within one sequence, with one fused matrix."""
+
+    def __init__(self, width: int, heads: int, *, inner: int = 0, bias: bool = True, scaled: bool = True) -> None:
+        super().__init__()
+        inner = inner or width
+        self.heads, self.scale = heads, (inner // heads) ** -0.5 if scaled else 1.0
+        self.c_in, self.c_out = nn.Linear(width, 3 * inner, bias=bias), nn.Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor, hidden: Tensor, extra: Tensor | float = 0.0) -> Tensor:
+        """``hidden``: True where nothing may be seen, [b 1 q k]; ``extra`` is added to the scores."""
+        q, k, v = (split(one, self.heads) for one in self.c_in(x).chunk(3, -1))
+        scores = (q @ k.transpose(-1, -2) * self.scale + extra).masked_fill(hidden, torch.finfo(x.dtype).min)
+        out: Tensor = self.c_out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out
+
+
+class CrossAttending(nn.Module):
+    """Attention to what the encoder gives, with three matrices."""
+
+    def __init__(self, width: int, heads: int, *, inner: int = 0, bias: bool = True, scaled: bool = True) -> None:
+        super().__init__()
+        inner = inner or width
+        self.heads, self.scale = heads, (inner // heads) ** -0.5 if scaled else 1.0
+        self.ask = nn.Linear(width, inner, bias=bias)
+        self.match, self.tell = nn.Linear(width, inner, bias=bias), nn.Linear(width, inner, bias=bias)
+        self.c_out = nn.Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+        """``hidden``: True where a word of the source is padding, [b 1 1 k]."""
+        q, k, v = split(self.ask(x), self.heads), split(self.match(memory), self.heads), self.tell(memory)
+        scores = (q @ k.transpose(-1, -2) * self.scale).masked_fill(hidden, torch.finfo(x.dtype).min)
+        out: Tensor = self.c_out((scores.softmax(-1) @ split(v, self.heads)).transpose(1, 2).flatten(2))
+        return out
+
+
+class Bart(nn.Module):
+    """BART: norms behind the sums, learned positions whose first two rows are nobody's, one word table for all.
+
+    A config's field for words tells whether they are multiplied by the root of the width; ``first`` puts the norms in
+    front, as mBART has them, with another at the end of each stack.
+    """
+
+    first = False
+    reading: Any  # lists of dictionaries of modules
+    writing: Any
+
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        e, h, eps = config.d_model, config.encoder_attention_heads, 1e-5
+        self.scale = math.sqrt(e) if config.scale_embedding else 1.0
+        self.words = nn.Embedding(config.vocab_size, e)
+        self.source_places = nn.Embedding(config.max_position_embeddings + 2, e)
+        self.target_places = nn.Embedding(config.max_position_embeddings + 2, e)
+        self.source_norm, self.target_norm = nn.LayerNorm(e, eps), nn.LayerNorm(e, eps)
+        self.reading = nn.ModuleList(
+            nn.ModuleDict({
+                "look": SelfAttending(e, h), "n1": nn.LayerNorm(e, eps),
+                "wide": nn.Linear(e, config.encoder_ffn_dim), "narrow": nn.Linear(config.encoder_ffn_dim, e),
+                "n2": nn.LayerNorm(e, eps),
+            })
+            for _ in range(config.encoder_layers)
+        )  # fmt: skip
+        self.writing = nn.ModuleList(
+            nn.ModuleDict({
+                "look": SelfAttending(e, h), "n1": nn.LayerNorm(e, eps),
+                "recall": CrossAttending(e, h), "n2": nn.LayerNorm(e, eps),
+                "wide": nn.Linear(e, config.decoder_ffn_dim), "narrow": nn.Linear(config.decoder_ffn_dim, e),
+                "n3": nn.LayerNorm(e, eps),
+            })
+            for _ in range(config.decoder_layers)
+        )  # fmt: skip
+        if self.first:
+            self.source_end, self.target_end = nn.LayerNorm(e, eps), nn.LayerNorm(e, eps)
+
+    def around(self, x: Tensor, norm: nn.Module, part: Any) -> Tensor:
+        """A part with its norm and its residual."""
+        out: Tensor = x + part(norm(x)) if self.first else norm(x + part(x))
+        return out
+
+    def forward(self, src: Tensor, src_mask: Tensor, tgt: Tensor) -> Tensor:
+        """``src`` [b s], ``src_mask`` [b s] with 1 at words, ``tgt`` [b t]; logits [b t v]."""
+        hidden = src_mask[:, None, None] == 0
+        future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
+        x = self.source_norm(self.words(src) * self.scale + self.source_places(torch.arange(src.shape[1]) + 2))
+        for layer in self.reading:
+            x = self.around(x, layer["n1"], lambda y, layer=layer: layer["look"](y, hidden))
+            x = self.around(x, layer["n2"], lambda y, layer=layer: layer["narrow"](F.gelu(layer["wide"](y))))
+        memory = self.source_end(x) if self.first else x
+        x = self.target_norm(self.words(tgt) * self.scale + self.target_places(torch.arange(tgt.shape[1]) + 2))
+        for layer in self.writing:
+            x = self.around(x, layer["n1"], lambda y, layer=layer: layer["look"](y, future))
+            x = self.around(x, layer["n2"], lambda y, layer=layer: layer["recall"](y, memory, hidden))
+            x = self.around(x, layer["n3"], lambda y, layer=layer: layer["narrow"](F.gelu(layer["wide"](y))))
+        logits: Tensor = (self.target_end(x) if self.first else x) @ self.words.weight.T
+        return logits
+
+
+class MBart(Bart):
+    """mBART: norms in front of the parts, and one behind each stack."""
+
+    first = True
+
+
+class Rms(nn.Module):
+    """RMS norm, T5's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[... e] -> [... e]."""
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.gain
+
+
+class Distances(nn.Module):
+    """T5's table of biases for each distance between two words, in buckets."""
+
+    def __init__(self, buckets: int, furthest: int, heads: int, *, both: bool) -> None:
+        super().__init__()
+        self.buckets, self.furthest, self.both = buckets, furthest, both
+        self.table = nn.Embedding(buckets, heads)
+
+    def forward(self, length: int) -> Tensor:
+        """The biases, [1 h q k]."""
+        apart = torch.arange(length)[None] - torch.arange(length)[:, None]
+        count = self.buckets // 2 if self.both else self.buckets
+        start = (apart > 0).long() * count if self.both else torch.zeros_like(apart)
+        away = apart.abs() if self.both else (-apart).clamp_min(0)
+        near = count // 2
+        far = torch.log(away.clamp_min(1).float() / near) / math.log(self.furthest / near) * (count - near)
+        bucket = torch.where(away < near, away, (near + far.long()).clamp_max(count - 1))
+        out: Tensor = self.table(start + bucket).permute(2, 0, 1)[None]
+        return out
+
+
+class T5(nn.Module):
+    """T5: RMS norms in front, no bias, no scale of the scores, distances in the first layer's table."""
+
+    gated = False
+    reading: Any  # as above
+    writing: Any
+
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        e, h, inner, wide = config.d_model, config.num_heads, config.num_heads * config.d_kv, config.d_ff
+        self.words = nn.Embedding(config.vocab_size, e)
+        reach = config.relative_attention_num_buckets, config.relative_attention_max_distance
+        self.source_distance = Distances(*reach, h, both=True)
+        self.target_distance = Distances(*reach, h, both=False)
+
+        def feed() -> dict[str, nn.Module]:
+            gate = {"gate": nn.Linear(e, wide, bias=False)} if self.gated else {}
+            return {**gate, "wide": nn.Linear(e, wide, bias=False), "narrow": nn.Linear(wide, e, bias=False)}
+
+        def own() -> nn.Module:
+            return SelfAttending(e, h, inner=inner, bias=False, scaled=False)
+
+        def other() -> nn.Module:
+            return CrossAttending(e, h, inner=inner, bias=False, scaled=False)
+
+        self.reading = nn.ModuleList(
+            nn.ModuleDict({"n1": Rms(e), "look": own(), "n2": Rms(e), **feed()}) for _ in range(config.num_layers)
+        )
+        self.writing = nn.ModuleList(
+            nn.ModuleDict({"n1": Rms(e), "look": own(), "n2": Rms(e), "recall": other(), "n3": Rms(e), **feed()})
+            for _ in range(config.num_decoder_layers)
+        )
+        self.source_end, self.target_end = Rms(e), Rms(e)
+        self.head = nn.Linear(e, config.vocab_size, bias=False) if self.gated else None
+
+    def feed(self, layer: Any, x: Tensor) -> Tensor:
+        """The feed-forward part."""
+        if self.gated:
+            out: Tensor = layer["narrow"](F.gelu(layer["gate"](x), approximate="tanh") * layer["wide"](x))
+        else:
+            out = layer["narrow"](F.relu(layer["wide"](x)))
+        return out
+
+    def forward(self, src: Tensor, src_mask: Tensor, tgt: Tensor) -> Tensor:
+        """``src`` [b s], ``src_mask`` [b s] with 1 at words, ``tgt`` [b t]; logits [b t v]."""
+        hidden = src_mask[:, None, None] == 0
+        future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
+        x, apart = self.words(src), self.source_distance(src.shape[1])
+        for layer in self.reading:
+            x = x + layer["look"](layer["n1"](x), hidden, apart)
+            x = x + self.feed(layer, layer["n2"](x))
+        memory = self.source_end(x)
+        x, apart = self.words(tgt), self.target_distance(tgt.shape[1])
+        for layer in self.writing:
+            x = x + layer["look"](layer["n1"](x), future, apart)
+            x = x + layer["recall"](layer["n2"](x), memory, hidden)
+            x = x + self.feed(layer, layer["n3"](x))
+        x = self.target_end(x)
+        logits: Tensor = x * x.shape[-1] ** -0.5 @ self.words.weight.T if self.head is None else self.head(x)
+        return logits
+
+
+class T5Gated(T5):
+    """T5 1.1: a gate, and a head of its own."""
+
+    gated = True

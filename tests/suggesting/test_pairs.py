@@ -1,0 +1,82 @@
+"""Encoder-decoders: what the encoder gives is met in every layer, and tables of distances are added to the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from porting.suggesting import Suggestion, Verdict, suggest
+from tests.suggesting.oracle import BOUND, apart, source
+from tests.suggesting.pairs import T5, Bart, MBart
+
+BART = {
+    "vocab_size": 113, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 52, "decoder_ffn_dim": 52, "max_position_embeddings": 40,
+}  # fmt: skip
+DISTANCES = {
+    "vocab_size": 113, "d_model": 24, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 52,
+    "relative_attention_num_buckets": 12, "relative_attention_max_distance": 20,
+}  # fmt: skip
+FEW = 40
+"""So many candidates are enough where each part is settled by itself."""
+
+
+def given() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    drawn = torch.Generator().manual_seed(1)
+    source_ids, target_ids = (torch.randint(3, 100, (4, length), generator=drawn) for length in (20, 14))
+    keep = (torch.arange(20) < torch.tensor([20, 15, 9, 20])[:, None]).long()
+    theirs = {"input_ids": source_ids, "attention_mask": keep, "decoder_input_ids": target_ids}
+    return theirs, {"src": source_ids, "src_mask": keep, "tgt": target_ids}
+
+
+def oracle(model: Any, folder: Path, build: Callable[..., nn.Module], found: Suggestion) -> float:
+    theirs, ours = given()
+    return apart(model, folder, build, found, theirs, ours, kept=torch.ones(4, 14, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "kind"),
+    [
+        ("BartForConditionalGeneration", {}, Bart),
+        ("BartForConditionalGeneration", {"scale_embedding": True, "decoder_layers": 4}, Bart),
+        ("MBartForConditionalGeneration", {"scale_embedding": True}, MBart),
+    ],
+)
+def test_bart_and_its_kin(
+    tmp_path: Path, architecture: str, fields: dict[str, object], kind: Callable[..., nn.Module]
+) -> None:
+    model = source(architecture, BART | fields, tmp_path)
+    model.final_logits_bias.zero_()  # as every checkpoint has it
+    model.save_pretrained(tmp_path)
+    found = suggest(tmp_path, kind)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert found.trials < FEW
+    assert '"model.encoder.embed_positions.weight" = "source_places.weight"' in found.text
+    assert (
+        '"model.decoder.layers.{i}.encoder_attn.{p:q,k,v}_proj.{w:weight,bias}" = '
+        '"writing.{i}.recall.{p:ask,match,tell}.{w:weight,bias}"'
+    ) in found.text
+    assert oracle(model, tmp_path, kind, found) < BOUND
+
+
+def test_a_bias_of_the_logits_that_is_not_zero_has_no_place(tmp_path: Path) -> None:
+    source("BartForConditionalGeneration", BART, tmp_path)
+    found = suggest(tmp_path, Bart)
+    assert found.verdict is Verdict.IMPOSSIBLE
+    assert found.reasons[0].said == "words.weight has no bias, and the checkpoint's final_logits_bias is not zero"
+
+
+def test_t5_s_tables_of_distances(tmp_path: Path) -> None:
+    model = source("T5ForConditionalGeneration", DISTANCES, tmp_path)
+    found = suggest(tmp_path, T5)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert found.trials < FEW
+    assert (
+        '"encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" = "source_distance.table.weight"'
+    ) in found.text
+    assert oracle(model, tmp_path, T5, found) < BOUND
