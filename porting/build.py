@@ -45,10 +45,11 @@ def build(make: Callable[[], nn.Module], within: Bounds = UNBOUNDED) -> nn.Modul
     """Call ``make`` with the initialisation of parameters skipped.
 
     The module is built on the meta device.  When its constructor asks for a tensor's value, or keeps a tensor that is
-    no parameter and no persistent buffer, it is built once more on the CPU, where those tensors get their values.
+    no parameter and no persistent buffer, it is built once more on the CPU, where those tensors get their values.  When
+    it runs the module, parameters get theirs as well, and are emptied in the end.
 
     Args:
-        make: builds the module; may be called twice.
+        make: builds the module; may be called three times.
         within: how large it may become.
 
     Returns:
@@ -71,11 +72,22 @@ def build(make: Callable[[], nn.Module], within: Bounds = UNBOUNDED) -> nn.Modul
             module, _ = _attempt(make, "cpu", within, _WithoutInitialisation())
         except PortingError:
             raise
-        except Exception as error:
-            message = f"building the module failed: {type(error).__name__}: {_line(error)}"
-            raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}")) from error
+        except Exception:  # noqa: BLE001  # as above: parameters have no values either
+            module = _whole(make, within)
         _empty(module)
     return module
+
+
+def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
+    """The module as its builder makes it."""
+    try:
+        with torch.device("cpu"), _counted(within):
+            return make()
+    except PortingError:
+        raise
+    except Exception as error:
+        message = f"building the module failed: {type(error).__name__}: {_line(error)}"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}")) from error
 
 
 def _beyond(what: str) -> TargetError:

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def duplicate(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:
     """A deep copy of ``module``.
 
-    Functions among its attributes, such as ``self.mlp = lambda x: down(act(up(x)))``, are made anew over the copied
-    parts; :func:`copy.deepcopy` by itself leaves them with the original's.
+    Functions among its attributes and hooks, such as ``self.mlp = lambda x: down(act(up(x)))``, are made anew over the
+    copied parts; :func:`copy.deepcopy` by itself leaves them with the original's.  What cannot be copied, such as a
+    lock or an open file, the copy has in common with the original; a tensor that has a history is copied without it.
 
     Args:
         module: what is copied.
         memo: as for :func:`copy.deepcopy`: id -> what stands for that object in the copy.
 
     Raises:
-        Exception: something in it cannot be copied.
+        Exception: the module itself cannot be copied.
     """
     memo = {} if memo is None else memo
     made: list[tuple[CellType, object]] = []
     for part in module.modules():
-        for value in list(vars(part).values()):
-            if isinstance(value, FunctionType) and value.__closure__ and id(value) not in memo:
-                memo[id(value)] = _again(value, made)
-    copied = copy.deepcopy(module, memo)
+        for function in _functions(vars(part)):
+            if function.__closure__ and id(function) not in memo:
+                memo[id(function)] = _again(function, made)
+    try:
+        trial = dict(memo)  # what is begun and not ended must not be taken for a copy
+        copied = copy.deepcopy(module, trial)
+        memo.update(trial)
+    except Exception:  # noqa: BLE001  # a module may hold anything: then part by part
+        copied = _module(module, memo)
     for cell, content in made:
-        cell.cell_contents = memo.get(id(content), content)
+        cell.cell_contents = _taken(content, memo) if isinstance(content, list | dict | set) else _known(content, memo)
     return copied
+
+
+def _functions(values: Mapping[str, object]) -> Iterator[FunctionType]:
+    """The functions among a module's attributes, and in its lists and dictionaries: hooks are kept in these."""
+    for value in list(values.values()):
+        within = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        yield from (one for one in within if isinstance(one, FunctionType))
 
 
 def _again(function: FunctionType, made: list[tuple[CellType, object]]) -> FunctionType:
@@ -49,3 +64,53 @@ def _again(function: FunctionType, made: list[tuple[CellType, object]]) -> Funct
     )
     again.__kwdefaults__ = function.__kwdefaults__
     return again
+
+
+def _known(value: object, memo: Mapping[int, object]) -> object:
+    return memo.get(id(value), value)
+
+
+def _module(module: nn.Module, memo: dict[int, object]) -> nn.Module:
+    """A module's copy, attribute by attribute."""
+    made: nn.Module = module.__class__.__new__(module.__class__)
+    memo[id(module)] = made
+    for name, value in vars(module).items():
+        made.__dict__[name] = _taken(value, memo)
+    return made
+
+
+def _taken(value: object, memo: dict[int, object]) -> object:
+    """A copy; the thing itself where there can be none, and containers and objects with what can be copied of them."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, nn.Module):
+        return _module(value, memo)
+    trial = dict(memo)
+    try:
+        made = copy.deepcopy(value, trial)
+    except Exception:  # noqa: BLE001  # it holds something that cannot be copied
+        memo[id(value)] = made = _parts(value, memo)
+    else:
+        memo.update(trial)
+    return made
+
+
+def _parts(value: object, memo: dict[int, object]) -> object:
+    """A container or an object, with what can be copied of what it holds."""
+    match value:
+        case Tensor():
+            return value.detach().clone().requires_grad_(value.requires_grad)
+        case torch.Generator():
+            return value.clone_state()
+        case tuple() if type(value) is tuple:
+            return tuple(_taken(one, memo) for one in value)
+        case dict() | list():
+            memo[id(value)] = made = copy.copy(value)
+            for place, one in value.items() if isinstance(value, dict) else enumerate(value):
+                made[place] = _taken(one, memo)
+            return made
+    if type(value).__new__ is not object.__new__ or not getattr(value, "__dict__", None):
+        return value  # a handle of something that is not Python's
+    other = memo[id(value)] = object.__new__(type(value))
+    vars(other).update({name: _taken(one, memo) for name, one in vars(value).items()})
+    return other

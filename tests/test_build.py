@@ -253,3 +253,20 @@ def test_a_builder_that_fails_is_shown_at_its_line() -> None:
     source = Path(__file__).read_text(encoding="utf-8").splitlines()
     line = next(n for n, text in enumerate(source, 1) if "the line that the message names" in text)
     assert caught.value.faults[0].hint == f"at {__file__}:{line}"
+
+
+def test_a_builder_that_runs_its_module_is_given_values() -> None:
+    """As people do to print its cost, or to give lazy layers their shape."""
+
+    def make() -> nn.Module:
+        module = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
+        module(torch.zeros(1, 4))
+        return module
+
+    module = build(make)
+    assert {name: (one.device.type, tuple(one.shape)) for name, one in module.named_parameters()} == {
+        "0.weight": ("meta", (3, 4)),
+        "0.bias": ("meta", (3,)),
+        "1.weight": ("meta", (2, 3)),
+        "1.bias": ("meta", (2,)),
+    }

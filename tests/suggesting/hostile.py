@@ -313,9 +313,17 @@ class ChangesItsInput(Usual):
 
 
 def a_lock(config: Config) -> nn.Module:
-    """Built, it cannot be copied."""
+    """Built, :func:`copy.deepcopy` refuses it."""
     module = Usual(config)
     module.lock = threading.Lock()  # type: ignore[assignment]  # what cannot be copied
+    return module
+
+
+def a_history(config: Config) -> nn.Module:
+    """It keeps what it returned: a tensor that is no leaf."""
+    module = Usual(config)
+    ids = torch.ones(1, 4, dtype=torch.long)
+    module.last = module(ids, ids.bool(), 0 * ids)  # what people keep
     return module
 
 

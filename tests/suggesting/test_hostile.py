@@ -18,7 +18,8 @@ from torch import nn
 from porting.errors import PortingError
 from porting.suggesting import Verdict, suggest
 from porting.target import TargetError
-from tests.suggesting.hostile import FAULTS, FINE, a_lock, modules
+from tests.suggesting.hostile import FAULTS, FINE, a_history, a_lock, modules
+from tests.zoo.parts import Config
 
 SIZES = {"width": 24, "depth": 3, "heads": 3, "inner": 40, "vocab": 40, "positions": 24, "segments": 2}
 
@@ -102,12 +103,17 @@ def test_a_module_that_was_passed_is_as_it_was(source: Path, kind: Callable[...,
     assert snapshot(module) == before
 
 
-def test_what_cannot_be_copied_is_not_taken_built(source: Path) -> None:
-    with pytest.raises(TargetError, match=r"the module cannot be copied: TypeError: .* \(pass a function that builds"):
-        suggest(source, a_lock(SIZES))
-    found = suggest(source, a_lock)
-    assert found.verdict is Verdict.NOT_FOUND
-    assert "cannot be copied" in found.reasons[0].said, str(found)
+@pytest.mark.parametrize("kind", [a_lock, a_history])
+def test_a_module_that_deepcopy_refuses_is_taken_all_the_same(
+    source: Path, kind: Callable[[Config], nn.Module]
+) -> None:
+    module = kind(SIZES)
+    before = snapshot(module)
+    with as_before():
+        found = suggest(source, module)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    assert snapshot(module) == before
+    assert suggest(source, kind).verdict is Verdict.TRUNK
 
 
 @pytest.mark.parametrize("wrong", [3, "my_model:build", None])
