@@ -236,9 +236,12 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Rescaled(
         name="1/sqrt(d) twice",
-        what="the scores are divided by d and not by its root: scaled by hand, and again by the kernel",
+        what=(
+            "the scores are divided by sqrt(d) once more than the reference divides them: by hand and again by the "
+            "kernel, or where the reference does not at all"
+        ),
         looks="attention is too flat",
-        fix="scale=1.0 for scaled_dot_product_attention, or leave the query as it is",
+        fix="scale=1.0 for scaled_dot_product_attention, where the query is scaled already or nothing is",
         factor=lambda size, heads, scale: size**-0.5,
     ),
     Rescaled(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from torch import nn
@@ -10,28 +9,18 @@ from torch import nn
 from porting.reporting.report import Report, Shown
 from porting.target import named_tensors
 
-_SUBJECT = re.compile(r"(?:.*: )?(?P<what>.+?) (?P<verb>was|were) not shown")
-
-
-_SEVERAL = ("types", " to ", "parameters", "probes", "modules", "arguments", "branches")
-
 
 def clause(report: Report) -> str:
-    """What qualifies the verdict: ``", as far as was shown: the attention mask was not"``; empty when all was."""
-    if report.complete:
-        return ""
-    *most, last = list(_limits(report))
-    several = bool(most) or any(word in last for word in _SEVERAL)
-    return f", as far as was shown: {'; '.join([*most, last])} {'were' if several else 'was'} not"
+    """What qualifies the verdict: ``", as far as was shown (not shown: the attention mask)"``; empty when all was."""
+    return "" if report.complete else f", as far as was shown (not shown: {'; '.join(_limits(report))})"
 
 
 def _limits(report: Report) -> Iterator[str]:
     for words in report.unseen:
-        found = _SUBJECT.fullmatch(words)
-        yield found["what"] if found else words.partition(",")[0].partition(":")[0]
+        yield words.partition(" (")[0]
     if report.idle:
         more = f" and {len(report.idle) - 3} more modules" if len(report.idle) > 3 else ""
-        yield f"what never ran ({', '.join(report.idle[:3])}{more})"
+        yield f"{', '.join(report.idle[:3])}{more}, which never ran"
     if report.not_taken:
         count, first = len(report.not_taken), report.not_taken[0].where
         yield f"the branch at {first}" if count == 1 else f"{count} branches of its code"

@@ -26,14 +26,14 @@ class Batches:
     Attributes:
         cases: as the reference takes them.
         fields: the config's fields under their usual names.
-        silent: what was left out, in words.
+        withheld: arguments that neither side is given, since [inputs] does not name them.
         more: makes another batch with rows of these lengths; None where the cases were given.
         longest: no row that is made is longer; 0 where the cases were given.
     """
 
     cases: tuple[Case, ...]
     fields: Mapping[str, object]
-    silent: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
     more: Callable[[str, Sequence[int]], Case] | None = None
     longest: int = 0
 
@@ -125,7 +125,7 @@ def make_batches(
     return Batches(
         cases=cases,
         fields=fields,
-        silent=withheld(made, cases),
+        withheld=withheld(made, cases),
         more=lambda name, rows: heard(table.inputs, maker.case(name, rows)),
         longest=maker.longest,
     )

@@ -14,14 +14,14 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
 from porting.errors import Code, Fault, option, told
 from porting.loading import Into
-from porting.notation.table import Table, parse_table
+from porting.notation.table import Table
 from porting.tables import find_table
 from porting.target import unwrapped
 from porting.tracing.faults import VerifyError
 from porting.verification.golden import read_recording
 from porting.verification.held import HeldWeights
 from porting.verification.references import Living, Recorded, Reference
-from porting.verification.same_names import same_names, same_points, weight_rules
+from porting.verification.same_names import same_names, same_points, same_weights
 
 Source = str | os.PathLike[str] | Checkpoint | None
 Given = nn.Module | Callable[..., nn.Module] | str | os.PathLike[str] | None
@@ -127,12 +127,11 @@ def _recorded(
         )
         raise VerifyError(Fault(code=Code.BAD_TARGET, where=recording.where, message=message, hint=hint))
     port = unwrapped(into)
-    own = "\n".join(weight_rules(port, port))
     if table is None:
         chosen = same_points(recording.points(), port)
     else:
         named = find_table(table, {})
-        same = parse_table(own, where="equal names")
+        same = same_weights(port)
         chosen = replace(named, rules=same.rules, drops=same.drops, ties=same.ties, fresh=())
     return Contenders(
         checkpoint=HeldWeights(port, "the module itself"),

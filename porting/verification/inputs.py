@@ -24,6 +24,8 @@ from porting.plan.move import forward
 from porting.tracing.faults import VerifyError
 from porting.verification.deck import Deck
 
+MASK, PADDED = "attention_mask", "padded"
+
 LENGTHS = (24, 21, 17, 13, 9, 6, 4, 1)
 """Tokens in each row of the short batch: one row has no padding, and one is padding but for a token."""
 
@@ -127,7 +129,7 @@ class Maker:
     def first(self) -> list[Case]:
         """The batches to begin with."""
         lengths = [min(length, self.longest) for length in LENGTHS]
-        cases = [self.case(f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens, padded", lengths)]
+        cases = [self.case(f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens, {PADDED}", lengths)]
         together = self._choices or 1  # one question with its choices
         if self.longest > max(lengths):
             name = f"{together} row{'s' if together > 1 else ''} of {self.longest} tokens"
@@ -224,13 +226,15 @@ def heard(rules: Sequence[Rule], case: Case) -> Case:
         return case
     if not any(name.startswith(DECODER) for name in named):
         named |= {name for name in case.inputs if name.startswith(DECODER)}
-    return Case(case.name, {name: value for name, value in case.inputs.items() if name in named})
+    name = case.name if MASK in named else case.name.replace(PADDED, f"{PADDED} and without a mask")
+    return Case(name, {name: value for name, value in case.inputs.items() if name in named})
 
 
 def withheld(made: Sequence[Case], heard: Sequence[Case]) -> tuple[str, ...]:
-    """What :func:`heard` left out, in words."""
-    names = {name for case in made for name in case.inputs} - {name for case in heard for name in case.inputs}
-    return tuple(f"{name}, which [inputs] does not name: neither side was given it" for name in sorted(names))
+    """The arguments that :func:`heard` left out."""
+    return tuple(
+        sorted({name for case in made for name in case.inputs} - {name for case in heard for name in case.inputs})
+    )
 
 
 def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

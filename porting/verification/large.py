@@ -92,9 +92,8 @@ def verify_streamed(
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
         unseen=(
-            *batch.silent,
-            "which weights reach a probe: a streamed run does not measure it",
-            *unseen(cases, batch.fields),
+            "which weights reach a probe (a streamed run does not measure it)",
+            *unseen(cases, batch.fields, batch.withheld),
             *found.unseen,
         ),
         branches=found.branches,

@@ -75,7 +75,7 @@ class Observer:
     @property
     def said(self) -> tuple[str, ...]:
         """What could not be seen, in words."""
-        words = f"the port cannot be differentiated, so what reaches its probes is not known: {self.failed}"
+        words = f"which weights reach a probe (the port cannot be differentiated: {self.failed})"
         return (words,) if self.failed else ()
 
     def hopes(self) -> bool:
@@ -181,7 +181,7 @@ def _edges(config: Mapping[str, object], longest: int) -> Iterator[str]:
         switched_off = config.get(f"use_{field}") is False
         whole = isinstance(size, int) and not isinstance(size, bool) and size >= longest
         if WINDOW.search(field) and whole and not switched_off:
-            yield f"{field} = {size}, and rows of at most {longest} tokens: the window's edge was not shown"
+            yield f"the window's edge ({field} = {size}, and rows of at most {longest} tokens)"
 
 
 def _equal(tensor: Tensor, expected: Tensor) -> bool:
@@ -194,28 +194,39 @@ def _equal(tensor: Tensor, expected: Tensor) -> bool:
     return torch.equal(tensor.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8))
 
 
-def unseen(cases: Sequence[Case], config: Mapping[str, object]) -> list[str]:
-    """What these inputs could not show, in words: an argument that is the same everywhere, positions beyond."""
+def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = ()) -> list[str]:
+    """What these inputs could not show, in words: ``what (why)``.
+
+    Args:
+        cases: the inputs.
+        config: its fields under their usual names.
+        withheld: arguments that neither side is given, since [inputs] does not name them.
+    """
     given: dict[str, set[float]] = {}
     for case in cases:
         for name, value in case.inputs.items():
             extremes = (value.min(), value.max()) if value.numel() else ()
             given.setdefault(name, set()).update(float(one) for one in extremes)
     same = {name: values.pop() for name, values in given.items() if len(values) == 1}
-    found = []
+    found = [f"{name} ([inputs] does not name it: neither side was given it)" for name in withheld]
     for name, what in MASKS.items():
+        if name in withheld:
+            continue
         if name in same or (name not in given and what == "attention" and WORDS in given):
-            found.append(f"no row is padded: the {what} mask was not shown")
+            found.append(f"the {what} mask ({'no row is padded' if name in same else 'none is given'})")
     kinds = config.get("type_vocab_size") not in (None, 0, 1)
-    if kinds and (TYPES in same or TYPES not in given):
-        found.append("one segment only: the token types were not shown")
+    if kinds and TYPES not in withheld and (TYPES in same or TYPES not in given):
+        found.append("the token types (one segment only)")
     others = [name for name in same if name not in (TYPES, *MASKS)]
-    found += [f"{name} is {same[name]:g} everywhere: what {name} does was not shown" for name in others]
+    found += [f"what {name} does (it is {same[name]:g} everywhere)" for name in others]
     lengths = [int(case.inputs[WORDS].shape[-1]) for case in cases if WORDS in case.inputs]
     found += _edges(config, max(lengths, default=0))
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and lengths and max(lengths) < positions:
-        found.append(
-            f"rows of at most {max(lengths)} tokens: positions {max(lengths)} to {positions - 1} were not shown"
+        beyond = (
+            f"positions {max(lengths)} to {positions - 1}"
+            if max(lengths) < positions - 1
+            else f"position {max(lengths)}"
         )
+        found.append(f"{beyond} (rows of at most {max(lengths)} tokens)")
     return found

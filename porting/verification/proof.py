@@ -234,7 +234,7 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        unseen=(*batch.silent, *exact.failed, *unseen(cases, batch.fields), *exact.reach.unseen),
+        unseen=(*exact.failed, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
         environment=versions(),
         warnings=(*warned(subject.plan), *comparison.warnings, *exact.searched.failed),

@@ -31,7 +31,7 @@ def reached(comparison: Comparison, port: Side) -> Reach:
     if comparison.executed is None:
         return Reach()
     names = not_watched(comparison.executed, port.module, comparison.ran)
-    hidden = [f"compiled, or without its source: which branches of {', '.join(names)} run was not shown"]
+    hidden = [f"which branches of {', '.join(names)} run (compiled, or without its source)"]
     return Reach(
         branches=never_ran_in(comparison.executed, port.module),
         unseen=(*(hidden if names else ()), *never_given(port.module, port.arguments)),
@@ -53,6 +53,6 @@ def never_given(module: nn.Module, given: Sequence[Mapping[str, Tensor]]) -> Ite
         and str(place) not in everything
     ]
     if len(missing) == 1:
-        yield f"never given: the argument {missing[0]} was not shown"
+        yield f"the argument {missing[0]} (never given)"
     elif missing:
-        yield f"never given: the arguments {', '.join(missing[:-1])} and {missing[-1]} were not shown"
+        yield f"the arguments {', '.join(missing[:-1])} and {missing[-1]} (never given)"

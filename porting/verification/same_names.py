@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from porting.notation.table import Table, parse_table
 from porting.target import named_tensors
 from porting.tracing.trace import ARROW, PROBABILITIES, ROOT, SCORES, Point, split
+
+WHERE = "the table of equal names"
+"""What is said where a table's file and line are said otherwise."""
 
 
 def same_names(reference: nn.Module, port: nn.Module) -> Table:
@@ -18,7 +22,7 @@ def same_names(reference: nn.Module, port: nn.Module) -> Table:
     Args:
         reference, port: the two models; they may lie on the meta device.
     """
-    return parse_table("\n".join([*weight_rules(reference, port), *_probes(reference, port)]), where="equal names")
+    return _unwritten("\n".join([*_weight_rules(reference, port), *_probes(reference, port)]))
 
 
 def same_points(recorded: Sequence[Point], port: nn.Module) -> Table:
@@ -26,10 +30,27 @@ def same_points(recorded: Sequence[Point], port: nn.Module) -> Table:
     paths = {path or ROOT for path, _ in port.named_modules(remove_duplicate=False)}
     names = dict.fromkeys(split(point)[0] for point in recorded)
     probes = [f"{_quoted(name)} = {_quoted(name)}" for name in names if name.partition(ARROW)[0] in paths]
-    return parse_table("\n".join([*weight_rules(port, port), "[probes]", *probes]), where="equal names")
+    return _unwritten("\n".join([*_weight_rules(port, port), "[probes]", *probes]))
 
 
-def weight_rules(reference: nn.Module, port: nn.Module) -> Iterator[str]:
+def same_weights(port: nn.Module) -> Table:
+    """The table that carries each tensor of a module to itself, and compares nothing."""
+    return _unwritten("\n".join(_weight_rules(port, port)))
+
+
+def _unwritten(text: str) -> Table:
+    """A table that stands in no file, so that its lines have no places that somebody could look up."""
+    table = parse_table(text, where=WHERE)
+    return replace(
+        table,
+        rules=tuple(replace(one, where=WHERE) for one in table.rules),
+        probes=tuple(replace(one, where=WHERE) for one in table.probes),
+        drops=tuple(replace(one, where=WHERE) for one in table.drops),
+        ties=tuple(replace(one, where=WHERE) for one in table.ties),
+    )
+
+
+def _weight_rules(reference: nn.Module, port: nn.Module) -> Iterator[str]:
     """The sections of a table for tensors of equal names."""
     theirs, ours = dict(named_tensors(reference)), dict(named_tensors(port))
     first: dict[int, str] = {}

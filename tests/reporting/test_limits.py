@@ -51,15 +51,15 @@ def test_a_mask_bug_that_the_inputs_cannot_show_is_not_called_faithful_without_a
     report = with_mask_bug(checkpoint, Ignored, batch(padded=False, segments=True))
     assert report.faithful
     assert not report.complete
-    assert report.unseen == ("no row is padded: the attention mask was not shown", FLAGS)
-    assert ", as far as was shown: the attention mask; the arguments " in sentence(report)
+    assert report.unseen == ("the attention mask (no row is padded)", FLAGS)
+    assert ", as far as was shown (not shown: the attention mask; the arguments " in sentence(report)
     assert with_mask_bug(checkpoint, Ignored, batch(padded=True, segments=True)).verdict == "different"
 
 
 def test_what_qualifies_is_said_of_an_imprecise_port_too(checkpoint: Path) -> None:
     report = with_mask_bug(checkpoint, WrongPrecedence, batch(padded=True, segments=False))
     assert report.verdict == "imprecise"
-    assert "as far as was shown: the token types; the arguments " in sentence(report)
+    assert "as far as was shown (not shown: the token types; the arguments " in sentence(report)
 
 
 def test_a_bug_of_the_token_types_in_one_segment(checkpoint: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_bug_of_the_token_types_in_one_segment(checkpoint: Path) -> None:
     report = verify(checkpoint, model, loaded=True, inputs=[batch(padded=False, segments=False)])
     assert report.faithful
     assert report.shown.activation["bert.embeddings.token_type.weight"] == 0.5
-    assert "as far as was shown: the attention mask; the token types; the arguments " in sentence(report)
+    assert "as far as was shown (not shown: the attention mask; the token types; the arguments " in sentence(report)
 
 
 def test_an_input_that_is_the_same_everywhere_shows_nothing(checkpoint: Path) -> None:
@@ -92,7 +92,7 @@ def test_an_input_that_is_the_same_everywhere_shows_nothing(checkpoint: Path) ->
         inputs=[Case("one place", {**case.inputs, "position_ids": places})],
     )
     assert report.faithful, str(report)
-    assert "position_ids is 0 everywhere: what position_ids does was not shown" in report.unseen
+    assert "what position_ids does (it is 0 everywhere)" in report.unseen
 
 
 class Idle(nn.Module):
@@ -115,7 +115,7 @@ def test_modules_of_a_branch_that_was_not_taken_are_named() -> None:
     report = verify(reference=Idle(), into=Idle, inputs=[Case("points", {"x": torch.randn(5, 3)})])
     assert report.faithful
     assert report.idle == ("second",)
-    assert sentence(report).endswith(", as far as was shown: what never ran (second) was not")
+    assert sentence(report).endswith(", as far as was shown (not shown: second, which never ran)")
     assert "\nnever ran: second\n" in str(report)
 
 

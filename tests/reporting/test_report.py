@@ -159,16 +159,14 @@ def test_what_is_in_a_name_cannot_move_the_cursor() -> None:
 
 def test_what_was_not_shown_is_said_and_changes_the_verdicts_words() -> None:
     shown = Shown(activation={"a": 0.25}, copy=("layers.0.b", "layers.1.b", "layers.2.b"), nothing=("d",))
-    text = str(small(shown=shown, unseen=("one segment only: the token types were not shown",), skipped=("x -> 1",)))
-    assert (
-        "as far as was shown: the token types; 3 parameters beyond their values; d; the probe x -> 1 were not"
-        in " ".join(text.split())
-    )
+    text = str(small(shown=shown, unseen=("the token types (one segment only)",), skipped=("x -> 1",)))
+    said = "as far as was shown (not shown: the token types; 3 parameters beyond their values; d; the probe x -> 1)\n"
+    assert " ".join(said.split()) in " ".join(text.split())
     assert "proven by activation: 1 of 5 parameters and buffers\n" in text
     assert "  in part: 25 % of a; the rest of them is equal by copy\n" in text
     assert "equal by copy only: layers.{0-2}.b\n" in text
     assert "not shown: d\n" in text
-    assert "not shown: one segment only: the token types were not shown\n" in text
+    assert "not shown: the token types (one segment only)\n" in text
     assert "not compared, for lack of a counterpart: x -> 1\n" in text
 
 
@@ -258,7 +256,7 @@ def test_parts_that_nothing_uses_are_not_called_shown(checkpoint: Path) -> None:
     assert set(report.shown.copy) == set(unused)
     assert set(report.skipped) == {"bert.pooler", "cls.seq_relationship"}
     assert report.idle == ("bert.pooler", "nsp")
-    assert "as far as was shown: what never ran (bert.pooler, nsp); " in " ".join(str(report).split())
+    assert "bert.pooler, nsp, which never ran; " in " ".join(str(report).split())
 
 
 def test_names_are_listed_with_their_outputs_and_the_model_by_a_word() -> None:

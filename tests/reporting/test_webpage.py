@@ -171,6 +171,32 @@ def test_it_fits_a_phone_and_reads_well_in_the_dark(window: dict[str, int], tmp_
         )
 
 
+CLIPPED = """() => [...document.querySelectorAll("article")].filter((one) => {
+  one.hidden = false;
+  return one.scrollWidth > one.clientWidth;
+}).length"""
+
+
+@pytest.mark.parametrize("columns", [1, 4, 7])
+def test_details_are_whole_beside_maps_of_all_widths(columns: int, tmp_path: Path) -> None:
+    view = View(end_to_end=12.3, isolated=12.3)
+    probes = [
+        Probe(
+            reference=f"layers.0.{name}",
+            port=f"layers.0.{name}",
+            meaning=View(end_to_end=1.2e-5, isolated=4.4e-6),
+            rounding={"float32": view, "bfloat16": view},
+            count=1000,
+        )
+        for name in "abcdefg"[:columns]
+    ]
+    page = small(probes=tuple(probes), noise={"float32": 1e-6, "bfloat16": 1e-2}).save_html(tmp_path / "report.html")
+    with shown(page) as browser:
+        for width in range(360, 1281, 40):
+            browser.set_viewport_size({"width": width, "height": 900})
+            assert browser.evaluate(CLIPPED) == 0, width
+
+
 def test_what_is_in_a_name_can_do_nothing(tmp_path: Path) -> None:
     probe = Probe(
         reference=HOSTILE,

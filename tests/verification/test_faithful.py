@@ -194,6 +194,6 @@ def test_a_long_row_is_a_case_of_its_own(tmp_path: Path) -> None:
     assert report.faithful
     assert complete_but_for_flags(report)
     short = verify(path, longest=30)
-    assert short.unseen == ("rows of at most 30 tokens: positions 30 to 39 were not shown", FLAGS)
+    assert short.unseen == ("positions 30 to 39 (rows of at most 30 tokens)", FLAGS)
     assert short.shown.activation["bert.embeddings.position.weight"] == pytest.approx(30 / 40)
-    assert "as far as was shown: positions 30 to 39; the arguments " in " ".join(str(short).split())
+    assert "as far as was shown (not shown: positions 30 to 39; the arguments " in " ".join(str(short).split())

@@ -8,7 +8,8 @@ import torch
 
 from porting.notation.table import parse_table
 from porting.verification import Case, verify
-from porting.verification.inputs import for_port, heard
+from porting.verification.inputs import for_port, heard, make_cases, withheld
+from porting.verification.observe import unseen
 from tests.families.pairs import BERT, Pair
 from tests.families.ported import make
 
@@ -31,6 +32,16 @@ def test_a_port_of_the_encoder_alone_leaves_the_reference_its_decoders_inputs() 
     assert list(heard(both, case).inputs) == ["input_ids", "decoder_input_ids"]
 
 
+def test_rows_that_nobody_is_told_the_padding_of_are_called_so() -> None:
+    (case,) = make_cases({"vocab_size": 9, "max_position_embeddings": 5}, seed=0)[:1]
+    kept = heard(parse_table('[inputs]\n"input_ids" = "x"').inputs, case)
+    assert kept.name == "8 rows of 1 to 5 tokens, padded and without a mask"
+    assert unseen([kept], {}, withheld([case], [kept])) == [
+        "attention_mask ([inputs] does not name it: neither side was given it)"
+    ]
+    assert unseen([kept], {}) == ["the attention mask (none is given)"]
+
+
 def test_nothing_is_left_out_without_inputs_or_when_they_name_what_is_not_there() -> None:
     assert heard((), CASE) is CASE
     assert heard(parse_table('[inputs]\n"input_idz" = "x"').inputs, CASE) is CASE
@@ -40,5 +51,7 @@ def test_a_room_without_token_types_is_compared_on_one_segment_and_the_report_sa
     make(Pair("bert_into_encoder", "BertModel", BERT), tmp_path)
     report = verify(tmp_path, table="bert_into_encoder", dtypes=())
     assert report.faithful
-    assert report.unseen[0] == "token_type_ids, which [inputs] does not name: neither side was given it"
+    assert report.unseen[0] == "token_type_ids ([inputs] does not name it: neither side was given it)"
+    assert not any(words.startswith("the token types") for words in report.unseen)
+    assert report.cases[0] == "8 rows of 1 to 24 tokens, padded"
     assert not any("neither side" in words for words in verify(tmp_path, dtypes=()).unseen)

@@ -359,9 +359,9 @@ def test_inputs_of_ones_own_may_leave_arguments_out(checkpoint: Path) -> None:
     report = verify(checkpoint, inputs=[case])
     assert report.faithful
     assert report.unseen == (
-        "no row is padded: the attention mask was not shown",
-        "one segment only: the token types were not shown",
-        "rows of at most 3 tokens: positions 3 to 23 were not shown",
+        "the attention mask (none is given)",
+        "the token types (one segment only)",
+        "positions 3 to 23 (rows of at most 3 tokens)",
         FLAGS.replace("arguments ", "arguments attention_mask, token_type_ids, "),
     )
     assert 0 < report.shown.activation["bert.embeddings.token_type.weight"] < 1

@@ -72,7 +72,9 @@ def test_two_versions_of_one_need_neither_table_nor_checkpoint() -> None:
     assert report.learned is not None
     assert len(report.learned.gradients) == 9
     assert report.shown.activation["words.weight"] == 1.0
-    assert [probe.port for probe in verify(reference=old, into=Wrong).guilty] == ["blocks.1.1"]
+    wrong = verify(reference=old, into=Wrong)
+    assert [probe.port for probe in wrong.guilty] == ["blocks.1.1"]
+    assert wrong.table == "the table of equal names"  # it stands in no file: no line of it is named
 
 
 def test_a_function_that_builds_the_reference() -> None:

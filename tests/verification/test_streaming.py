@@ -58,8 +58,8 @@ def test_it_finds_what_passes_in_turn_find(table: str, tmp_path: Path, monkeypat
     assert close(verify(source, table=table), report), str(report)
     assert report.verdict == "faithful"
     assert report.shown.activation == {}
-    assert "not shown: which weights reach a probe: a streamed run does not measure it" in str(report)
-    assert "as far as was shown: " in str(report)
+    assert "not shown: which weights reach a probe (a streamed run does not measure it)" in str(report)
+    assert "as far as was shown (not shown: " in str(report)
 
 
 def test_no_value_is_read_before_it_is_used(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
