@@ -25,10 +25,11 @@ import typer
 from porting.errors import PortingError
 from porting.suggesting import Suggestion, suggest
 from porting.suggesting.twin import draw
-from scripts.public import decoders, encoders, translation, vision
+from scripts.public import captions, decoders, encoders, translation, vision
 from scripts.public.recipe import Recipe
 
-RECIPES: Mapping[str, Recipe] = {**decoders.RECIPES, **encoders.RECIPES, **vision.RECIPES, **translation.RECIPES}
+_PAGES = (decoders, encoders, captions, vision, translation)
+RECIPES: Mapping[str, Recipe] = {name: recipe for page in _PAGES for name, recipe in page.RECIPES.items()}
 
 
 def checkpoint(architecture: str, fields: Mapping[str, object], folder: Path) -> Path:
@@ -42,22 +43,29 @@ def checkpoint(architecture: str, fields: Mapping[str, object], folder: Path) ->
 
 
 @contextmanager
-def importing(folder: Path) -> Iterator[None]:
-    """With the clone's modules importable, and forgotten afterwards."""
+def importing(*folders: Path) -> Iterator[None]:
+    """With the clones' modules importable, and forgotten afterwards."""
+    roots = [str(folder) for folder in folders]
+    own = {path.stem for folder in folders if folder.is_dir() for path in folder.iterdir()}
+    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in own}
+    for name in hidden:
+        del sys.modules[name]
     known = set(sys.modules)
-    sys.path.insert(0, str(folder))
+    sys.path[:0] = roots
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        for root in roots:
+            sys.path.remove(root)
         for name in set(sys.modules) - known:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(tuple(roots)):
                 del sys.modules[name]
+        sys.modules.update(hidden)
 
 
 def tried(recipe: Recipe, clones: Path) -> tuple[Suggestion | PortingError, float]:
     """What comes of it, and in how many seconds."""
-    with importing(clones / recipe.folder), tempfile.TemporaryDirectory() as place:
+    with importing(*(clones / one for one in (recipe.folder, *recipe.also))), tempfile.TemporaryDirectory() as place:
         source = checkpoint(recipe.architecture, recipe.fields, Path(place))
         builder = recipe.make()
         begun = time.monotonic()

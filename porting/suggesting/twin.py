@@ -28,6 +28,9 @@ from porting.verification.reference import load_reference
 HEADS, HEAD_SIZE, VOCABULARY, POSITIONS, DEPTH, NARROW = 5, 8, 97, 61, 2, 24
 """The twin's sizes; 5 heads of 8 make a width of 40, and no two of these or of their products are equal."""
 
+_OF_DEPTH = frozenset({"stage_names", "out_features", "out_indices"})
+"""Fields of a backbone that follow from its depth."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Twin:
@@ -168,7 +171,7 @@ def make_twin(
     plain = {name: value for name, value in config.items() if not held(config, NESTED.get(name, "").partition("/")[0])}
     complete: Any = kind.config_class.from_dict(plain)
     if small:
-        known = {**complete.to_dict()}
+        known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
         named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
         made = shrink({**named, **known}, even=even)
         for part in ("text_config", "vision_config"):

@@ -6,6 +6,8 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from unittest.mock import MagicMock
 
 from torch import nn
@@ -13,14 +15,6 @@ from torch import nn
 from porting.suggesting import Verdict
 
 GPT2 = {"vocab_size": 113, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 40}
-BERT = {
-    "vocab_size": 113,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 192,
-    "max_position_embeddings": 40,
-}
 BERT = {
     "vocab_size": 113,
     "hidden_size": 48,
@@ -49,6 +43,7 @@ class Recipe:
 
     Attributes:
         folder: of its clone.
+        also: of other clones that it is made of.
         make: gives the builder, with the clone on the path.
         architecture, fields: of the checkpoint.
         verdict: the right verdict.
@@ -56,6 +51,7 @@ class Recipe:
     """
 
     folder: str
+    also: tuple[str, ...] = ()
     make: Callable[[], Callable[..., nn.Module]]
     architecture: str
     fields: Mapping[str, object]
@@ -70,3 +66,12 @@ def without(*names: str) -> None:
             importlib.import_module(name)
         except ImportError:
             sys.modules[name] = MagicMock(__spec__=None, __path__=[])
+
+
+def bare(name: str) -> ModuleType:
+    """A package of the clone's whose own first lines are not run: they want what its model does not."""
+    place = next(path for root in sys.path if (path := Path(root, *name.split("."))).is_dir())
+    made = ModuleType(name)
+    made.__path__, made.__file__ = [str(place)], str(place / "__init__.py")
+    sys.modules[name] = made
+    return made
