@@ -10,8 +10,8 @@ from torch import Tensor
 
 from porting.suggesting.arrangements import Heads
 from porting.suggesting.finding import Divergence, Forced, Found, Side, Tell
-from porting.suggesting.layouts import Move, carry, distance
-from porting.suggesting.places import alike, normed, together
+from porting.suggesting.layouts import Move, carry
+from porting.suggesting.places import alike, apart, normed, shared, together
 from porting.suggesting.tracing import Kind, Trace, Unit
 
 
@@ -88,11 +88,11 @@ class Filling:
 
     def _apart(self, unit: Unit, mate: Unit) -> float:
         """How far two units' operands are from each other, whatever their layouts."""
-        if unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
+        if unit.operand is None or mate.operand is None:
             return float("inf")
         if unit.kind is Kind.NORM:
-            return distance(normed(unit), normed(mate))
-        return distance(unit.operand, mate.operand)
+            return apart(normed(unit), normed(mate))
+        return apart(unit.operand, mate.operand)
 
     def _give_up(self, unit: Unit, mate: Unit | None) -> None:
         self._note("extra" if mate is None else "shape", unit, mate)
@@ -101,7 +101,7 @@ class Filling:
 
     def _force(self, unit: Unit, mate: Unit) -> None:
         """From now on the unit is given the reference's operand."""
-        if unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
+        if unit.operand is None or mate.operand is None or not any(shared(unit.operand, mate.operand)):
             return
         if unit.kind is Kind.NORM and unit.centred != mate.centred:
             return  # one is seen before the mean is taken off, the other behind

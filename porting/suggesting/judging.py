@@ -118,7 +118,7 @@ def _all(
     left = unknown(proof)
     if any(one.cause for one in found.divergences):  # a norm whose gain takes in what it does otherwise
         left = [one for one in left if one.difference > CLOSE]
-    rounded = [*_rounded(found, proof)]
+    rounded = [*_rounded(found, proof), *_unseen(found, proof)]
     yield from rounded
     yield from () if rounded else puzzles(left)
     tiny = [*fine(proof)]
@@ -147,6 +147,14 @@ def _rounded(found: Found, proof: Proof) -> Iterator[Reason]:
         said = f"its positions are the reference's but for their rounding, off by {found.rounded:.0e}"
         said += "; with the reference's own nothing else differs"
         yield Reason(kind="rounding", said=said, size=proof.difference)
+
+
+def _unseen(found: Found, proof: Proof) -> Iterator[Reason]:
+    """What differed in the search where the proof compares nothing, as at a norm of the first position alone."""
+    some = [one for one in found.divergences if one.what in {"activation", "norm"} and not one.cause]
+    for one in some if proof.exact and not found.rounded else ():
+        said = f"{one.port.rpartition('.')[0] or one.port} is given or gives something else than the reference's"
+        yield Reason(kind="unseen", said=f"{said} {one.reference.rpartition('.')[0]}, by {one.size:.0e}", size=one.size)
 
 
 def _seen(one: Reason, kinds: set[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,40 @@ def normed(unit: Unit) -> Tensor:
     if unit.centred:
         value = value - value.mean(-1, keepdim=True)
     return value / value.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+
+
+def shared(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two activations at the positions that both have: all of them, or the first or the last of the longer's.
+
+    A module may norm every position where the reference norms one, or fill rows up to a length of its own.
+    """
+    if one.numel() == other.numel():
+        yield one, other
+        return
+    turned = one.numel() < other.numel()
+    longer, shorter = (other, one) if turned else (one, other)
+    width = longer.shape[-1] if longer.ndim else 0
+    rows, left = divmod(shorter.numel(), BATCH * width or 1)
+    if longer.ndim not in {2, 3} or left or not rows or longer.numel() % (BATCH * width):
+        return
+    for batch in (0, 1):
+        value = longer.reshape((BATCH, -1, width) if batch == 0 else (-1, BATCH, width))
+        if longer.ndim == 3 and longer.shape != value.shape:
+            continue
+        count = value.shape[1 - batch]
+        for start in (0, count - rows):
+            some = value.narrow(1 - batch, start, rows)
+            yield (shorter, some) if turned else (some, shorter)
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """How far two activations are from each other, whatever their layouts, at the positions that both have."""
+    return min((distance(a, b) for a, b in shared(one, other)), default=float("inf"))
+
+
+def whole(one: Unit, other: Unit) -> bool:
+    """Whether two units are given activations of one size, and not one of them some positions of the other's."""
+    return one.operand is not None and other.operand is not None and one.operand.numel() == other.operand.numel()
 
 
 def skips(unit: Unit, norm: Unit) -> bool:
@@ -54,7 +88,17 @@ def vector(move: Move, ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str,
 
 
 def alike(value: Tensor, like: Tensor, basis: Basis) -> Tensor:
-    """A value in the shape of another: batch first or sequence first, in either order of the features."""
+    """A value in the shape of another: batch first or sequence first, in either order of the features.
+
+    Where one has fewer positions than the other, those that both have are taken, and the other's own stay as they are.
+    """
+    if value.numel() != like.numel():
+        made = like.clone()
+        pairs = [(other, alike(one, other, basis)) for one, other in shared(value, made)]
+        if pairs:
+            place, put = min(pairs, key=lambda both: float((both[0] - both[1]).pow(2).sum()))
+            place.copy_(put)
+        return made
     orders = [value, basis.turned(value)] if basis.theirs and value.shape[-1] % 2 == 0 else [value]
     options = []
     for one in orders:

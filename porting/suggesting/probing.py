@@ -136,7 +136,8 @@ def _fused(moves: Sequence[Move], port: Mapping[str, Tensor], reference: Mapping
         if not known or not ends or any(port[path].ndim != 3 for path in ours):
             continue
         first = reference[theirs[0]]
-        if first.ndim != 3:
+        sizes = [sum(some[path].numel() for path in paths) for some, paths in ((reference, theirs), (port, ours))]
+        if first.ndim != 3 or sizes[0] != sizes[1]:
             continue
         batch = "b t" if port[ours[0]].shape[:2] == first.shape[:2] else "t b"  # s is a half of a head
         left = f"{source.pattern.removesuffix('.bias')} [b t {source.axes}]"

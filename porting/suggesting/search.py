@@ -19,10 +19,21 @@ from porting.suggesting.basis import based, positions, replaced
 from porting.suggesting.between import TABLES, Between
 from porting.suggesting.fields import Role, fields_of
 from porting.suggesting.finding import CLOSE, SAME, Found
-from porting.suggesting.layouts import Move, Piece, distance, matrix
+from porting.suggesting.layouts import Move, Piece, matrix
 from porting.suggesting.naming import likeness
 from porting.suggesting.parts import first_part, size
-from porting.suggesting.places import alike, explained, extents, habit, is_turned, skips, together, vector
+from porting.suggesting.places import (
+    alike,
+    apart,
+    explained,
+    extents,
+    habit,
+    is_turned,
+    skips,
+    together,
+    vector,
+    whole,
+)
 from porting.suggesting.tracing import Kind, Trace, Unit
 
 
@@ -45,7 +56,10 @@ class Search(Between):
             if found.trials >= self._most or time.monotonic() > self._until:
                 found.exhausted = True
                 break
+            known = len(self._filled), len(found.divergences)
             self._settle(unit, trace, theirs)
+            if known == (len(self._filled), len(found.divergences)):
+                self._give_up(unit, None)  # nothing came of it, and nothing else would the next time
         self._untold(found.trace)
         found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
         found.open = [name for name in self.port.loadable if name not in self._filled]
@@ -82,6 +96,7 @@ class Search(Between):
             return
         like = [one for one in free if one.kind is unit.kind]
         matches = [one for one in like if self._apart(unit, one) <= SAME]
+        matches = [one for one in matches if whole(one, unit)] or matches
         if not matches:
             matches = self._diverged(unit, trace, like, theirs)
             if not matches:
@@ -164,7 +179,7 @@ class Search(Between):
     def _normed_apart(self, unit: Unit, mate: Unit) -> tuple[float, Unit | None]:
         again = self.port.run(until=unit.last, forced=self._forced)
         now = next((one for one in again.units if one.number == unit.number), None)
-        return (float("inf"), None) if now is None else (distance(now.output, mate.output), now)
+        return (float("inf"), None) if now is None else (apart(now.output, mate.output), now)
 
     def _bessel(self) -> str:
         """What a gain is multiplied by to take in Bessel's correction, over the config."""
@@ -220,10 +235,10 @@ class Search(Between):
     def _next(self, group: Sequence[Unit], trace: Trace) -> Unit | None:
         """The first place behind a group that has something to fill, or whose operand can be known."""
         last = max(trace.units.index(one) for one in group)
-        inside = {id(one) for one in group}
+        inside = {name for one in group for name in one.weights}  # a slice of the same tensor is no place of its own
         return next(
-            (one for one in trace.units[last + 1 :] if id(one) not in inside and one.kind in {Kind.LINEAR, Kind.NORM}
-             and one.operand is not None and set(one.names) & self.port.loadable),
+            (one for one in trace.units[last + 1 :] if not set(one.weights) & inside and one.operand is not None
+             and one.kind in {Kind.LINEAR, Kind.NORM} and set(one.names) & self.port.loadable),
             None,
         )  # fmt: skip
 
@@ -317,7 +332,7 @@ class Search(Between):
         by_number = {one.number: one for one in again.units}
         own = 0.0
         if len(group) == 1 and len(mates) == 1 and group[0].kind is Kind.LINEAR:  # features in another order show later
-            own = distance(by_number[group[0].number].output, mates[0].output)
+            own = apart(by_number[group[0].number].output, mates[0].output)
         if following is not None and following.number in by_number:
             now = by_number[following.number]
             like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
@@ -328,7 +343,7 @@ class Search(Between):
         outputs = again.outputs or [by_number[number].output for number in by_number if number >= last]
         theirs = [*self.found.reference.outputs, *(one.output for one in mates), *self.found.reference.modules.values()]
         return max(
-            (min((distance(one, other) for other in theirs), default=float("inf")) for one in outputs[:1]),
+            (min((apart(one, other) for other in theirs), default=float("inf")) for one in outputs[:1]),
             default=float("inf"),
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -385,6 +385,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
 
     def _add(self, unit: Unit) -> int:
         unit.last = unit.number
+        if unit.kind is Kind.OTHER and not unit.biases:  # words of the model's own in a row: each is a weight by itself
+            for weight in unit.weights[:-1]:
+                self.trace.units.append(replace(unit, weights=(weight,)))
+            unit.weights = unit.weights[-1:]
         self.trace.units.append(unit)
         self._units[unit.number] = unit
         return unit.number

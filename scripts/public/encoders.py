@@ -67,8 +67,9 @@ def minbert() -> Build:
         def embed(self, input_ids: Tensor) -> Tensor:
             places = self.position_ids[:, : input_ids.shape[1]]
             kinds = self.tk_type_embedding(torch.zeros_like(input_ids))
-            found = self.word_embedding(input_ids) + self.pos_embedding(places) + kinds
-            return self.embed_dropout(self.embed_layer_norm(found))
+            whole = self.word_embedding(input_ids) + self.pos_embedding(places) + kinds
+            found: Tensor = self.embed_dropout(self.embed_layer_norm(whole))
+            return found
 
     def build(config: Any) -> nn.Module:  # a config with BERT's fields
         names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",

@@ -160,8 +160,9 @@ def dinov2() -> Build:
     return Dino
 
 
-_TIMM = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional", "torchvision.ops",
-         "torchvision.ops.misc", "torchvision.datasets", "torchvision.models", "torchvision.models.feature_extraction")  # fmt: skip
+_TIMM = ("torchvision", *(f"torchvision.{name}" for name in (
+    "transforms", "transforms.functional", "ops", "ops.misc", "datasets", "models", "models.feature_extraction",
+)))  # fmt: skip
 
 
 def timm_vit() -> Build:
@@ -203,9 +204,7 @@ def timm_beit() -> Build:
     model = importlib.import_module("timm.models.beit")
 
     def build(config: Any) -> nn.Module:
-        made: nn.Module = model.Beit(
-            **_timm(config), init_values=0.1, use_abs_pos_emb=False, use_rel_pos_bias=True
-        )
+        made: nn.Module = model.Beit(**_timm(config), init_values=0.1, use_abs_pos_emb=False, use_rel_pos_bias=True)
         return made
 
     return build

@@ -1,0 +1,153 @@
+"""Vision models: several words of their own in front, a norm of one position, slices of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from porting.suggesting import Suggestion, Verdict, suggest
+from porting.suggesting.twin import draw
+
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96, "image_size": 12,
+    "patch_size": 4, "num_labels": 5,
+}  # fmt: skip
+
+
+class Layer(nn.Module):
+    """A layer of a ViT, with query, key and value in one tensor."""
+
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        e, inner = config.hidden_size, config.intermediate_size
+        self.heads = config.num_attention_heads
+        self.n1, self.n2 = (nn.LayerNorm(e, config.layer_norm_eps) for _ in range(2))
+        self.fused, self.offset = nn.Parameter(torch.randn(3 * e, e)), nn.Parameter(torch.randn(3 * e))
+        self.out, self.up, self.down = nn.Linear(e, e), nn.Linear(e, inner), nn.Linear(inner, e)
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, self.fused, self.offset).chunk(3, -1)
+
+    def attended(self, x: Tensor) -> Tensor:
+        q, k, v = (one.reshape(*one.shape[:2], self.heads, -1).transpose(1, 2) for one in self.projected(x))
+        found: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attended(self.n1(x))
+        found: Tensor = x + self.down(F.gelu(self.up(self.n2(x))))
+        return found
+
+
+class Sliced(Layer):
+    """Each projection from its own slice of the fused tensor."""
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        parts = zip(self.fused.chunk(3), self.offset.chunk(3), strict=True)
+        return tuple(F.linear(x, weight, bias) for weight, bias in parts)
+
+
+class Pictures(nn.Module):
+    """A ViT that classifies."""
+
+    kind: type[Layer] = Layer
+    words = 1
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        e, patch = config.hidden_size, config.patch_size
+        self.proj = nn.Conv2d(3, e, patch, patch)
+        self.first = nn.ParameterList(torch.zeros(1, 1, e) for _ in range(self.words))
+        self.places = nn.Parameter(torch.zeros(1, (config.image_size // patch) ** 2 + self.words, e))
+        self.layers = nn.ModuleList(self.kind(config) for _ in range(config.num_hidden_layers))
+        self.end = nn.LayerNorm(e, config.layer_norm_eps)
+        self.heads = nn.ModuleList(nn.Linear(e, config.num_labels) for _ in range(self.words))
+
+    def cut(self, images: Tensor) -> Tensor:
+        found: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return found
+
+    def seen(self, images: Tensor) -> Tensor:
+        x = self.cut(images)
+        x = torch.cat([*(one.expand(len(x), -1, -1) for one in self.first), x], 1) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.end(self.seen(images))
+        logits = [head(x[:, place]) for place, head in enumerate(self.heads)]
+        return torch.stack(logits).mean(0)
+
+
+class InSlices(Pictures):
+    kind = Sliced
+
+
+class TwoWords(Pictures):
+    words = 2
+
+
+class OneNormed(Pictures):
+    """The first position is taken in front of the norm."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.heads[0](self.end(self.seen(images)[:, 0]))
+        return found
+
+
+class OneNormedOtherwise(OneNormed):
+    """As before, and what comes behind is no part of the reference: only the search sees what the norm gives."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.end = nn.LayerNorm(config.hidden_size, 1e-3)
+        self.heads = nn.ModuleList([nn.Linear(config.hidden_size, 31)])
+
+
+def written(folder: Path, architecture: str, **more: object) -> Path:
+    kind: Any = getattr(transformers, architecture)  # transformers does not type it
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**SIZES, **more))
+    draw(model, 0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("vit"), "ViTForImageClassification")
+
+
+def lines(found: Suggestion) -> Iterator[str]:
+    return (line.partition("  #")[0] for line in found.text.splitlines())
+
+
+def test_slices_of_one_tensor_are_one_place(vit: Path) -> None:
+    found = suggest(vit, InSlices)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert found.trials < 40
+
+
+def test_each_word_of_the_model_s_own_is_a_weight(tmp_path: Path) -> None:
+    found = suggest(written(tmp_path, "DeiTForImageClassificationWithTeacher"), TwoWords)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"deit.embeddings.distillation_token" = "first.1"' in found.text
+
+
+def test_a_norm_of_the_first_position_alone_is_that_of_all(vit: Path) -> None:
+    found = suggest(vit, OneNormed)
+    assert found.verdict is Verdict.EXACT, str(found)
+
+
+def test_what_only_the_search_sees_is_no_proof(tmp_path: Path) -> None:
+    found = suggest(written(tmp_path, "ViTModel"), OneNormedOtherwise)
+    assert found.verdict is Verdict.APPROXIMATE, str(found)
+    assert "end is given or gives something else than the reference's layernorm" in str(found)
