@@ -20,6 +20,8 @@ from porting.errors import Code, Fault, nearest, told
 from porting.frames import place_of, users_line
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.asking import Asker, what_argument
+from porting.suggesting.counting import Counted
+from porting.suggesting.devices import STAY, elsewhere
 from porting.suggesting.fields import normal
 from porting.suggesting.returning import numbers_of
 from porting.tracing.faults import VerifyError
@@ -212,17 +214,21 @@ def find_way(
     found, loose = roles(module, available, ask)
     if PIXELS in found.values():
         return Way(rules=next(ways(found)), loose=loose)
-    errors: list[Exception] = []
+    errors: list[tuple[Exception, int]] = []
     working: list[Way] = []
     wrong: list[set[str]] = []
     for rules in ways(found):
         way = Way(rules=rules, loose=loose)
+        count = Counted()
         try:
-            if not _steady(module, way, vocabulary, padding):
+            with count:
+                steady = _steady(module, way, vocabulary, padding)
+            if not steady:
                 return way  # what it gives is random: that is said of the run, and no way is better than another
-            seen = _seen(module, way, vocabulary, padding)
+            with count:
+                seen = _seen(module, way, vocabulary, padding)
         except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
-            errors.append(error)
+            errors.append((error, count.operations))
             continue
         if not seen:
             return way
@@ -241,10 +247,15 @@ def find_way(
     return Way(rules=chosen.rules, unmasked=True, loose=loose)
 
 
-def _usual(errors: Sequence[Exception]) -> Exception:
-    """What was raised most often: the other errors come from what a forward was given on trial."""
-    said = Counter(f"{type(one).__name__}: {one}" for one in errors)
-    return max(errors, key=lambda one: (isinstance(one, VerifyError), said[f"{type(one).__name__}: {one}"]))
+def _usual(errors: Sequence[tuple[Exception, int]]) -> Exception:
+    """What was raised by the run that came furthest: the others failed at what a forward was given on trial."""
+    said = Counter(f"{type(one).__name__}: {one}" for one, _ in errors)
+
+    def rank(raised: tuple[Exception, int]) -> tuple[bool, int, int]:
+        error, operations = raised
+        return isinstance(error, VerifyError), operations, said[f"{type(error).__name__}: {error}"]
+
+    return max(errors, key=rank)[0]
 
 
 def _refused(
@@ -262,8 +273,10 @@ def _refused(
             said, hint = "gives the same whatever words it is given", "is the embedding used?"
         message = f"{title} {said}, whichever way it is given {given}"
         return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
-    said = " ".join(str(error).split())
-    message, hint = f"{title} failed on {given}: {type(error).__name__}: {said}", f"at {users_line(error)}"
+    said, hint = f"{type(error).__name__}: {' '.join(str(error).split())}", f"at {users_line(error)}"
+    message = f"{title} failed on {given}: {said}"
+    if elsewhere(error):
+        message, hint = f"{title} moves data to another device: {said}", f"{hint}; {STAY}"
     return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
 
 
@@ -387,7 +400,7 @@ def comparable(module: nn.Module, returned: object) -> list[Tensor]:
     away = next((one.device for one in found if one.device.type != "cpu"), None)
     if away is not None:
         message = f"{title} moves data to another device: what it returns is on {away}"
-        hint = "keep it where its inputs and weights are"
+        hint = STAY
         raise VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
     if not found:
         message = f"{title} returns no tensor of floating-point numbers, but {_kind(returned)}"

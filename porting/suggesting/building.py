@@ -18,6 +18,7 @@ from torch import nn
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, told
 from porting.frames import place_of, users_line
+from porting.suggesting.devices import elsewhere
 from porting.suggesting.fields import Role, field_for, role_of
 from porting.target import TargetError, named_tensors
 
@@ -240,5 +241,7 @@ def _failed(error: BaseException) -> PortingError:
     if isinstance(error, PortingError):
         return error
     said = " ".join(str(error).split())
-    message = f"building the module failed: {type(error).__name__}: {said}"
-    return TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}"))
+    message, hint = f"building the module failed: {type(error).__name__}: {said}", f"at {users_line(error)}"
+    if elsewhere(error):
+        hint += "; leave it on the CPU, where it is run"
+    return TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))

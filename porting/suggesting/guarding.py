@@ -16,6 +16,8 @@ import torch
 
 from porting.errors import Code, Fault, PortingError
 from porting.frames import is_users, users_line
+from porting.suggesting.devices import elsewhere
+from porting.suggesting.patches import unpatched
 from porting.tracing.environment import undisturbed
 from porting.tracing.faults import VerifyError
 
@@ -35,7 +37,15 @@ def guarded(seed: int) -> Iterator[None]:
     Raises:
         VerifyError: the user's code raised what nothing here understands.
     """
-    with _held(), _surroundings(), _randomness(), _silence(), undisturbed(seed), warnings.catch_warnings():
+    with (
+        _held(),
+        _surroundings(),
+        unpatched(),
+        _randomness(),
+        _silence(),
+        undisturbed(seed),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         try:
             yield
@@ -44,7 +54,10 @@ def guarded(seed: int) -> Iterator[None]:
         except Exception as error:  # the user's own code may raise anything; what is not from there goes on
             if not is_users(error):
                 raise
-            message = f"running the module failed: {type(error).__name__}: {' '.join(str(error).split())}"
+            what = (
+                "running the module moves data to another device" if elsewhere(error) else "running the module failed"
+            )
+            message = f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"
             hint = f"at {users_line(error)}"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
 

@@ -128,7 +128,8 @@ def _all(
     kinds |= {one.kind for one in (*causes, *tiny, *strange)}
     explained = bool(kinds) or any(one.cause for one in found.divergences)
     if not proof.exact and not explained and not left and not rounded:
-        yield Reason(kind="proof", said=f"the float64 proof does not hold: {_said(proof)}")
+        holds = "could not be run" if proof.report is None else "does not hold"
+        yield Reason(kind="proof", said=f"the float64 proof {holds}: {_said(proof)}")
     for one in fits:
         shown = one.code is Code.SHAPE_MISMATCH and proof.exact
         if shown or not explained:
@@ -182,6 +183,8 @@ def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[in
     if verdict in {Verdict.EXACT, Verdict.TRUNK}:
         seen = f"{shown[0]} of {shown[1]} parameters shown at work, the others equal by copy"
         seen = seen if shown[0] < shown[1] else f"all {shown[1]} parameters shown at work"
+        if not shown[0]:
+            seen = "what each parameter does was not shown, as the forward switches gradients off"
         return f"Proven in float64 on {where}: off by {far} of the activations' scale at most; {seen}."
     return f"In float64, on {where}, it is off by {far} of the activations' scale."
 

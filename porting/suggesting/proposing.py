@@ -31,7 +31,7 @@ from porting.suggesting.judging import Judgement, judge
 from porting.suggesting.probing import NEAR
 from porting.suggesting.proving import SMALL, Proof, differing, prove
 from porting.suggesting.search import Search
-from porting.suggesting.subject import Subjects, prepare, sides
+from porting.suggesting.subject import Subjects, prepare, sides, steady
 from porting.suggesting.suggestion import Suggestion, Verdict
 from porting.suggesting.tracing import Kind
 from porting.suggesting.twin import architecture_of, usual_architectures
@@ -44,6 +44,9 @@ TRIALS, LIMIT = 4000, 120.0
 
 LOOSE = 0.05
 """So far apart attention may be, relative to its scale, where the module computes a little otherwise."""
+
+AGAIN = 8
+"""So often the module is run once more in the end: what is said of one that is random would be wrong."""
 
 RESERVE, CAUSES = 0.15, 8.0
 """The share of the time that is kept for the proof, and the seconds that may be spent on naming causes."""
@@ -182,6 +185,7 @@ def _searched(
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
     try:
         found = search.search()
+        steady(port, AGAIN)
         bound = LOOSE if found.divergences else NEAR
         return found, attention_probes(attention(port), attention(reference), bound)
     finally:

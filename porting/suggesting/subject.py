@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, PortingError
@@ -270,7 +270,7 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
         name: one for name, one in unsaved if name not in leaves and one.is_floating_point() and not is_mask(one)
     }
     port = Side(module, leaves, loadable, lambda one: one(**given), list(given.values()))
-    _steady(module, port)
+    steady(port)
     files = {
         twin.files[name]: one
         for name, one in named_tensors(twin.reference)
@@ -280,7 +280,17 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
     return port, reference
 
 
-def _steady(module: nn.Module, port: Side) -> None:
+def steady(port: Side, times: int = 1) -> None:
+    """See that the module gives the same again.
+
+    Args:
+        port: it.
+        times: how often it is run again.
+
+    Raises:
+        VerifyError: it does not, changes what it is given, or makes parameters while it runs.
+    """
+    module = port.module
     kept = [one.clone() for one in port.inputs]
     first = run(module, port.call, port.leaves, port.inputs)
     name, where = type(module).__name__, place_of(module.forward)
@@ -289,18 +299,21 @@ def _steady(module: nn.Module, port: Side) -> None:
         hint = "work on a copy: x = x.clone()"
         raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))
     comparable(module, first.outputs)
-    again = run(module, port.call, port.leaves, port.inputs)
     if first.made:
         message = f"{name}.forward makes parameters while it runs ({first.made[0]}): nothing can be loaded into those"
         raise VerifyError(
             Fault(code=Code.MADE_IN_FORWARD, where=first.made_at, message=message, hint="make them in __init__")
         )
-    same = len(first.outputs) == len(again.outputs) and all(
-        one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
-        for one, two in zip(first.outputs, again.outputs, strict=True)
-    )
-    if not same:
+    others = (run(module, port.call, port.leaves, port.inputs).outputs for _ in range(times))
+    if not all(_same(first.outputs, again) for again in others):
         message = f"{name}.forward gives something else each time, in eval mode and on the same inputs"
         hint = "a dropout that is left on: F.dropout(x, p, self.training)" if first.random else "it must be a function"
         where = first.random_at or where
         raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))
+
+
+def _same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(
+        one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
+        for one, two in zip(some, others, strict=True)
+    )

@@ -89,7 +89,7 @@ def needs_a_file(config: Config) -> object:
     return Usual(config)
 
 
-@refused(r"building the module failed: \w+: .* \(at .*hostile\.py:\d+\)")
+@refused(r"building the module failed: \w+: .* \(at .*hostile\.py:\d+; leave it on the CPU, where it is run\)")
 def moves_to_cuda(config: Config) -> object:
     return Usual(config).to("cuda:7")
 
@@ -156,8 +156,7 @@ def trains(config: Config) -> object:
     return Usual(config).train()
 
 
-@fine
-def sets_everything(config: Config) -> object:
+def set_everything() -> None:
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)  # what people write
@@ -167,6 +166,11 @@ def sets_everything(config: Config) -> object:
     os.environ["HOSTILE"] = "1"
     os.environ.pop("HOME", None)
     sys.path.insert(0, "/nowhere")
+
+
+@fine
+def sets_everything(config: Config) -> object:
+    set_everything()
     return Usual(config)
 
 
@@ -222,10 +226,39 @@ class MovesAway(Usual):
         return super().forward(ids, keep, segments).to("meta")
 
 
-@refused_module(r"MovesToCuda.forward failed on .* \(at .*hostile\.py:\d+\)")
+@refused_module(
+    r"MovesToCuda.forward moves data to another device: .* \(at .*hostile\.py:\d+; keep it where its inputs"
+)
 class MovesToCuda(Usual):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         return super().forward(ids.to("cuda:7"), keep, segments)
+
+
+@refused_module(
+    r"MakesOnCuda.forward moves data to another device: .* \(at .*hostile\.py:\d+; keep it where its inputs"
+)
+class MakesOnCuda(Usual):
+    """Behind much else, at which other ways of giving it a mask end earlier."""
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        return super().forward(ids, keep, segments) + torch.zeros(1, device="cuda")
+
+
+@refused_module(r"FailsOnPadding.forward failed on .*: ValueError: no padding \(at .*hostile\.py:\d+\)")
+class FailsOnPadding(Usual):
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        if not keep.all():
+            raise ValueError("no padding")
+        return super().forward(ids, keep, segments)
+
+
+@refused_module(r"hostile\.py:\d+: IsRandomNowAndThen.forward gives something else each time")
+class IsRandomNowAndThen(Usual):
+    calls = 0
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        IsRandomNowAndThen.calls += 1
+        return super().forward(ids, keep, segments) * (1 + 1e-3 * (IsRandomNowAndThen.calls % 5 == 0))
 
 
 @refused_module(r"hostile\.py:\d+: ReturnsNothing.forward returns no tensor of floating-point numbers, but None")
@@ -270,6 +303,36 @@ class ChangesItself(Usual):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         with torch.no_grad():
             self.norm.bias.add_(1)
+        return super().forward(ids, keep, segments)
+
+
+@fine_module
+class SetsEverything(Usual):
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        set_everything()
+        torch.set_grad_enabled(True)
+        self.train()
+        self.register_forward_hook(lambda *_: None)
+        self.layers[0].register_forward_hook(lambda *_: None)
+        return super().forward(ids, keep, segments)
+
+
+class Interrupted(Usual):
+    """Somebody presses Ctrl-C in the middle of a run."""
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        set_everything()
+        self.register_forward_hook(lambda *_: None)
+        with torch.no_grad():
+            self.norm.bias.add_(1)
+        raise KeyboardInterrupt
+
+
+class Replaces(Usual):
+    """It computes with a function of torch that it has replaced for all others, too."""
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        F.gelu = lambda x, approximate="none": F.relu(x)  # type: ignore[assignment]  # the point
         return super().forward(ids, keep, segments)
 
 
@@ -329,6 +392,6 @@ def a_history(config: Config) -> nn.Module:
 
 def modules() -> Iterator[type[nn.Module]]:
     """Those that can be built, and handed over so."""
-    for build in (*(one for one, _ in FAULTS.values()), ReturnsDict, CountsItsCalls):
+    for build in (*(one for one, _ in FAULTS.values()), ReturnsDict, CountsItsCalls, SetsEverything):
         if isinstance(build, type) and issubclass(build, Usual):
             yield build

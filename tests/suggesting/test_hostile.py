@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules import module as every
 
 from porting.errors import PortingError
 from porting.suggesting import Verdict, suggest
 from porting.target import TargetError
-from tests.suggesting.hostile import FAULTS, FINE, a_history, a_lock, modules
+from porting.tracing.faults import VerifyError
+from tests.suggesting.hostile import FAULTS, FINE, Interrupted, Replaces, a_history, a_lock, modules
 from tests.zoo.parts import Config
 
 SIZES = {"width": 24, "depth": 3, "heads": 3, "inner": 40, "vocab": 40, "positions": 24, "segments": 2}
@@ -54,6 +58,8 @@ def everything() -> dict[str, object]:
         "dtype": torch.get_default_dtype(),
         "grad": torch.is_grad_enabled(),
         "folder": os.getcwd(),
+        "modes": (torch.is_inference_mode_enabled(), torch.get_default_device(), torch.is_autocast_enabled("cpu")),
+        "hooks": {name: len(one) for name, one in vars(every).items() if re.fullmatch("_global_.*_hooks", name)},
         "path": list(sys.path),
         "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
     }
@@ -101,6 +107,26 @@ def test_a_module_that_was_passed_is_as_it_was(source: Path, kind: Callable[...,
     with as_before(), expected:
         suggest(source, module)
     assert snapshot(module) == before
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_an_interruption_leaves_everything_as_it_was(source: Path, *, built: bool) -> None:
+    module = Interrupted(SIZES).train()
+    before = snapshot(module)
+    with as_before(), pytest.raises(KeyboardInterrupt):
+        suggest(source, module if built else Interrupted)
+    assert snapshot(module) == before
+
+
+def test_what_replaces_a_function_of_torch_is_refused_and_it_is_put_back(source: Path) -> None:
+    """The reference would compute with it as well, and the proof would hold for that alone."""
+    gelu = F.gelu
+    with (
+        as_before(),
+        pytest.raises(VerifyError, match=r"running the module replaces torch\.nn\.functional\.gelu, for the"),
+    ):
+        suggest(source, Replaces)
+    assert F.gelu is gelu
 
 
 @pytest.mark.parametrize("kind", [a_lock, a_history])
