@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault, PortingError, nearest, option
 
+DEEPEST = 4
+"""Lists of dictionaries of tensors are followed so far down."""
+
 OURS = "porting.models."
 """Import paths that a table may name without being trusted."""
 
@@ -91,6 +94,27 @@ def unsaved_tensors(module: nn.Module) -> Iterator[tuple[str, str]]:
                 yield stem + name, f"self.register_buffer({name!r}, ...) in place of self.{name} = ..."
         for name in part._non_persistent_buffers_set:
             yield stem + name, f"register the buffer {name!r} without persistent=False"
+
+
+def plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that ``state_dict`` does not list, by name: in attributes, and in lists and dictionaries of these."""
+    for path, part in module.named_modules():
+        stem = f"{path}." if path else ""
+        for name, value in vars(part).items():
+            if not name.startswith("_"):
+                yield from tensors_within(stem + name, value)
+
+
+def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a value, and in lists and dictionaries of them, by name."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif deep and isinstance(value, dict):
+        for key, one in value.items():
+            yield from tensors_within(f"{name}.{key}", one, deep - 1)
+    elif deep and isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from tensors_within(f"{name}.{number}", one, deep - 1)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

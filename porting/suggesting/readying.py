@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,8 @@ from torch.nn.utils import parametrize
 
 from porting.errors import Code, Fault
 from porting.suggesting.arguments import Way, roles, sample, ways
-from porting.target import TargetError
+from porting.target import DEEPEST, TargetError, tensors_within
 from porting.tracing.faults import VerifyError
-
-_DEEPEST = 4
-"""Lists of dictionaries of tensors are followed so far down."""
 
 
 def is_lazy(module: nn.Module) -> bool:
@@ -73,33 +70,13 @@ def refuse_computed(module: nn.Module) -> None:
             raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
-def plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that ``state_dict`` does not list, by name: in attributes, and in lists and dictionaries of these."""
-    for path, part in module.named_modules():
-        stem = f"{path}." if path else ""
-        for name, value in vars(part).items():
-            if not name.startswith("_"):
-                yield from _within(stem + name, value, _DEEPEST)
-
-
-def _within(name: str, value: object, deep: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif deep and isinstance(value, dict):
-        for key, one in value.items():
-            yield from _within(f"{name}.{key}", one, deep - 1)
-    elif deep and isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from _within(f"{name}.{number}", one, deep - 1)
-
-
 def doubled(module: nn.Module) -> nn.Module:
     """The same module in float64, with the tensors that ``Module.double`` does not reach."""
     module.double()
     for part in module.modules():
         for name, value in list(vars(part).items()):
-            if not name.startswith("_") and any(_within(name, value, _DEEPEST)):
-                vars(part)[name] = _doubled(value, _DEEPEST)
+            if not name.startswith("_") and any(tensors_within(name, value)):
+                vars(part)[name] = _doubled(value, DEEPEST)
     return module
 
 

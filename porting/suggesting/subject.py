@@ -34,11 +34,11 @@ from porting.suggesting.asking import Asker
 from porting.suggesting.building import Builder, Built, build_for
 from porting.suggesting.fields import NESTED, Role, fields_of
 from porting.suggesting.finding import Side
-from porting.suggesting.readying import doubled, is_lazy, plain_tensors, refuse_computed, warm
+from porting.suggesting.readying import doubled, is_lazy, refuse_computed, warm
 from porting.suggesting.returning import numbers_of
 from porting.suggesting.tracing import run
 from porting.suggesting.twin import Twin, draw, is_mask, make_twin
-from porting.target import named_tensors
+from porting.target import named_tensors, plain_tensors
 from porting.tracing.faults import VerifyError
 from porting.tracing.lift import lifted
 
@@ -147,6 +147,9 @@ def _sized(
     if small is not None and _one_depth(small, config):
         twin = make_twin(config, architecture, folder / "even", small=True, seed=seed, even=True)
         small = build_for(into, complete(twin.config, architecture))
+    if small is not None and (inner := own_inner(small.module, twin.config)):
+        twin = make_twin(config, architecture, folder / "inner", small=True, seed=seed, inner=inner)
+        small = build_for(into, complete(twin.config, architecture))
     if small is not None and _could(small.module, twin):
         return twin, small
     built = build_for(into, config)
@@ -166,6 +169,23 @@ def _could(module: nn.Module, twin: Twin) -> bool:
     sizes = {size for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor) for size in tensor.shape}
     lazy = any(nn.parameter.is_lazy(tensor) for _, tensor in named_tensors(module))
     return lazy or not width or width in sizes
+
+
+def own_inner(module: nn.Module, config: Mapping[str, object]) -> int:
+    """The size of the feed-forward part that a module has reckoned by itself; 0 where it has the config's.
+
+    A module may round a multiple of its width up, and so have the checkpoint's size at the checkpoint's width only.
+    """
+    width, inner = _number(config, Role.HIDDEN, 0), _number(config, Role.INNER, 0)
+    matrices = [one.shape for one in module.parameters() if one.ndim == 2] if not is_lazy(module) else []
+    sizes = {size for shape in matrices if width in shape for size in shape}
+    if not inner or not sizes or sizes & {inner, 2 * inner}:
+        return 0
+    heads, groups = _number(config, Role.HEADS, 1), _number(config, Role.GROUPS, 0) or _number(config, Role.HEADS, 1)
+    size = _number(config, Role.HEAD_SIZE, 0) or width // heads
+    known = {heads * size, groups * size, (heads + 2 * groups) * size, 2 * groups * size, 3 * width, size}
+    known |= {value + more for value in config.values() if isinstance(value, int) for more in range(5)}
+    return min(sizes - known, default=0)
 
 
 def _number(config: Mapping[str, object], role: Role, default: int) -> int:
@@ -257,7 +277,17 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
     if way.internal or way.unmasked or MASK not in batch:
         theirs.pop(MASK, None)
     given = way.given(batch)
-    leaves = {name: one for name, one in named_tensors(module) if one.is_floating_point() and not is_mask(one)}
+    files = {
+        twin.files[name]: one
+        for name, one in named_tensors(twin.reference)
+        if one.is_floating_point() and name in twin.files
+    }
+    least = 1 if any(one.numel() == 1 for one in files.values()) else 2  # a saved number is the module's own constant
+    leaves = {
+        name: one
+        for name, one in named_tensors(module)
+        if one.is_floating_point() and not is_mask(one) and (isinstance(one, nn.Parameter) or one.numel() >= least)
+    }
     loadable = frozenset(leaves)
     unsaved = [
         (f"{path}.{name}" if path else name, one)
@@ -271,11 +301,6 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
     }
     port = Side(module, leaves, loadable, lambda one: one(**given), list(given.values()))
     steady(port)
-    files = {
-        twin.files[name]: one
-        for name, one in named_tensors(twin.reference)
-        if one.is_floating_point() and name in twin.files
-    }
     reference = Side(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
     return port, reference
 

@@ -8,6 +8,7 @@ what both sides have in common.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -135,6 +136,10 @@ _NEW = ("_like", "new_")
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "embedding_bag", "take_along_dim"})
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot", "matmul", "linear"})
 _NORMS = frozenset({"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"})
+_WRITES = frozenset(
+    {"copy_", "index_put_", "index_copy_", "scatter_", "masked_scatter_", "slice_scatter", "index_fill_"}
+)
+"""Operations that put other values in the place of what a tensor held."""
 _RANDOM = frozenset({"bernoulli", "native_dropout", "rand", "randn", "rand_like", "randn_like", "normal", "uniform"})
 
 
@@ -209,6 +214,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         self._scopes: list[str] = []
         self._units: dict[int, Unit] = {}
         self._before: dict[int, frozenset[int]] = {}
+        self._stored: dict[int, _Origin] = {}  # memory that activations were written into, as into a cache
         for name, tensor in leaves.items():
             self._storages.setdefault(tensor.untyped_storage().data_ptr(), name)
             self._origins.setdefault(id(tensor), _Origin(weights=(name,)))
@@ -219,33 +225,32 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
     def attached(self, module: nn.Module) -> Iterator[None]:
         """Hooks that tell which module is running; they are gone afterwards."""
         hooks = []
+        paths: dict[nn.Module, list[str]] = {}
+        calls: Counter[nn.Module] = Counter()
+        for path, part in module.named_modules(remove_duplicate=False):
+            paths.setdefault(part, []).append(path)
 
-        def enter(path: str) -> Callable[..., None]:
-            def hook(*_: object) -> None:
-                self._scopes.append(path)
+        def enter(part: nn.Module, args: object) -> None:
+            named = paths[part]  # one that several layers share has as many names, and runs by these in turn
+            self._scopes.append(named[min(calls[part], len(named) - 1)])
+            calls[part] += 1
 
-            return hook
-
-        def leave(path: str) -> Callable[..., None]:
-            def hook(part: nn.Module, args: object, output: object) -> None:
-                self._scopes.pop()
-                first = output
-                while isinstance(first, list | tuple) and first:
-                    first = first[0]
-                if isinstance(first, Mapping) and first:
-                    first = next(iter(first.values()))
-                if isinstance(first, Tensor) and first.is_floating_point():
-                    self.trace.modules.setdefault(path, first.detach().clone())
-
-            return hook
+        def leave(part: nn.Module, args: object, output: object) -> None:
+            path, first = self._scopes.pop(), output
+            while isinstance(first, list | tuple) and first:
+                first = first[0]
+            if isinstance(first, Mapping) and first:
+                first = next(iter(first.values()))
+            if isinstance(first, Tensor) and first.is_floating_point():
+                self.trace.modules.setdefault(path, first.detach().clone())
 
         def made(part: nn.Module, name: str, parameter: object) -> None:
             self.trace.made.append(f"{type(part).__name__}.{name}")
             self.trace.made_at = self.trace.made_at or current_line()
 
-        for path, part in module.named_modules():
-            hooks.append(part.register_forward_pre_hook(enter(path), prepend=True))
-            hooks.append(part.register_forward_hook(leave(path), always_call=False))
+        for part in paths:
+            hooks.append(part.register_forward_pre_hook(enter, prepend=True))
+            hooks.append(part.register_forward_hook(leave, always_call=False))
         hooks.append(nn.modules.module.register_module_parameter_registration_hook(made))
         try:
             yield
@@ -255,6 +260,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
 
     def _origin(self, tensor: Tensor) -> _Origin:
         found = self._origins.get(id(tensor))
+        if self._stored and tensor.numel() and tensor.untyped_storage().data_ptr() in self._stored:
+            return self._stored[tensor.untyped_storage().data_ptr()]
         if found is None and not isinstance(tensor, nn.Parameter) and tensor.numel():
             name = self._storages.get(tensor.untyped_storage().data_ptr())
             found = None if name is None else _Origin(weights=(name,))
@@ -272,6 +279,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         origins = [self._origin(one) for one in given]
         weights = tuple(dict.fromkeys(one for origin in origins if not origin.active for one in origin.weights))
         active = any(origin.active for origin in origins)
+        if active and func.overloadpacket.__name__ in _WRITES:
+            weights = ()  # what it held is gone
+            written = [one for one in origins if one.active]
+            near = frozenset().union(*(one.near for one in written))
+            origin = _Origin(active=True, near=near, moved=all(one.moved for one in written))
+            self._stored[given[0].untyped_storage().data_ptr()] = origin
         if name in _RANDOM and not (name == "native_dropout" and args[2:] and not args[2]):
             self.trace.random = True
             self.trace.random_at = self.trace.random_at or current_line()

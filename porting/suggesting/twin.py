@@ -27,6 +27,8 @@ from porting.verification.reference import load_reference
 
 HEADS, HEAD_SIZE, VOCABULARY, POSITIONS, DEPTH, NARROW = 5, 8, 97, 61, 2, 24
 """The twin's sizes; 5 heads of 8 make a width of 40, and no two of these or of their products are equal."""
+_WILD = 1e6
+"""No weight is larger: a tensor that is has never been given values."""
 
 _OF_DEPTH = frozenset({"stage_names", "out_features", "out_indices"})
 """Fields of a backbone that follow from its depth."""
@@ -87,13 +89,14 @@ def usual_architectures(config: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def shrink(config: Mapping[str, object], *, inner: bool = True, even: bool = False) -> dict[str, object]:
+def shrink(config: Mapping[str, object], *, inner: int = 0, even: bool = False) -> dict[str, object]:
     """The config with small sizes.
 
     Args:
         config: the checkpoint's, with every field that transformers knows.
         even: give a decoder as many layers as the encoder, where the checkpoint has them so.
-        inner: give the feed-forward part four times the width, as it has in the checkpoint; a module may say ``4 *``.
+        inner: the size of the feed-forward part, where a module reckons its own; else so many times the width as in the
+            checkpoint, if that is a whole number: a module may say ``4 *``.
     """
     small = dict(config)
     sizes = {name: value for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)}
@@ -124,7 +127,7 @@ def shrink(config: Mapping[str, object], *, inner: bool = True, even: bool = Fal
             small[name] = count if value == heads else 1 if value == 1 else 2
         elif role is Role.INNER:
             ratio = value / hidden if hidden else 4.0
-            small[name] = round(ratio * width) if inner and ratio == int(ratio) else 4 * width - 4
+            small[name] = inner or (round(ratio * width) if ratio == int(ratio) else 4 * width - 4)
         elif name.endswith("token_id") and value >= VOCABULARY:
             small[name] = VOCABULARY - 1
     layers = config.get("layer_types")
@@ -145,7 +148,14 @@ def _first(role: Role, config: Mapping[str, object]) -> int:
 
 
 def make_twin(
-    config: Mapping[str, object], architecture: str, folder: Path, *, small: bool, seed: int, even: bool = False
+    config: Mapping[str, object],
+    architecture: str,
+    folder: Path,
+    *,
+    small: bool,
+    seed: int,
+    even: bool = False,
+    inner: int = 0,
 ) -> Twin:
     """Make a twin and write it as a checkpoint.
 
@@ -156,6 +166,7 @@ def make_twin(
         small: with small sizes, else with the checkpoint's own.
         seed: of its weights.
         even: with as many layers in the decoder as in the encoder.
+        inner: as in :func:`shrink`.
 
     Raises:
         VerifyError: transformers has no such class, or cannot build it with these sizes.
@@ -173,7 +184,7 @@ def make_twin(
     if small:
         known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
         named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
-        made = shrink({**named, **known}, even=even)
+        made = shrink({**named, **known}, even=even, inner=inner)
         for part in ("text_config", "vision_config"):
             if isinstance(known.get(part), dict):
                 made[part] = shrink(known[part])
@@ -238,8 +249,9 @@ def draw(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
         kept = [(name, one) for name, one in model.named_buffers() if name in saved and one.is_floating_point()]
         kept = [(name, one) for name, one in kept if buffers and not is_mask(one)]
         for name, tensor in (*model.named_parameters(), *kept):
-            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
-                continue  # a table that is computed
+            frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            if frozen and bool(tensor.abs().max() < _WILD):
+                continue  # a table that is computed; memory as it was found is none
             noise = torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
             gain = tensor.ndim == 1 and name.endswith("weight")
             spread = 0.2 if tensor.ndim < 2 else max(0.1, 1.0 / math.sqrt(tensor.shape[-1]))

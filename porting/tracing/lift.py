@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -96,6 +97,9 @@ class Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does no
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's operation gives
         kwargs = dict(kwargs or {})
+        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and func._can_decompose():
+            with self:  # a forward under inference_mode: torch sends operations here that are made of others
+                return func.decompose(*args, **kwargs)
         less = kwargs.get("dtype")
         if less in LESS and any(self._changed(one, less) for one in tree_leaves(args)):
             kwargs["dtype"] = torch.float64

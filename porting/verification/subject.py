@@ -28,7 +28,7 @@ from porting.plan.align import align
 from porting.plan.check import check
 from porting.plan.move import forward
 from porting.plan.plan import Plan
-from porting.target import assign, named_tensors
+from porting.target import assign, named_tensors, plain_tensors
 from porting.tracing.faults import VerifyError
 
 
@@ -172,6 +172,11 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             value = tensor.detach().to("cpu", dtype)
             same = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.clone()
             memo[id(tensor)] = same
+    if dtype == torch.float64:  # which changes no number; a cache or a table in an attribute has no other way there
+        for _, one in plain_tensors(module):
+            if one.dtype == torch.float32 and not one.is_meta:
+                value = one.detach().to("cpu", dtype)
+                memo[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
     return _copied(module, memo).eval()
 
 

@@ -31,6 +31,10 @@ VISION = {
     "image_size": 24,
     "patch_size": 8,
 }
+LLAMA = {
+    "vocab_size": 113, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 100, "max_position_embeddings": 40, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 SEQ2SEQ = {
     "vocab_size": 113, "d_model": 48, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 40,

@@ -196,3 +196,13 @@ def test_modules_that_differ_in_a_number_are_one() -> None:
     assert spelled({"a.1.b": ["x"], "a.10.b": ["x"], "a.2.c": ["x"], "d": ["y", "z"]}) == (
         "a.{1,10}.b (x), a.2.c (x), d (y, z)"
     )
+
+
+def test_a_cast_under_inference_mode_is_left_out_as_well() -> None:
+    norm, x = Norm().double(), torch.randn(3, 8, dtype=torch.float64)
+    with lifted(norm):
+        expected = norm(x)
+    with torch.inference_mode(), lifted(norm) as found:
+        inferred = norm(x)
+    assert torch.equal(inferred, expected)
+    assert found

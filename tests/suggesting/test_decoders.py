@@ -1,0 +1,196 @@
+"""Decoders as they are written: caches, inference mode, sizes that they reckon, constants in buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from porting.suggesting import Verdict, suggest
+from porting.suggesting.subject import own_inner
+from porting.suggesting.tracing import run
+from porting.suggesting.twin import draw
+from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama
+from tests.suggesting.oracle import BOUND, apart, source
+
+GPT = {"vocab_size": 113, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 30}
+
+
+class Remembering(Attention):
+    """Keys and values go through a cache in an attribute, which nobody moves to another dtype."""
+
+    def __init__(self, dim: int, heads: int, groups: int) -> None:
+        super().__init__(dim, heads, groups, lie="apart", rotate="neighbours", bias=False)
+        self.kept = torch.zeros(2, 8, 64, groups, self.size)
+
+    def projected(self, x: Tensor, start: int = 0) -> tuple[Tensor, ...]:
+        query, key, value = super().projected(x)
+        rows, stop = len(x), start + x.shape[1]
+        self.kept[0, :rows, start:stop], self.kept[1, :rows, start:stop] = key, value
+        return query, self.kept[0, :rows, :stop], self.kept[1, :rows, :stop]
+
+
+class Inferring(Llama):
+    """It never needs gradients, and says so; its rounding is asked for by a cast."""
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens).float()
+
+
+def rounded(*, kind: type[Llama], remember: bool) -> Callable[..., nn.Module]:
+    """A builder whose inner size is a multiple of its own."""
+
+    def build(
+        vocab_size: int, dim: int, n_layers: int, n_heads: int, n_kv_heads: int, max_seq_len: int, norm_eps: float
+    ) -> nn.Module:
+        inner = -(-dim * 8 // 3 // 144) * 144
+        made = []
+        for _ in range(n_layers):
+            plain = Attention(dim, n_heads, n_kv_heads, lie="apart", rotate="halves", bias=False)
+            attention = Remembering(dim, n_heads, n_kv_heads) if remember else plain
+            made.append(Block(dim, attention, Feed(dim, inner, "apart"), norm_eps))
+        return kind(made, vocab_size, dim, dim // n_heads, max_seq_len, norm_eps, 10000.0)
+
+    return build
+
+
+@pytest.mark.parametrize(("kind", "remember"), [(Llama, True), (Inferring, False)])
+def test_a_cache_inference_mode_and_an_inner_size_of_its_own(
+    tmp_path: Path, kind: type[Llama], *, remember: bool
+) -> None:
+    reference = source("LlamaForCausalLM", {**FIELDS, "intermediate_size": 144}, tmp_path)
+    build = rounded(kind=kind, remember=remember)
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.EXACT, str(found)
+    if kind is Llama:  # what inference mode computes is never differentiated
+        assert found.shown == (30, 30)
+        tokens = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+        module = build(113, 48, 3, 6, 2, 64, 1e-5).double()
+        for layer in module.layers:  # type: ignore[union-attr]  # a list
+            layer.attention.kept = layer.attention.kept.double()
+        assert apart(reference, tmp_path, module, found, {"input_ids": tokens}, {"tokens": tokens}) < BOUND
+
+
+def test_what_is_written_into_is_no_weight() -> None:
+    attention = Remembering(24, 4, 2).double()
+    attention.kept = attention.kept.double()
+    x, angles = torch.randn(2, 5, 24, dtype=torch.float64), torch.rand(5, 1, 3, dtype=torch.float64)
+    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    leaves = {**dict(attention.named_parameters()), "kept": attention.kept}
+    found = run(attention, lambda one: one(x, angles.cos(), angles.sin(), seen), leaves, [x])
+    assert [unit.names for unit in found.units] == [(f"{name}.weight",) for name in ("wq", "wk", "wv", "wo")]
+
+
+def test_a_size_that_no_field_says_is_taken_from_the_module_and_no_other_is() -> None:
+    config = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 156, "vocab_size": 97}
+
+    def feed(inner: int) -> nn.Module:
+        return nn.Sequential(nn.Embedding(97, 40), nn.Linear(40, 40), nn.Linear(40, inner), nn.Linear(inner, 40))
+
+    assert own_inner(feed(256), config) == 256
+    assert own_inner(feed(156), config) == 0
+    assert own_inner(nn.Sequential(feed(156), nn.Linear(40, 7)), config) == 0  # a head
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * self.w + self.b
+
+
+class Layer(nn.Module):
+    """A parameter for each projection, with the heads as an axis; ``first``: the norms stand in front."""
+
+    def __init__(self, width: int, heads: int, *, first: bool, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        size = width // heads
+        self.first, self.act, self.size = first, activation, size
+        self.w_q, self.w_k, self.w_v = (nn.Parameter(torch.zeros(heads, width, size)) for _ in range(3))
+        self.b_q, self.b_k, self.b_v = (nn.Parameter(torch.zeros(heads, size)) for _ in range(3))
+        self.w_o, self.b_o = nn.Parameter(torch.zeros(heads, size, width)), nn.Parameter(torch.zeros(width))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm1, self.norm2 = Norm(width), Norm(width)
+        self.register_buffer("never", torch.tensor(-1e5))
+
+    def attend(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            torch.einsum("bse,hed->bshd", x, weight) + bias
+            for weight, bias in ((self.w_q, self.b_q), (self.w_k, self.b_k), (self.w_v, self.b_v))
+        )
+        scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / self.size**0.5
+        seen = torch.ones(x.shape[1], x.shape[1]).tril().bool()
+        weights = torch.where(seen, scores, self.get_buffer("never")).softmax(-1)
+        return torch.einsum("bhqk,bkhd,hde->bqe", weights, value, self.w_o) + self.b_o
+
+    def feed(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.act(self.up(x)))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            x = x + self.attend(self.norm1(x))
+            return x + self.feed(self.norm2(x))
+        x = self.norm1(x + self.attend(x))
+        out: Tensor = self.norm2(x + self.feed(x))
+        return out
+
+
+class Small(nn.Module):
+    """GPT-2, or without norms in front the GPT before it."""
+
+    def __init__(
+        self, words: int, width: int, depth: int, heads: int, length: int, *, first: bool, exact: bool = False
+    ) -> None:
+        super().__init__()
+        gelu = nn.GELU(approximate="none" if exact else "tanh")
+        self.embed, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Layer(width, heads, first=first, activation=gelu) for _ in range(depth))
+        self.last = Norm(width) if first else nn.Identity()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.last(x), self.embed.weight)
+
+
+def test_a_number_in_a_buffer_is_the_modules_own(tmp_path: Path) -> None:
+    source("GPT2LMHeadModel", GPT, tmp_path)
+
+    def build(vocab_size: int, n_embd: int, n_layer: int, n_head: int, n_positions: int) -> nn.Module:
+        return Small(vocab_size, n_embd, n_layer, n_head, n_positions, first=True)
+
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"blocks.{i}.never" = "a buffer, which the module computes"' in found.text
+    assert found.trials < 50
+
+
+def test_a_cause_is_named_in_every_layer_where_these_share_a_module(tmp_path: Path) -> None:
+    source("OpenAIGPTLMHeadModel", {**GPT, "afn": "gelu"}, tmp_path)  # whose layers have one activation in common
+
+    def build(vocab_size: int, n_embd: int, n_layer: int, n_head: int, n_positions: int) -> nn.Module:
+        return Small(vocab_size, n_embd, n_layer, n_head, n_positions, first=False, exact=True)
+
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.APPROXIMATE, str(found)
+    assert len(found.reasons) == 1
+    assert "exact GELU where the reference has tanh GELU), at blocks.{i}.act" in found.reasons[0].said
+
+
+def test_memory_as_it_was_found_is_drawn_and_a_frozen_table_is_not() -> None:
+    module = nn.Module()
+    for name, value in (("empty", float("nan")), ("table", 0.5)):
+        setattr(module, name, nn.Parameter(torch.full((3, 4), value), requires_grad=False))
+    draw(module, 0)
+    assert module.get_parameter("empty").isfinite().all()
+    assert (module.get_parameter("table") == 0.5).all()
