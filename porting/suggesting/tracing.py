@@ -21,6 +21,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from porting.frames import current_line
+from porting.suggesting.origins import (
+    CONSTANT,
+    LOOKUPS,
+    MOVES,
+    NEW,
+    NORMS,
+    PRODUCTS,
+    RANDOM,
+    SUMS,
+    WRITES,
+    Origin,
+)
 from porting.suggesting.returning import tensors_of
 from porting.tracing.lift import lifted
 
@@ -107,42 +119,6 @@ class _Enough(Exception):  # noqa: N818  # it ends a run and is no error
     """The run has come as far as it was asked to."""
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """Where a tensor comes from.
-
-    Attributes:
-        weights: the weights that it is made of; with activations among its makers, nothing.
-        active: whether it depends on the inputs.
-        near: the numbers of the units that it comes from with no other unit in between.
-        moved: it is what units gave, moved about and added up but not computed with otherwise.
-    """
-
-    weights: tuple[str, ...] = ()
-    active: bool = False
-    near: frozenset[int] = frozenset()
-    moved: bool = True
-
-
-_CONSTANT = _Origin()
-
-_MOVES = frozenset({
-    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select",
-    "split", "split_with_sizes", "chunk", "unbind", "clone", "contiguous", "detach", "alias", "_to_copy", "narrow",
-    "unflatten", "flatten", "_reshape_alias", "as_strided", "movedim", "unfold", "numpy_T", "copy", "lift_fresh",
-})  # fmt: skip
-_SUMS = frozenset({"add", "sub"})
-_NEW = ("_like", "new_")
-_LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "embedding_bag", "take_along_dim"})
-_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot", "matmul", "linear"})
-_NORMS = frozenset({"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"})
-_WRITES = frozenset(
-    {"copy_", "index_put_", "index_copy_", "scatter_", "masked_scatter_", "slice_scatter", "index_fill_"}
-)
-"""Operations that put other values in the place of what a tensor held."""
-_RANDOM = frozenset({"bernoulli", "native_dropout", "rand", "randn", "rand_like", "randn_like", "normal", "uniform"})
-
-
 def run(
     module: nn.Module,
     call: Call,
@@ -209,17 +185,17 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         self._keep = keep
         self._leaves = dict(leaves)
         self._storages: dict[int, str] = {}
-        self._origins: dict[int, _Origin] = {}
+        self._origins: dict[int, Origin] = {}
         self._kept: list[Tensor] = []
         self._scopes: list[str] = []
         self._units: dict[int, Unit] = {}
         self._before: dict[int, frozenset[int]] = {}
-        self._stored: dict[int, _Origin] = {}  # memory that activations were written into, as into a cache
+        self._stored: dict[int, Origin] = {}  # memory that activations were written into, as into a cache
         for name, tensor in leaves.items():
             self._storages.setdefault(tensor.untyped_storage().data_ptr(), name)
-            self._origins.setdefault(id(tensor), _Origin(weights=(name,)))
+            self._origins.setdefault(id(tensor), Origin(weights=(name,)))
         for tensor in inputs:
-            self._origins[id(tensor)] = _Origin(active=True)
+            self._origins[id(tensor)] = Origin(active=True)
 
     @contextmanager
     def attached(self, module: nn.Module) -> Iterator[None]:
@@ -258,14 +234,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
             for hook in hooks:
                 hook.remove()
 
-    def _origin(self, tensor: Tensor) -> _Origin:
+    def _origin(self, tensor: Tensor) -> Origin:
         found = self._origins.get(id(tensor))
         if self._stored and tensor.numel() and tensor.untyped_storage().data_ptr() in self._stored:
             return self._stored[tensor.untyped_storage().data_ptr()]
         if found is None and not isinstance(tensor, nn.Parameter) and tensor.numel():
             name = self._storages.get(tensor.untyped_storage().data_ptr())
-            found = None if name is None else _Origin(weights=(name,))
-        return found or _CONSTANT
+            found = None if name is None else Origin(weights=(name,))
+        return found or CONSTANT
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -279,13 +255,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         origins = [self._origin(one) for one in given]
         weights = tuple(dict.fromkeys(one for origin in origins if not origin.active for one in origin.weights))
         active = any(origin.active for origin in origins)
-        if active and func.overloadpacket.__name__ in _WRITES:
+        if active and func.overloadpacket.__name__ in WRITES:
             weights = ()  # what it held is gone
             written = [one for one in origins if one.active]
             near = frozenset().union(*(one.near for one in written))
-            origin = _Origin(active=True, near=near, moved=all(one.moved for one in written))
+            origin = Origin(active=True, near=near, moved=all(one.moved for one in written))
             self._stored[given[0].untyped_storage().data_ptr()] = origin
-        if name in _RANDOM and not (name == "native_dropout" and args[2:] and not args[2]):
+        if name in RANDOM and not (name == "native_dropout" and args[2:] and not args[2]):
             self.trace.random = True
             self.trace.random_at = self.trace.random_at or current_line()
         if weights and active and number in self._instead:
@@ -295,24 +271,24 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
             result = self._after[number].reshape(result.shape).clone()
         outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
         self._kept += outputs
-        if any(part in name for part in _NEW):
-            origin = _CONSTANT
+        if any(part in name for part in NEW):
+            origin = CONSTANT
         elif not active:
-            origin = _Origin(weights=weights)
+            origin = Origin(weights=weights)
         elif not weights:
             acting = [one for one in origins if one.active]
-            if name in _SUMS:
+            if name in SUMS:
                 still = [one for one, origin in zip(given, origins, strict=True) if not origin.active]
                 self.trace.constants += [one.detach().clone() for one in still if one.is_floating_point()]
             near = frozenset().union(*(one.near for one in acting))
-            moved = name in _MOVES or name in _SUMS
-            origin = _Origin(active=True, near=near, moved=moved and all(one.moved for one in acting))
+            moved = name in MOVES or name in SUMS
+            origin = Origin(active=True, near=near, moved=moved and all(one.moved for one in acting))
         else:
             at = self._see(number, name, func, args, given, origins, weights, outputs)
-            origin = _Origin(active=True, near=frozenset((at,)))
+            origin = Origin(active=True, near=frozenset((at,)))
         for one in outputs:
             self._origins[id(one)] = origin
-            if self._keep and origin.active and one.is_floating_point() and name not in _MOVES:
+            if self._keep and origin.active and one.is_floating_point() and name not in MOVES:
                 self.trace.values.append(one.detach().clone())
         return result
 
@@ -341,7 +317,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         func: Any,
         args: tuple[Any, ...],
         given: Sequence[Tensor],
-        origins: Sequence[_Origin],
+        origins: Sequence[Origin],
         weights: tuple[str, ...],
         outputs: Sequence[Tensor],
     ) -> int:
@@ -355,9 +331,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         output = outputs[0].detach().clone()
         unit = Unit(kind=Kind.OTHER, weights=weights, number=number, output=output, scope=self._scope)
         unit.behind = frozenset().union(*(origin.near for _, origin in acting))
-        if name in _LOOKUPS:
+        if name in LOOKUPS:
             unit.kind, unit.operand = Kind.LOOKUP, value.detach().clone()
-        elif name in _PRODUCTS:
+        elif name in PRODUCTS:
             unit.kind, unit.operand = Kind.LINEAR, value.detach().clone()
             if name in {"addmm", "baddbmm", "addbmm"}:
                 first = self._origin(args[0])
@@ -375,7 +351,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
             bias = args[2] if len(args) > 2 else None
             unit.biases = self._origin(bias).weights if isinstance(bias, Tensor) else ()
             unit.weights = tuple(one for one in weights if one not in unit.biases)
-        elif name in _NORMS:
+        elif name in NORMS:
             unit.kind, unit.operand = Kind.NORM, value.detach().clone()
             unit.centred = "rms" not in name
             unit.weights, unit.biases = weights[:1], weights[1:]
@@ -406,7 +382,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         self._units[unit.number] = unit
         return unit.number
 
-    def _merged(self, added: Tensor, weights: tuple[str, ...], before: _Origin, output: Tensor) -> int | None:
+    def _merged(self, added: Tensor, weights: tuple[str, ...], before: Origin, output: Tensor) -> int | None:
         """The unit whose bias or shift this is: the last one before it that has none yet, and has so many features."""
         near = [self._units[one] for one in sorted(before.near, reverse=True) if one in self._units]
         for unit in near:
