@@ -81,8 +81,8 @@ def crash(root: Path, *, kills: int, seed: int) -> Tally:
     _attempt(source, expected, root / "log", None)
     wanted = _contents(expected)
     longest = _time(source, found, root / "log")
-    tally, attempts = Tally(), 0
-    while tally.killed < kills or attempts:
+    tally, attempts, tidied = Tally(), 0, True
+    while tally.killed < kills or attempts or not tidied:
         patience = draw.uniform(0, longest) if tally.killed < kills else None
         completed = _attempt(source, found, root / "log", patience)
         attempts += 1
@@ -94,6 +94,7 @@ def crash(root: Path, *, kills: int, seed: int) -> Tally:
             tally.resumed += _resumed(root / "log")
             shutil.rmtree(found)
             attempts = 0
+            tidied = completed  # killed behind the rename: the next one sweeps what it worked in
         elif completed:
             raise RuntimeError("a conversion ended well, and there is no destination")
         tally.killed += not completed

@@ -109,27 +109,28 @@ def convert(
       porting convert ./my-checkpoint ./start --table bert --to dcp/model
     """
     with Screen("convert", as_json=as_json, lines=True) as screen:
-        from porting.converting import carry_out, estimate, joined, prepare
+        from porting.converting import agreed, carry_out, estimate, joined, prepare
 
-        with joined() as rank:  # one of several processes that torchrun started, or the only one
-            screen.silent = rank > 0
-            origin, path = options.carried(source, destination)
-            draft = prepare(
-                origin,
-                path,
-                table,
-                reverse=reverse,
-                into=options.builder(into, trust=trust),
-                architecture=architecture,
-                derive=derive,
-                like=like,
-                dtype=options.dtype_of(dtype),
-                fresh=fresh,
-                trust=trust,
-                shard_size=shard_size,
-                to=to,
-                overwrite=overwrite,
-            )
+        with joined() as team:  # several processes that torchrun started, or this one
+            screen.silent = team.rank > 0
+            with agreed(team):
+                origin, path = options.carried(source, destination)
+                draft = prepare(
+                    origin,
+                    path,
+                    table,
+                    reverse=reverse,
+                    into=options.builder(into, trust=trust),
+                    architecture=architecture,
+                    derive=derive,
+                    like=like,
+                    dtype=options.dtype_of(dtype),
+                    fresh=fresh,
+                    trust=trust,
+                    shard_size=shard_size,
+                    to=to,
+                    overwrite=overwrite,
+                )
             for warning in draft.recipes.warnings:
                 screen.warn(warning)
             plan = _plan(draft, path)
@@ -141,7 +142,14 @@ def convert(
             screen.document({"event": "begin", **plan})
             with watching(screen) as tell:
                 done = carry_out(
-                    draft, path, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell
+                    draft,
+                    path,
+                    threads=threads,
+                    memory=memory,
+                    sha256=sha256,
+                    overwrite=overwrite,
+                    tell=tell,
+                    team=team,
                 )
             _say_done(screen, draft, done)
             screen.next("verify-files", str(path))

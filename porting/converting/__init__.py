@@ -4,7 +4,7 @@ from porting.converting.conversion import Converted, carry_out, convert, prepare
 from porting.converting.draft import Draft
 from porting.converting.integrity import FilesReport, verify_files
 from porting.converting.progress import Progress
-from porting.converting.team import joined
+from porting.converting.team import agreed, joined
 from porting.converting.timing import estimate
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Draft",
     "FilesReport",
     "Progress",
+    "agreed",
     "carry_out",
     "convert",
     "estimate",

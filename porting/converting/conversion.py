@@ -18,7 +18,7 @@ from porting.converting.draft import Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.proving import prove_same
-from porting.converting.team import Team, current_team, told_to_all
+from porting.converting.team import Team, agreed, current_team, told_to_all
 from porting.converting.workplace import workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, option, told
@@ -154,7 +154,7 @@ def convert(
     (40, 53)
     """
     team = current_team()
-    with told_to_all(team):
+    with agreed(team):
         draft = prepare(
             source,
             destination,
@@ -240,10 +240,15 @@ def carry_out(
     sha256: bool = False,
     overwrite: bool = False,
     tell: Tell | None = None,
+    team: Team | None = None,
 ) -> Converted:
-    """Do what a draft says; arguments and errors as in :func:`convert`."""
+    """Do what a draft says; arguments and errors as in :func:`convert`.
+
+    Args:
+        team: the processes that do it together, all with the same draft; None for those of ``torch.distributed``.
+    """
     options = _Options(threads=threads, memory=memory, sha256=sha256, overwrite=overwrite)
-    return _carry_out(draft, Path(destination), options, current_team(), tell)
+    return _carry_out(draft, Path(destination), options, team or current_team(), tell)
 
 
 @dataclass(frozen=True, kw_only=True)

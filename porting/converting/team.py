@@ -119,6 +119,14 @@ def told_to_all(team: Team) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def agreed(team: Team) -> Iterator[None]:
+    """What each process does by itself; none goes on unless all of them could."""
+    with told_to_all(team):
+        yield
+    team.gather(None)
+
+
 def current_team() -> Team:
     """The processes of the default group of ``torch.distributed`` if there is one of several; else this one alone."""
     import torch.distributed as dist  # noqa: PLC0415 - as above
@@ -129,16 +137,16 @@ def current_team() -> Team:
 
 
 @contextmanager
-def joined() -> Iterator[int]:
-    """A group as ``torchrun`` describes it in the environment, where it does; gives the number of this process."""
+def joined() -> Iterator[Team]:
+    """The processes that ``torchrun`` describes in the environment, where it does; else this one alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
-        yield 0
+        yield Alone()
         return
     import torch.distributed as dist  # noqa: PLC0415 - as above
 
     dist.init_process_group("gloo")
     try:
-        yield dist.get_rank()
+        yield current_team()
     finally:
         dist.destroy_process_group()
 

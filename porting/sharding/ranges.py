@@ -13,6 +13,7 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.errors import CheckpointError, quote
+from porting.checkpoint.files import LocalFile
 from porting.errors import Code, Fault
 from porting.plan.clipping import clip
 from porting.plan.copies import Copy
@@ -24,14 +25,17 @@ PIECE = 1 << 20
 FETCH_AGAIN = "the file is damaged: fetch it again"
 
 SHORT = 64
-"""Bytes of a run below which asking the system for each costs more than touching a mapping: a line of the cache."""
+"""Bytes of a run below which asking the system for each would cost more than what lies between two of them."""
+
+NEAR = 512
+"""Bytes between two short runs up to which what lies between is read with them."""
 
 
 class Ranges:
     """Reads boxes of a checkpoint's tensors.
 
     Attributes:
-        nbytes: the bytes that were asked for so far; a run shorter than a line of the cache counts as one.
+        nbytes: the bytes that were read so far; of short runs that are near each other, what lies between is read too.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -92,34 +96,53 @@ class Ranges:
         inner, outer = run_of(copy)
         length = math.prod(copy.sizes[place] for place in inner)
         count = math.prod(copy.sizes[place] for place in outer)
-        if length * width < SHORT:
-            self.nbytes += count * SHORT
-            return _mapped(one, dtype)
-        self.nbytes += count * length * width
         found = torch.empty(count * length, dtype=dtype)
-        buffer = memoryview((ctypes.c_char * found.nbytes).from_address(found.data_ptr())).cast("B")
-        for number, place in enumerate(product(*(range(copy.sizes[one]) for one in outer))):
-            at = copy.source_offset + sum(
-                step * copy.source_strides[one] for step, one in zip(place, outer, strict=True)
-            )
-            begin = number * length * width
-            file.read_into(buffer[begin : begin + length * width], start + at * width)
+        if length * width < SHORT:
+            begins = torch.tensor([copy.source_offset])
+            for place in outer:
+                steps = torch.arange(copy.sizes[place]) * copy.source_strides[place]
+                begins = (begins[:, None] + steps).reshape(-1)
+            self._scattered(file, start + begins * width, found.view(torch.uint8).view(count, length * width))
+        else:
+            self.nbytes += found.nbytes
+            buffer = _bytes_of(found)
+            for number, place_of in enumerate(product(*(range(copy.sizes[place]) for place in outer))):
+                at = copy.source_offset + sum(
+                    step * copy.source_strides[place] for step, place in zip(place_of, outer, strict=True)
+                )
+                begin = number * length * width
+                file.read_into(buffer[begin : begin + length * width], start + at * width)
         file.require_unchanged()
         order = [*outer, *inner]
         shaped = found.view([copy.sizes[one] for one in order])
         return shaped.permute([order.index(one) for one in range(len(order))]).reshape(copy.sizes)
 
+    def _scattered(self, file: LocalFile, begins: Tensor, found: Tensor) -> None:
+        """Read short runs, those that are near each other at once.
 
-def _mapped(one: Stored, dtype: torch.dtype) -> Tensor:
-    """The elements of a box by touching the mapped file; where they are not aligned there, byte by byte."""
-    copy, start, width = one.copy, one.extent.start, dtype.itemsize
-    if start % width == 0:
-        flat = one.file.view(start, one.extent.stop, dtype)
-        return flat.as_strided(copy.sizes, copy.source_strides, copy.source_offset).reshape(copy.sizes)
-    flat = one.file.view(start, one.extent.stop, torch.uint8)
-    strides = [step * width for step in copy.source_strides]
-    raw = flat.as_strided((*copy.sizes, width), (*strides, 1), copy.source_offset * width)
-    return raw.clone(memory_format=torch.contiguous_format).view(dtype).view(copy.sizes)
+        Args:
+            file: where they lie.
+            begins: where each begins, [r].
+            found: filled with their bytes, [r n].
+        """
+        if not found.numel():
+            return
+        length = found.shape[1]
+        sorted_begins, order = begins.sort()
+        apart = sorted_begins.diff() > length + NEAR
+        apart |= (sorted_begins // PIECE).diff() > 0  # so that what is held at once is bounded
+        cuts = apart.nonzero().view(-1) + 1
+        for some, places in zip(sorted_begins.tensor_split(cuts), order.tensor_split(cuts), strict=True):
+            first = int(some[0])
+            raw = torch.empty(int(some[-1]) + length - first, dtype=torch.uint8)
+            file.read_into(_bytes_of(raw), first)
+            self.nbytes += raw.nbytes
+            found[places] = raw[(some - first)[:, None] + torch.arange(length)]
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def run_of(copy: Copy) -> tuple[list[int], list[int]]:

@@ -120,6 +120,43 @@ def test_under_torchrun_a_killed_process_ends_all_and_the_same_command_goes_on(w
     assert contents(tmp_path / "out") == contents(work / "alone")
 
 
+UNEVEN = """
+import os
+import torch
+from torch import nn
+
+
+def build(config):
+    if os.environ["RANK"] == "1":
+        raise OSError("no such volume")
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Module() for _ in range(7))
+    model.embedding = nn.Parameter(torch.empty(101, 37))
+    for i, layer in enumerate(model.layers):
+        layer.qkv, layer.up = nn.Parameter(torch.empty(60, 30)), nn.Parameter(torch.empty(50 + i, 33))
+    return model
+"""
+
+
+def test_under_torchrun_what_one_cannot_prepare_all_are_told(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "porting"]
+    words = ["convert", str(work / "source"), "out", "--table", str(work / "table.toml"), "--into", "uneven.py:build"]
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [*program, *words], cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("error: rank 1: it could not go on, so that no process did: ") == 2
+    assert done.stderr.count("no such volume") == 3
+    assert sorted(os.listdir(tmp_path)) == ["uneven.py"]
+
+
 def test_every_job_is_somebodys() -> None:
     costs = [7, 1, 1, 5, 0, 3, 3, 9]
     for size in range(1, 10):

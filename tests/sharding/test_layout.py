@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, open_checkpoint
+from porting.checkpoint.files import LocalFile
 from porting.plan.copies import Copy
 from porting.sharding.layout import runs
-from porting.sharding.ranges import Ranges, pieces
+from porting.sharding.ranges import SHORT, Ranges, pieces
 
 
 @given(size=st.integers(0, 40), cuts=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), max_size=3))
@@ -75,7 +77,34 @@ def test_a_box_of_a_stored_tensor(
     [(_, found)] = reader.boxes(move)
     assert torch.equal(found, value[slice(*rows), slice(*columns)])
     if container == "safetensors":
-        assert reader.nbytes == high * max(wide * 8, 64)
+        short = wide * 8 < SHORT  # and near each other: what lies between is read as well
+        assert reader.nbytes == ((high - 1) * 40 + wide) * 8 if short else high * wide * 8
+
+
+@pytest.mark.parametrize("many", [12, 3000])
+def test_of_short_runs_that_are_far_from_each_other_nothing_is_read_beside_them(tmp_path: Path, many: int) -> None:
+    value = torch.randn(many, 400, generator=torch.Generator().manual_seed(0))
+    save_file({"x": value}, tmp_path / "model.safetensors")
+    reader = Ranges(open_checkpoint(tmp_path))
+    [(_, found)] = reader.boxes(Copy("x", "y", (5, many), 7, (1, 400), 0, (1, 5)))
+    assert torch.equal(found, value[:, 7:12].T)
+    assert reader.nbytes == many * 5 * 4
+
+
+def test_a_file_that_is_cut_short_behind_the_last_look_at_it_is_a_line_and_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mapping the first page behind the end would end the process."""
+    monkeypatch.setattr(LocalFile, "require_unchanged", lambda self: None)
+    value = torch.randn(64, 400, generator=torch.Generator().manual_seed(0))
+    save_file({"x": value}, tmp_path / "model.safetensors")
+    for width in (3, 300):  # short runs, and long ones
+        checkpoint = open_checkpoint(tmp_path)
+        size = (tmp_path / "model.safetensors").stat().st_size
+        os.truncate(tmp_path / "model.safetensors", 5000)
+        with pytest.raises(CheckpointError, match="ended early while it was being read"):
+            list(Ranges(checkpoint).boxes(Copy("x", "y", (64, width), 0, (400, 1), 0, (width, 1))))
+        os.truncate(tmp_path / "model.safetensors", size)
 
 
 def test_booleans_that_are_none(tmp_path: Path) -> None:
