@@ -84,13 +84,12 @@ def suggest(
     """
     with Screen("suggest", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
+        from porting.checkpoint.atomic import check_destination
         from porting.suggesting import suggest as make
 
-        if output is not None and output.exists() and not (overwrite or interactive):  # before the work, not after it
-            hint = "choose another file, or pass --overwrite"
-            raise PortingError(
-                Fault(code=Code.DESTINATION_REFUSED, where=str(output), message="the file exists already", hint=hint)
-            )
+        if output is not None:  # before the work, not after it
+            check_destination(output, overwrite=overwrite or interactive)
+        wanted = output
         lines = dict(_line(one) for one in inputs or ())
         builder = options.builder(into)
         checkpoint = open_checkpoint(options.where(source))
@@ -110,17 +109,23 @@ def suggest(
             )
         screen.document(found.to_dict())
         _show(screen, found, explain, table=output is None and not interactive)
-        if interactive:
+        if not found.evidence:
+            output = None  # there is nothing to write
+        elif interactive:
             output = _agreed(screen, found, output, dialogue, name, overwrite=overwrite)
         if output is not None:
-            found.write(output)
+            found.write(output, overwrite=overwrite or interactive)
+        asked = [*options.again(source), *options.given(into=into, architecture=architecture, input=inputs)]
+        if any(one.kind == "bound" for one in found.reasons):
+            more = options.given(output=output or wanted, overwrite=output is not None, limit=f"{5 * limit:g}")
+            screen.next("suggest", *asked, *more)
+        elif output is not None:
             fresh = any(one.side == "module" for one in found.unmapped)
             words = [*options.again(source), *options.given(table=output, into=into, fresh=fresh)]
             bounded = found.verdict.value == "approximate"  # which verify holds the table to
             screen.next("verify" if found.proven or bounded else "check", *words)
         elif not interactive:
-            asked = options.given(into=into, architecture=architecture, input=inputs)
-            screen.next("suggest", *options.again(source), *asked, "--output", free("my_table", ".toml"), aside=True)
+            screen.next("suggest", *asked, "--output", free("my_table", ".toml"), aside=True)
         if not found.proven:
             raise typer.Exit(UNDECIDED if found.stop is not None else DIFFERENT)
 

@@ -127,7 +127,9 @@ def _all(
     yield from strange
     kinds |= {one.kind for one in (*causes, *tiny, *strange)}
     explained = bool(kinds) or any(one.cause for one in found.divergences)
-    if not proof.exact and not explained and not left and not rounded:
+    if proof.late:
+        yield Reason(kind="bound", said=f"the limit was met before the proof had ended: {_more()}")
+    elif not proof.exact and not explained and not left and not rounded:
         holds = "could not be run" if proof.report is None else "does not hold"
         yield Reason(kind="proof", said=f"the float64 proof {holds}: {_said(proof)}")
     for one in fits:
@@ -137,7 +139,13 @@ def _all(
     if own is not None and not own.exact and proof.exact:
         yield Reason(kind="proof", said=f"the proof on the checkpoint itself does not hold: {_said(own)}")
     if found.exhausted:
-        yield Reason(kind="bound", said="the search met its bound on seconds or trials before it was complete")
+        yield Reason(
+            kind="bound", said=f"the search met its bound on seconds or trials before it was complete: {_more()}"
+        )
+
+
+def _more() -> str:
+    return told(called="limit= gives it more", typed="--limit gives it more")
 
 
 def _rounded(found: Found, proof: Proof) -> Iterator[Reason]:

@@ -8,7 +8,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,13 +16,14 @@ from torch import nn
 
 from porting.build import build
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Fault, PortingError
+from porting.errors import Fault, PortingError, told
 from porting.loading import maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
 from porting.suggesting.asking import Ask, Asker, refolded, where_to_fold, which_architecture
 from porting.suggesting.attention import attention, attention_probes, ordered
 from porting.suggesting.building import Builder, build_for
+from porting.suggesting.clock import OutOfTime, bounded
 from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.evidence import evidence
 from porting.suggesting.finding import Found
@@ -32,7 +33,7 @@ from porting.suggesting.probing import NEAR
 from porting.suggesting.proving import SMALL, Proof, differing, prove
 from porting.suggesting.search import Search
 from porting.suggesting.subject import Subjects, prepare, sides, steady
-from porting.suggesting.suggestion import Suggestion, Verdict
+from porting.suggesting.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.suggesting.tracing import Kind
 from porting.suggesting.twin import architecture_of, usual_architectures
 from porting.suggesting.writing import Draft, write
@@ -83,7 +84,8 @@ def suggest(
         name: the table's name.
         seed: of the twin's weights and of all inputs.
         trials: the search ends after so many candidates.
-        limit: seconds; the search ends so that the proof can still be run, and what was not found by then is said.
+        limit: seconds for all of it: the search ends so that the proof can still be run, and what was not found or not
+            proven by then is said.  Where it is met, the next module is not run; one that runs is waited for.
         revision: for a hub id.
         progress: called with what is done, how many steps are done and how many there are.
         ask: answers what is the user's to decide; by default every :class:`Question` gets its own default.
@@ -105,43 +107,72 @@ def suggest(
     """
     begun = time.monotonic()
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
-    tell = outside(progress or (lambda what, done, total: None))
     asker = Asker(None if ask is None else outside(ask))
+    stage = "opening the checkpoint"
+    heard = outside(progress or (lambda what, done, total: None))
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal stage
+        stage = what
+        heard(what, done, total)
+
     kind = architecture_of(checkpoint.config, architecture or _chosen(checkpoint, asker))
     with guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
-        tell("making a twin", 0, 0)
-        subjects = prepare(checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {}, ask=asker)
-        left = begun + limit * (1 - RESERVE) - time.monotonic()
-        found, inner = _searched(subjects, seed, trials, left, tell)
-        tables = {name for unit in found.trace.units if unit.kind in {Kind.LOOKUP, Kind.TABLE} for name in unit.names}
-        question = where_to_fold(found.moves, tables)
-        if question is not None:
-            answer = asker(question)
-            found.moves = refolded(found.moves, answer)
-            for one in {answer, question.default} if answer != question.default else ():
-                found.trace.modules.pop(one.rpartition(".")[0] or one, None)  # the table by itself is another one now
-        close = bool(found.divergences)
-        made, lines, unmapped = draft(subjects, found, name, (), close=close)
-        plain = made
-        made = replace(made, probes=ordered([*made.probes, *inner], found.reference.modules))
-        tell("proving", 0, 0)
-        fresh = any(one.side == "module" for one in unmapped)
-        causes = min(CAUSES, max(begun + limit - time.monotonic(), 1.0))
-        twin = subjects.twin.checkpoint
-        proof = _proven(twin, into, write(made), subjects, seed=seed, fresh=fresh, small=True, causes=causes)
-        wrong = differing(proof)
-        if inner and wrong and all(ARROW in one for one in wrong):
-            made = plain  # attention is written in another way there, and what comes of it is the same
-            proof = _proven(twin, into, write(made), subjects, seed=seed, fresh=fresh, small=True, causes=causes)
-        final = onto(made, checkpoint, subjects)
-        table = parse_table(write(final), where="suggested")
-        fits = _fits(checkpoint, into, table, subjects, fresh=fresh)
-        own = None
-        if not fits and proof.exact and sum(info.nbytes for info in checkpoint.tensors.values()) < 4 * SMALL:
-            tell("proving on the checkpoint", 0, 0)
-            own = _proven(checkpoint, into, write(final), subjects, seed=seed, fresh=fresh, small=False)
-        verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped)
-        text = write(_headed(final, verdict, kind, lazy=subjects.lazy))
+        try:
+            with bounded(begun + limit):
+                tell("making a twin", 0, 0)
+                subjects = prepare(
+                    checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {}, ask=asker, tell=tell
+                )
+                left = begun + limit * (1 - RESERVE) - time.monotonic()
+                searched = _searched(subjects, seed, trials, left, tell)
+            prover = _Prover(into=into, subjects=subjects, until=begun + limit, seed=seed, tell=tell)
+            found = _proposed(checkpoint, prover, searched, asker, name)
+        except OutOfTime:
+            found = _nothing(kind, name, f"the limit of {limit:g} s was met while {stage}")
+    return replace(found, decisions=tuple(asker.decisions), seconds=time.monotonic() - begun)
+
+
+def _nothing(architecture: str, name: str, said: str) -> Suggestion:
+    """What there is to say where the time was over before anything was found."""
+    how = told(called="limit=", typed="--limit")
+    reason = Reason(kind="bound", said=f"{said}, and nothing was found by then: {how} gives it more")
+    head = [f"{architecture}: not found.", f"- {reason.said}"]
+    text = write(Draft(name=name, description=f"{architecture}: not found", head=head))
+    stop = Stop(proven=0, places=0)
+    return Suggestion(verdict=Verdict.NOT_FOUND, text=text, reasons=(reason,), stop=stop, proof=stop.said)
+
+
+def _proposed(
+    checkpoint: Checkpoint, prover: _Prover, searched: tuple[Found, list[tuple[str, str]]], asker: Asker, name: str
+) -> Suggestion:
+    """The table of what was found, proven and judged."""
+    into, subjects = prover.into, prover.subjects
+    found, inner = searched
+    tables = {name for unit in found.trace.units if unit.kind in {Kind.LOOKUP, Kind.TABLE} for name in unit.names}
+    question = where_to_fold(found.moves, tables)
+    if question is not None:
+        answer = asker(question)
+        found.moves = refolded(found.moves, answer)
+        for one in {answer, question.default} if answer != question.default else ():
+            found.trace.modules.pop(one.rpartition(".")[0] or one, None)  # the table by itself is another one now
+    made, lines, unmapped = draft(subjects, found, name, (), close=bool(found.divergences))
+    plain = made
+    made = replace(made, probes=ordered([*made.probes, *inner], found.reference.modules))
+    fresh = any(one.side == "module" for one in unmapped)
+    proof = prover.on_twin(made, fresh=fresh)
+    wrong = differing(proof)
+    if inner and wrong and all(ARROW in one for one in wrong):
+        made = plain  # attention is written in another way there, and what comes of it is the same
+        proof = prover.on_twin(made, fresh=fresh)
+    final = onto(made, checkpoint, subjects)
+    fits = _fits(checkpoint, into, parse_table(write(final), where="suggested"), subjects, fresh=fresh)
+    own = None
+    if not fits and proof.exact and sum(info.nbytes for info in checkpoint.tensors.values()) < 4 * SMALL:
+        own = prover.on(checkpoint, final, fresh=fresh)
+        own = None if own.late else own  # the twin's is a proof as well
+    verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped)
+    text = write(_headed(final, verdict, subjects.twin.architecture, lazy=subjects.lazy))
     return Suggestion(
         verdict=verdict.verdict,
         text=text,
@@ -154,9 +185,7 @@ def suggest(
         difference=verdict.difference,
         proven_on="the checkpoint" if own is not None and own.exact else "a small twin",
         shown=verdict.shown,
-        decisions=tuple(asker.decisions),
         trials=found.trials,
-        seconds=time.monotonic() - begun,
     )
 
 
@@ -194,22 +223,50 @@ def _searched(
                 tensor.data.copy_(kept[name])
 
 
-def _proven(
-    checkpoint: Checkpoint,
-    into: Builder,
-    text: str,
-    subjects: Subjects,
-    *,
-    seed: int,
-    fresh: bool,
-    small: bool,
-    causes: float = 0.0,
-) -> Proof:
-    try:
-        table = parse_table(text, where="suggested")
-    except PortingError as error:  # what was found cannot be written down: never a proof
-        return Proof(report=None, refused=str(error))
-    return prove(checkpoint, into, table, subjects, seed=seed, fresh=fresh, small=small, causes=causes)
+@dataclass(frozen=True, kw_only=True)
+class _Prover:
+    """Runs proofs, as long as there is time."""
+
+    into: Builder
+    subjects: Subjects
+    until: float
+    seed: int
+    tell: Progress
+
+    def on_twin(self, made: Draft, *, fresh: bool) -> Proof:
+        """The table's proof on the twin."""
+        causes = min(CAUSES, max(self.until - time.monotonic(), 1.0))
+        return self._proven(self.subjects.twin.checkpoint, made, "proving on the twin", fresh=fresh, causes=causes)
+
+    def on(self, checkpoint: Checkpoint, made: Draft, *, fresh: bool) -> Proof:
+        """The table's proof on the checkpoint itself."""
+        return self._proven(checkpoint, made, "proving on the checkpoint", fresh=fresh)
+
+    def _proven(self, checkpoint: Checkpoint, made: Draft, stage: str, *, fresh: bool, causes: float = 0.0) -> Proof:
+        try:
+            table = parse_table(write(made), where="suggested")
+        except PortingError as error:  # what was found cannot be written down: never a proof
+            return Proof(report=None, refused=str(error))
+
+        def tell(what: str, done: int, total: int) -> None:
+            self.tell(f"{stage}, {what}", done, total)
+
+        tell("loading", 0, 0)
+        try:
+            with bounded(self.until):
+                return prove(
+                    checkpoint,
+                    self.into,
+                    table,
+                    self.subjects,
+                    seed=self.seed,
+                    fresh=fresh,
+                    small=checkpoint is self.subjects.twin.checkpoint,
+                    causes=causes,
+                    tell=tell,
+                )
+        except OutOfTime:
+            return Proof(report=None, refused="the limit was met before it had ended", late=True)
 
 
 def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subjects, *, fresh: bool) -> tuple[Fault, ...]:

@@ -19,6 +19,7 @@ from porting.suggesting.fields import Role
 from porting.suggesting.subject import Subjects, complete, end_of, image_of, number_of
 from porting.tracing.measure import MEANING
 from porting.verification import verify
+from porting.verification.compare import Progress
 from porting.verification.inputs import Case
 
 SMALL = 20_000_000
@@ -35,11 +36,13 @@ class Proof:
         report: verify's; None when it could not be run.
         refused: why it could not.
         builder: the user's own builder was used, and took what the table's [config] gives it.
+        late: there was no time to end it.
     """
 
     report: Report | None
     refused: str = ""
     builder: bool = True
+    late: bool = False
 
     @property
     def exact(self) -> bool:
@@ -74,6 +77,7 @@ def prove(
     fresh: bool,
     small: bool,
     causes: float = 0.0,
+    tell: Progress | None = None,
 ) -> Proof:
     """Run the proof.
 
@@ -86,6 +90,7 @@ def prove(
         fresh: some of the module's parameters have no source.
         small: the checkpoint is the twin, and the longest row is the one that was tried.
         causes: how many seconds the catalogue of causes may take, where something differs.
+        tell: called with what is done, how many steps are done and how many there are.
     """
     config = checkpoint.config
     made = cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
@@ -97,6 +102,7 @@ def prove(
         "seed": seed,
         "causes": causes,
         "dtypes": (),
+        "progress": tell,
     }
     try:
         return Proof(report=verify(checkpoint, module or into, table, **arguments))  # type: ignore[arg-type]  # by name

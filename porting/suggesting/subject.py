@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ def prepare(
     seed: int,
     inputs: Mapping[str, str],
     ask: Asker,
+    tell: Callable[[str, int, int], None],
 ) -> Subjects:
     """Both models, ready to be run.
 
@@ -114,6 +115,7 @@ def prepare(
     lazy = is_lazy(built.module)
     module = doubled(warm(built.module, available, vocabulary, padding))
     draw(module, seed + 1, buffers=False)
+    tell("finding out what forward takes", 0, 0)
     causal = _causal(twin.reference, available, vocabulary, padding)
     if inputs:
         way = told_way(module, available, inputs)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from porting.checkpoint.atomic import check_destination, new_file, write_all
 from porting.notation.table import Table, parse_table
 from porting.suggesting.asking import Decision
 from porting.suggesting.unmapped import Near, Unmapped, listed
@@ -135,10 +136,20 @@ class Suggestion:
         """The table, parsed."""
         return parse_table(self.text, where="suggested")
 
-    def write(self, path: str | Path) -> Path:
-        """Write the table to a file."""
-        path = Path(path)
-        path.write_text(self.text, encoding="utf-8")
+    def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the table to a file, whole or not at all.
+
+        Args:
+            path: the file.
+            overwrite: whether it may take the place of what stands there.
+
+        Raises:
+            CheckpointError: something stands there, there is no such directory, or it cannot be written.
+        """
+        path, content = Path(path), self.text.encode()
+        check_destination(path, overwrite=overwrite)
+        with new_file(path, size=len(content), overwrite=overwrite) as descriptor:
+            write_all(descriptor, content)
         return path
 
     def explain(self, wanted: str = "") -> str:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.modules import write_own
+from tests.guards.tree import ROOT
 
 INTO = ("--into", "own_model.py:build")
 
@@ -16,8 +22,6 @@ INTO = ("--into", "own_model.py:build")
 @pytest.fixture(autouse=True)
 def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test imports its own ``own_model``."""
-    import sys
-
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_model", raising=False)
 
@@ -59,8 +63,13 @@ def test_a_table_that_is_there_is_not_written_over(run: Run, checkpoint: Path) -
     Path("mine.toml").write_text("by hand")
     result = run("suggest", checkpoint, "--into", "nowhere.py:build", "-o", "mine.toml")
     assert result.exit_code == 2
-    assert "mine.toml: the file exists already (choose another file, or pass --overwrite)" in result.stderr
+    assert (
+        "mine.toml: the destination exists already (choose another destination, or pass --overwrite)" in result.stderr
+    )
     assert Path("mine.toml").read_text() == "by hand"
+    nowhere = run("suggest", checkpoint, "--into", "nowhere.py:build", "-o", "no/mine.toml")
+    assert nowhere.exit_code == 2
+    assert "no/mine.toml: the destination lies in a directory that does not exist (run `mkdir -p no`)" in nowhere.stderr
 
 
 def test_where_nothing_was_found_the_exit_code_is_another_one(run: Run, checkpoint: Path) -> None:
@@ -69,10 +78,36 @@ def test_where_nothing_was_found_the_exit_code_is_another_one(run: Run, checkpoi
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proposing, "RESERVE", 2.0)  # no time at all is left for the search
-        result = run("suggest", checkpoint, *INTO, "--limit", "1")
+        result = run("suggest", checkpoint, *INTO, "--limit", "100", "-o", "mine.toml")
     assert result.exit_code == 3, result.stderr
     assert "not found: nothing could be proven; then nothing fits words.weight." in result.stdout.splitlines()
-    assert "  the search met its bound on seconds or trials before it was complete" in result.stdout.splitlines()
+    bound = "  the search met its bound on seconds or trials before it was complete: --limit gives it more"
+    assert bound in result.stdout.splitlines()
+    assert not Path("mine.toml").exists(), "there is nothing to write"
+    last = "next: porting suggest c --into own_model.py:build --output mine.toml --limit 500"
+    assert result.stdout.splitlines()[-1] == last
+
+
+def test_an_interrupted_command_leaves_nothing_behind(checkpoint: Path, tmp_path: Path) -> None:
+    """Whatever it does when somebody presses Ctrl-C: here the builder never ends."""
+    Path("endless.py").write_text(
+        "import pathlib\n\ndef build(config):\n    pathlib.Path('begun').touch()\n    while True:\n        pass\n"
+    )
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    words = [sys.executable, "-m", "porting", "suggest", "c", "--into", "endless.py:build", "-o", "mine.toml"]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 200
+        while not Path("begun").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert (out, err.splitlines()[-1]) == ("", "interrupted")
+    assert "Traceback" not in err
+    assert sorted(one.name for one in Path().iterdir() if one.name != "__pycache__") == ["begun", "c", "endless.py"]
+    assert list(scratch.glob("porting-*")) == []
 
 
 def test_a_builder_that_fails_is_a_line_with_its_place_and_no_traceback(run: Run, checkpoint: Path) -> None:

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.causes import Finding
-from porting.suggesting import Verdict, proposing, suggest
-from porting.suggesting.proving import Proof
+from porting.suggesting import Verdict, suggest
+from porting.suggesting.proving import Proof, prove
 from porting.suggesting.reasons import known
 from tests.suggesting.test_verdicts import NormedAgain, Plain, each
 from tests.zoo.parts import Config
@@ -123,7 +123,7 @@ def test_a_search_that_meets_its_bound_says_how_far_it_came(source: Path) -> Non
     assert found.stop is not None
     assert (found.stop.behind, found.stop.at) == ("layers.0.act", "layers.0.down.weight")
     assert '"bert.embeddings.LayerNorm.{w:weight,bias}" = "norm.{w:weight,bias}"' in found.text
-    at_once = suggest(source, Plain, limit=0.001)
+    at_once = suggest(source, Plain, trials=0)
     assert at_once.verdict is Verdict.NOT_FOUND
     assert at_once.stop is not None
     assert at_once.stop.said.startswith("nothing could be proven; then nothing fits tok.weight")
@@ -177,14 +177,13 @@ def test_a_cause_shows_nothing_where_weights_were_guessed(source: Path) -> None:
 def suggest_proof(source: Path) -> Proof:
     """A proof, with the activations that were compared."""
     kept: list[Proof] = []
-    prove = proposing._proven
 
     def proven(*args: Any, **named: Any) -> Proof:  # as the function that it stands for
         kept.append(prove(*args, **named))
         return kept[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposing, "_proven", proven)
+        patch.setattr("porting.suggesting.proposing.prove", proven)
         suggest(source, Plain)
     return kept[0]
 
