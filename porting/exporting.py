@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,24 +14,14 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content
-from porting.errors import Code, Fault, option, told
-from porting.export_files import (
-    companions,
-    config_bytes,
-    config_of,
-    is_single_file,
-    labels,
-    main_dtype,
-    new_config,
-    weight_files,
-)
+from porting.errors import Code, Fault, option
+from porting.export_config import exported_config, whole_config
+from porting.export_files import companions, is_single_file, weight_files
 from porting.lineage import provenance
 from porting.loading import PortingWarning, cast, expected, same_bits
-from porting.notation.field import held, value_of, with_field
 from porting.notation.table import Table
 from porting.origin import Origin, follow, imagined, table_for
 from porting.plan.align import Step
-from porting.plan.config import effective, original
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan
 from porting.sharding import is_sharded, write_shards
@@ -145,7 +134,7 @@ def export(
     if checkpoint is not None:
         origin = follow(module, chosen, checkpoint, architecture)
     else:
-        origin = imagined(module, chosen, _own_fields(module, chosen, config), architecture)
+        origin = imagined(module, chosen, whole_config(module, chosen, config), architecture)
 
     if spread:
         exported = _from_shards(module, origin, Path(path), config, architecture, dtype, overwrite=overwrite)
@@ -157,7 +146,7 @@ def export(
     left: tuple[str, ...] = ()
     if checkpoint is not None:
         files, left = companions(checkpoint)
-    files[CONFIG_NAME] = _config(module, origin, config, architecture, tensors)
+    files[CONFIG_NAME] = exported_config(module, origin, config, architecture, tensors)
     files |= weight_files(checkpoint, tensors)
     protected = [one for one in (checkpoint, record.checkpoint if record is not None else None) if one is not None]
     write_directory(path, files, overwrite=overwrite, sources=[place for one in protected for place in _places(one)])
@@ -215,7 +204,7 @@ def _from_shards(
     described = {name: torch.empty(one.shape, dtype=dtypes[name], device="meta") for name, one in theirs}
     files, left = companions(checkpoint)
     beside = {name: one for name, one in files.items() if isinstance(one, bytes | Path)}
-    beside[CONFIG_NAME] = _config(module, origin, config, architecture, described)
+    beside[CONFIG_NAME] = exported_config(module, origin, config, architecture, described)
     contents = weight_files(checkpoint, described)
     beside |= {name: one for name, one in contents.items() if isinstance(one, bytes | Path)}
     weights = {name: one for name, one in contents.items() if isinstance(one, TensorFile)}
@@ -334,100 +323,6 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dic
         if tensor.is_floating_point() and torch.finfo(tensor.dtype).max > torch.finfo(dtype).max
     }
     return result, {name: count for name, count in infinite.items() if count}
-
-
-def _config(
-    module: nn.Module, origin: Origin, config: object, architecture: str | None, tensors: Mapping[str, Tensor]
-) -> bytes:
-    """The content of ``config.json``."""
-    raw = config_of(origin.checkpoint) if origin.checkpoint is not None else None
-    dtype = main_dtype(tensors)
-    named = {"architectures": [origin.architecture]} if origin.architecture else {}
-    if isinstance(config, Mapping) or raw is None or origin.checkpoint is None:
-        fields = {**_own_fields(module, origin.plan.table, config), "dtype": dtype}
-        return new_config({**named, **fields})
-    changes = _changed_fields(module, origin, config)
-    sources = origin.checkpoint.tensors
-    if any(name in sources and tensor.dtype != sources[name].dtype for name, tensor in tensors.items()):
-        changes |= {field: dtype for field in ("dtype", "torch_dtype") if field in origin.checkpoint.config}
-    if origin.changed or architecture is not None:
-        changes |= named
-    return config_bytes(raw, changes)
-
-
-def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[str, object]:
-    """The checkpoint's fields that the module's config says otherwise."""
-    table = origin.plan.table
-    mine = config if config is not None else _config_object(module)
-    if mine is None or origin.checkpoint is None:
-        return {}
-    before = effective(table, origin.checkpoint.config)
-    defaults = {one.name: one.default for one in dataclasses.fields(mine)} if dataclasses.is_dataclass(mine) else {}
-    changed = {
-        theirs: value
-        for theirs, value in original(table, mine).items()
-        if value != (value_of(before, theirs) if held(before, theirs) else defaults.get(table.config[theirs], value))
-    }
-    if "num_labels" in changed:
-        changed |= labels(int(str(changed.pop("num_labels"))))
-    return changed
-
-
-def _pass_config() -> str:
-    return told(
-        called="pass config=, the target's config or the content of config.json as a dictionary",
-        typed="let the module keep its config as `config`",
-    )
-
-
-def _own_fields(module: nn.Module, table: Table, config: object) -> dict[str, object]:
-    """A whole config: the one that was passed, or the target's read backwards through the table.
-
-    Raises:
-        TargetError: there is none, or it lacks fields.
-    """
-    if isinstance(config, Mapping):
-        return dict(config)
-    mine = config if config is not None else _config_object(module)
-    name = type(module).__qualname__
-    if mine is None:
-        message = f"nothing says the config of this {name}: neither it nor a part of it has one"
-        hint = _pass_config()
-        raise TargetError(Fault(code=Code.CONFIG_UNKNOWN, message=message, hint=hint))
-    found = original(table, mine)
-    lacking = [f"{ours!r}" for theirs, ours in table.config.items() if theirs not in found]
-    faults = [
-        Fault(
-            code=Code.CONFIG_REFUSED,
-            where=table.where,
-            message=f"this {name} has {ours} = {getattr(mine, ours)!r}, "
-            f"and every checkpoint of '{table.name}' {value!r}",
-            hint="it would come out as another function: use the table of a family that it is",
-        )
-        for ours, value in table.constants.items()
-        if getattr(mine, ours, value) != value
-    ]
-    if lacking:
-        message = f"the {type(mine).__qualname__} of this {name} has no {', '.join(lacking)}, which [config] names"
-        hint = _pass_config()
-        faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=table.where, message=message, hint=hint))
-    if not table.model_types:
-        message = "the table names no model_types, and config.json must have one"
-        faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=table.where, message=message, hint="add it to [mapping]"))
-    if faults:
-        raise TargetError(faults)
-    demanded = {field: values[0] for field, values in table.require.items() if len(values) == 1}
-    count = found.pop("num_labels", 2)
-    named = labels(int(str(count))) if count != 2 else {}
-    fields: dict[str, object] = {}
-    for field, value in {**demanded, **found}.items():
-        fields = with_field(fields, field, value)
-    return {**fields, **named, "model_type": table.model_types[0]}
-
-
-def _config_object(module: nn.Module) -> object:
-    """The config that the module, or the first part of it that has one, keeps as ``config``."""
-    return next((part.config for part in module.modules() if getattr(part, "config", None) is not None), None)
 
 
 def _places(checkpoint: Checkpoint) -> list[Path]:

@@ -19,7 +19,7 @@ from torch import nn
 from porting.causes.events import Inventory, Meddling
 from porting.causes.meddling import plant, watch
 from porting.causes.planting import PLANTS, truth
-from porting.reporting.report import FAITHFUL
+from porting.reporting.outcome import FAITHFUL
 from porting.tracing.lift import ITSELF
 from porting.verification import Probe, Report, verify
 from tests.families.pairs import PAIRS, Pair

@@ -25,7 +25,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting.errors import PortingError
-from porting.reporting.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Report
+from porting.reporting.outcome import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE
+from porting.reporting.report import Report
 from porting.tables import find_table
 from porting.tracing.measure import MEANING, ROUNDING
 from porting.verification import verify

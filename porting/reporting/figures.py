@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from porting.printable import safe
-from porting.reporting.report import Report
+from porting.reporting.outcome import Outcome
 from porting.reporting.rows import rows_of
 from porting.tracing.measure import ROUNDING
 from porting.tracing.spread import Spread
@@ -56,7 +56,7 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def growth(report: Report) -> str:
+def growth(report: Outcome) -> str:
     """How the error grows over the depth of the model: float64 above, the working dtypes below; an SVG element."""
     with _drawing():
         panels = 2 if report.noise else 1
@@ -182,7 +182,7 @@ def _logarithmic(axes: Axes) -> None:
     axes.margins(x=0.01)
 
 
-def _name_rows(axes: Axes, report: Report) -> None:
+def _name_rows(axes: Axes, report: Outcome) -> None:
     """Ticks where a layer ends, named as in the table; where they are dense, some."""
     numbers = {id(probe): number for number, probe in enumerate(report.probes)}
     ticks: list[tuple[int, str]] = []

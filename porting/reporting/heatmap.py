@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from porting.reporting.report import IMPRECISE, Probe, Report
+from porting.reporting.outcome import IMPRECISE, Outcome, Probe
 from porting.reporting.rows import OUTPUT, rows_of
 from porting.tracing.measure import luck
 
@@ -85,7 +85,7 @@ class HeatMap:
         yield from (cell for _, cells in self.rows for cell in cells if cell)
 
 
-def heat_map(report: Report) -> HeatMap:
+def heat_map(report: Outcome) -> HeatMap:
     """Lay the probes of a report out."""
     numbers = {id(probe): number for number, probe in enumerate(report.probes)}
     rows = rows_of(report.probes)
@@ -187,6 +187,6 @@ def _state(probe: Probe) -> str:
     return "passed on" if probe.differs or probe.drifts else "same"
 
 
-def _rounds_worst(report: Report) -> str:
+def _rounds_worst(report: Outcome) -> str:
     worst = {tier: max(probe.rounding[tier].worst for probe in report.probes) for tier in report.noise}
     return max(worst, key=worst.__getitem__, default=DOUBLE)

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from porting.reporting.report import Report, Shown
+from porting.reporting.outcome import Outcome, Shown
 from porting.target import named_tensors
 
 
-def clause(report: Report) -> str:
+def clause(report: Outcome) -> str:
     """What qualifies the verdict: ``", as far as was shown (not shown: the attention mask)"``; empty when all was."""
     return "" if report.complete else f", as far as was shown (not shown: {'; '.join(_limits(report))})"
 
 
-def _limits(report: Report) -> Iterator[str]:
+def _limits(report: Outcome) -> Iterator[str]:
     for words in report.unseen:
         yield words.partition(" (")[0]
     if report.idle:

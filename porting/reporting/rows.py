@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from porting.reporting.report import Probe
+from porting.reporting.outcome import Probe
 
 OUTPUT = "output"
 """What a layer gives, or a module outside of the layers: the column of the probes that are named by a row alone."""

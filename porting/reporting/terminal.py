@@ -15,7 +15,7 @@ from porting.printable import safe
 from porting.reporting.because import cause_lines
 from porting.reporting.learned_lines import tell_learned
 from porting.reporting.limits import clause
-from porting.reporting.report import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Probe, Report
+from porting.reporting.outcome import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Outcome, Probe
 from porting.reporting.rows import Row, rows_of
 from porting.tracing.branches import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
@@ -36,7 +36,7 @@ _SAID = {
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
 
 
-def render(report: Report, *, every_probe: bool = False) -> RenderableType:
+def render(report: Outcome, *, every_probe: bool = False) -> RenderableType:
     """The report for a rich console; with ``every_probe`` a row for each probe in place of one for each layer."""
     above = verdict_lines(report)
     below = (
@@ -54,7 +54,7 @@ def _seen(line: Text) -> Text:
     return line if line.plain.isprintable() else Text(safe(line.plain), line.style)
 
 
-def as_text(report: Report, *, width: int = 120, every_probe: bool = False) -> str:
+def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False) -> str:
     """The report as plain text."""
     written = StringIO()
     # In a notebook rich would show the text at once, and write nothing.
@@ -63,7 +63,7 @@ def as_text(report: Report, *, width: int = 120, every_probe: bool = False) -> s
     return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
 
 
-def verdict_lines(report: Report) -> Iterator[Text]:
+def verdict_lines(report: Outcome) -> Iterator[Text]:
     """The verdict in a sentence, and the largest difference of each tier."""
     style, says = _SAID[report.verdict]
     if report.verdict == DIFFERENT and not report.computes_otherwise:
@@ -87,7 +87,7 @@ def _largest(probes: Iterable[Probe]) -> float:
     return max((probe.meaning.worst for probe in probes), default=0.0)
 
 
-def _grid(report: Report, every_probe: bool) -> Grid:
+def _grid(report: Outcome, every_probe: bool) -> Grid:
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     grid.add_column("where")
     for title in ("float64", "isolated"):
@@ -168,7 +168,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
 
 
-def culprit_lines(report: Report) -> Iterator[Text]:
+def culprit_lines(report: Outcome) -> Iterator[Text]:
     """Which modules are at fault, and what is known of them."""
     if report.guilty:
         first = report.guilty[0]
@@ -203,7 +203,7 @@ def culprit_lines(report: Report) -> Iterator[Text]:
         yield Text(f"weights that are not the checkpoint's: {listed(report.shown.differing)}", "red")
 
 
-def _leak_lines(report: Report) -> Iterator[Text]:
+def _leak_lines(report: Outcome) -> Iterator[Text]:
     """What remains in less than float64, what a rounding of it comes to, and what bounds follow."""
     felt = [probe for probe in report.probes if (probe.leak or probe.meaning).worst > MEANING]
     for probe in [probe for probe in felt if probe.lowered or probe.leak][:MOST_NAMED]:
@@ -219,7 +219,7 @@ def _leak_lines(report: Report) -> Iterator[Text]:
             )
 
 
-def shown_lines(report: Report) -> Iterator[Text]:
+def shown_lines(report: Outcome) -> Iterator[Text]:
     """What the inputs could see of the weights."""
     shown = report.shown
     yield Text(f"proven by activation: {len(shown.activation)} of {shown.count} parameters and buffers")
@@ -241,7 +241,7 @@ def shown_lines(report: Report) -> Iterator[Text]:
     yield from _code_lines(report)
 
 
-def _code_lines(report: Report) -> Iterator[Text]:
+def _code_lines(report: Outcome) -> Iterator[Text]:
     """What never ran of the port's own code, and what of that no input would reach."""
     for one in report.not_taken[:MOST_NAMED]:
         lines = f"{one.lines} line{'s' if one.lines > 1 else ''}"
@@ -265,7 +265,7 @@ def _count(branches: Sequence[Branch], why: str) -> int:
     return sum(one.why == why for one in branches)
 
 
-def other_lines(report: Report) -> Iterator[Text]:
+def other_lines(report: Outcome) -> Iterator[Text]:
     """What was left out, what should be known, the inputs, the cost and the versions."""
     if report.skipped:
         yield Text(f"not compared, for lack of a counterpart: {listed(report.skipped)}", "yellow")

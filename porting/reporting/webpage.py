@@ -12,7 +12,7 @@ from porting.reporting.because import cause_lines
 from porting.reporting.figures import growth, spread_plot
 from porting.reporting.heatmap import Cell, heat_map
 from porting.reporting.learned_lines import tell_learned
-from porting.reporting.report import Report
+from porting.reporting.outcome import Outcome
 from porting.reporting.rows import rows_of
 from porting.reporting.terminal import culprit_lines, listed, mark, other_lines, shown_lines, verdict_lines
 
@@ -25,7 +25,7 @@ Line = list[tuple[str, str]]
 """A line of text in pieces, each with its class, which may be empty."""
 
 
-def report_page(report: Report) -> str:
+def report_page(report: Outcome) -> str:
     """The page: the verdict, the heat map, the growth of the error, the culprits, and what was not shown."""
     values = {
         **_words(report),
@@ -39,7 +39,7 @@ def report_page(report: Report) -> str:
     return render_page("report.html", values, styles=["report.css"], scripts=["report.js"])
 
 
-def report_part(report: Report) -> str:
+def report_part(report: Outcome) -> str:
     """A part of a page: the verdict, a row for each layer, and the culprit."""
     found = heat_map(report)
     rows = [
@@ -56,7 +56,7 @@ def _worst(cells: Sequence[Cell | None]) -> Iterator[tuple[str, bool]]:
         yield largest.text, any(one.above for one in readings)
 
 
-def _words(report: Report) -> dict[str, object]:
+def _words(report: Outcome) -> dict[str, object]:
     """What the terminal says, in the same words."""
     first, *numbers = verdict_lines(report)
     word = report.verdict.upper()
@@ -95,7 +95,7 @@ def _class(style: str) -> str:
     return " ".join([*(["strong"] if "bold" in words else []), *(_CLASSES[word] for word in words if word in _CLASSES)])
 
 
-def _spreads(report: Report) -> Iterator[tuple[str, str, tuple[int, ...], Markup]]:
+def _spreads(report: Outcome) -> Iterator[tuple[str, str, tuple[int, ...], Markup]]:
     for probe in [probe for probe in report.guilty if probe.spreads][:MOST_DRAWN]:
         for spread in probe.spreads:
             case = report.cases[spread.case] if spread.case < len(report.cases) else ""
@@ -106,7 +106,7 @@ def _element(drawn: str) -> Markup:
     return Markup(drawn)  # noqa: S704  # matplotlib wrote it and escapes the texts in it
 
 
-def _facts(report: Report) -> dict[str, str]:
+def _facts(report: Outcome) -> dict[str, str]:
     cost = report.cost
     return {
         "reference": report.reference,

@@ -11,17 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
 from matplotlib.patches import Rectangle
+from torch import Tensor
 
 from porting.printable import safe
+from porting.seeing.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
-    from torch import Tensor
-
-    from porting.seeing.probabilities import Attention
 
 INK, HEAT, DEEP = "#1b1f24", "#f5a33b", "#7a3300"
 HEATS = LinearSegmentedColormap.from_list("heat", ["#ffffff", HEAT, DEEP])
@@ -38,7 +37,7 @@ DOTS = 150
 """Dots per inch."""
 
 
-def head_picture(attention: Attention, *, layer: int, head: int, token: int | str | None = None) -> bytes:
+def head_picture(attention: Shares, *, layer: int, head: int, token: int | str | None = None) -> bytes:
     """One head as PNG, the tokens along both sides; for short texts with the numbers, in percent.
 
     Args:
@@ -79,7 +78,7 @@ def head_picture(attention: Attention, *, layer: int, head: int, token: int | st
     return _png(figure)
 
 
-def grid_picture(attention: Attention, *, layer: int | None = None) -> bytes:
+def grid_picture(attention: Shares, *, layer: int | None = None) -> bytes:
     """All heads as PNG: a row of maps for each layer.
 
     Args:

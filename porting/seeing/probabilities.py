@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, PortingError, nearest
 from porting.loading import Into
 from porting.notation.table import Table
 from porting.seeing.heads import gather, square
+from porting.seeing.shares import Layer, Shares, refused
 from porting.text import Source, TextModel, open_text_model
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, PROBABILITIES, ROOT
@@ -26,65 +26,17 @@ from porting.verification.inputs import for_port
 HTML, PNG = ".html", ".png"
 
 
-class AttentionError(PortingError):
-    """There is no such attention to be seen."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layer:
-    """The heads of one layer.
-
-    Attributes:
-        name: the module that holds them.
-        heads: [h q k], float32: how much of its attention the token at q gives to the one at k; rows sum to 1.
-    """
-
-    name: str
-    heads: Tensor = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Attention:
-    """What a model attends to in one text.  A notebook shows it as a page.
+class Attention(Shares):
+    """What a model attends to in one text: the numbers of :class:`Shares`, and their looks.  A notebook shows a page.
 
     Layers, heads and tokens are numbered from 0; negative numbers count from the end.
-
-    Attributes:
-        tokens: the word pieces, special tokens included.
-        layers: the layers, in the order in which they ran.
-        model: what attends, in words.
 
     >>> import porting
     >>> seen = porting.attention("Return it.")
     >>> seen.tokens, len(seen.layers)
     (('[CLS]', 'return', 'it', '.', '[SEP]'), 3)
     """
-
-    tokens: tuple[str, ...]
-    layers: tuple[Layer, ...]
-    model: str
-
-    def of(self, layer: int, head: int) -> Tensor:
-        """One head's probabilities, [q k], float32.
-
-        Raises:
-            AttentionError: there is no such layer or head.
-        """
-        heads = self.layers[self._index("layer", layer, len(self.layers))].heads
-        return heads[self._index("head", head, len(heads))]
-
-    def place(self, token: int | str) -> int:
-        """The number of a token: its number, or its first place in the text by its spelling.
-
-        Raises:
-            AttentionError: there is no such token.
-        """
-        if isinstance(token, int):
-            return self._index("token", token, len(self.tokens))
-        if token in self.tokens:
-            return self.tokens.index(token)
-        hint = nearest(token, self.tokens) or f"it has {', '.join(map(repr, self.tokens[:20]))}"
-        raise _refused(f"the text has no token {token!r}", hint)
 
     def to_html(self, *, layer: int = 0, head: int = 0, token: int | str = 0) -> str:
         """A page for a browser, one file that needs nothing beside itself.
@@ -145,7 +97,7 @@ class Attention:
             case ".png":
                 content = self.to_png(layer=layer, head=head, token=token)
             case ending:
-                raise _refused(f"{file.name!r} ends in {ending!r}", f"end it in {HTML} or {PNG}")
+                raise refused(f"{file.name!r} ends in {ending!r}", f"end it in {HTML} or {PNG}")
         file.write_bytes(content)
         return file
 
@@ -154,11 +106,6 @@ class Attention:
         from porting.seeing.webpage import attention_frame  # noqa: PLC0415  # as above
 
         return attention_frame(self)
-
-    def _index(self, what: str, number: int, count: int) -> int:
-        if not -count <= number < count:
-            raise _refused(f"there is no {what} {number}", f"there are {count}, from 0 to {count - 1}")
-        return number % count
 
 
 def attention(
@@ -242,7 +189,7 @@ def attention_of(
             part.training = part in training
     if not seen:
         message = f"no part of this {type(module).__name__} attends from each of the {len(tokens)} tokens to each"
-        raise _refused(message, "what is seen is its calls of softmax and scaled_dot_product_attention")
+        raise refused(message, "what is seen is its calls of softmax and scaled_dot_product_attention")
     layers = tuple(Layer(name=path, heads=heads) for path, heads in gather(seen))
     return Attention(tokens=tuple(tokens), layers=layers, model=title)
 
@@ -255,10 +202,6 @@ def _inputs(model: TextModel, text: str | Sequence[str], pair: str | None) -> tu
     else:
         tokens, ids, types = list(text), model.numbers(text), [0] * len(text)
         if pair is not None:
-            raise _refused("a text that is given in word pieces has no second segment", "put it into the list")
+            raise refused("a text that is given in word pieces has no second segment", "put it into the list")
     rows = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": types}
     return tokens, {name: torch.tensor([row]) for name, row in rows.items()}
-
-
-def _refused(message: str, hint: str) -> AttentionError:
-    return AttentionError(Fault(code=Code.NO_ATTENTION, message=message, hint=hint))

@@ -9,18 +9,13 @@ import base64
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from markupsafe import escape
+from torch import Tensor
 
-from porting.errors import Code, Fault
 from porting.pages import render_page
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from porting.seeing.probabilities import Attention
+from porting.seeing.shares import Shares, refused
 
 LARGEST = 1 << 24
 """Numbers in a page, two bytes each: more than that no browser likes to open."""
@@ -66,7 +61,7 @@ def in_percent(share: float) -> str:
     return "<1" if 0 < share < 0.005 else f"{100 * share:.0f}"
 
 
-def attention_page(attention: Attention, *, layer: int = 0, head: int = 0, token: int | str = 0) -> str:
+def attention_page(attention: Shares, *, layer: int = 0, head: int = 0, token: int | str = 0) -> str:
     """The page.
 
     Args:
@@ -76,13 +71,10 @@ def attention_page(attention: Attention, *, layer: int = 0, head: int = 0, token
     Raises:
         AttentionError: there is no such layer, head or token, or the page would be too large.
     """
-    from porting.seeing.probabilities import AttentionError  # noqa: PLC0415  # it imports this module to be shown
-
     numbers = sum(one.heads.numel() for one in attention.layers)
     if numbers > LARGEST:
         message = f"the page would hold {numbers:,} numbers, and {LARGEST:,} are the most that it may"
-        hint = "shorten the text, or draw a single head (.png)"
-        raise AttentionError(Fault(code=Code.NO_ATTENTION, message=message, hint=hint))
+        raise refused(message, "shorten the text, or draw a single head (.png)")
     place, row = attention.place(token), attention.of(layer, head)
     shares = [rounded(share) for share in row[place].tolist()]
     most = max(range(len(shares)), key=shares.__getitem__)
@@ -111,7 +103,7 @@ def attention_page(attention: Attention, *, layer: int = 0, head: int = 0, token
     return render_page("attention.html", values, styles=["attention.css"], scripts=["attention.js"])
 
 
-def attention_frame(attention: Attention) -> str:
+def attention_frame(attention: Shares) -> str:
     """The page in a frame, for a notebook: neither's styles reach the other."""
     wide = sum(max(10 * len(token) + 20, 50) for token in attention.tokens)  # CSS pixels, about
     height = 520 + 51 * -(-wide // 850) + 74 * len(attention.layers)
@@ -126,7 +118,7 @@ def rounded(share: float) -> float:
     return round(share * MOST) / MOST
 
 
-def packed(attention: Attention) -> str:
+def packed(attention: Shares) -> str:
     """All shares as base64 of little-endian 16-bit numbers, :data:`MOST` being 1: layer by layer, [h q k] each."""
     whole = torch.cat([one.heads.reshape(-1) for one in attention.layers])
     numbers = (whole.double().clamp(0, 1) * MOST).round().to(torch.int32).tolist()

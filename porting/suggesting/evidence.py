@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from porting.reporting.report import Probe, Report
+from porting.reporting.outcome import Probe
+from porting.reporting.report import Report
 from porting.suggesting.generalise import Line
 from porting.suggesting.proving import Proof
 from porting.suggesting.suggestion import Evidence

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from porting.notation.table import Table
-from porting.reporting.report import Probe, View
+from porting.reporting.outcome import Probe, View
 from porting.tracing.executed import Executed
 from porting.tracing.lift import spelled
 from porting.tracing.measure import MEANING, Anchor, Error, bound, error, finite, pooled, ratio

@@ -20,7 +20,7 @@ from porting.causes.functions import SOFTMAX
 from porting.causes.naming import APART, Finding, Gap, Mark, Search
 from porting.causes.replay import Stage
 from porting.causes.tape import Recorder, Ref, Tape
-from porting.reporting.report import Probe
+from porting.reporting.outcome import Probe
 from porting.tracing.lift import lift
 from porting.tracing.measure import Anchor, error
 from porting.tracing.running import Side

@@ -11,7 +11,8 @@ import torch
 
 from porting.plan.config import sizes
 from porting.reporting.limits import never_ran
-from porting.reporting.report import Cost, Report, Shown
+from porting.reporting.outcome import Cost, Shown
+from porting.reporting.report import Report
 from porting.tables import chosen_for
 from porting.tracing.environment import peak, versions
 from porting.tracing.running import Clock, Side

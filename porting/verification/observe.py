@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from porting.reporting.report import Shown
+from porting.reporting.outcome import Shown
 from porting.target import named_tensors
 from porting.tracing.every_row import EveryRow
 from porting.tracing.measure import MEANING

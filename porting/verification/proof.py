@@ -17,7 +17,8 @@ from porting.notation.table import Table
 from porting.plan.config import sizes
 from porting.reporting.call import spelled_call
 from porting.reporting.limits import never_ran
-from porting.reporting.report import Cost, Report
+from porting.reporting.outcome import Cost
+from porting.reporting.report import Report
 from porting.tables import chosen_for
 from porting.tracing.environment import peak, undisturbed, versions
 from porting.tracing.faults import VerifyError

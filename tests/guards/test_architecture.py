@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -141,3 +141,24 @@ def spoken(tree: ast.Module) -> Iterator[tuple[str, int]]:
             case ast.FunctionDef(name=text) | ast.AsyncFunctionDef(name=text) | ast.ClassDef(name=text):
                 yield text, node.lineno
     yield from imports(tree)
+
+
+def at_any_time(tree: ast.AST, known: Collection[str]) -> Iterator[str]:
+    """The library's modules that one imports, be it when a function runs; not for annotations alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in known else node.module
+        yield from at_any_time(node, known)
+
+
+def test_no_module_is_imported_by_what_it_imports_itself() -> None:
+    """Not even in a function: data flows one way, and a circle shows that two files are one idea."""
+    found = modules()
+    left = {name: {*at_any_time(parse(path), found)} & {*found} - {name} for name, path in found.items()}
+    while free := [name for name, needed in left.items() if not needed & left.keys()]:
+        left = {name: needed for name, needed in left.items() if name not in free}
+    assert left == {}

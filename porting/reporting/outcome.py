@@ -1,0 +1,268 @@
+"""What a verification found, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from porting.causes.naming import Finding
+from porting.notation.table import Approximation
+from porting.reporting.learned import Learned
+from porting.tracing.branches import INPUTS, Branch
+from porting.tracing.measure import MEANING, ROUNDING, luck
+from porting.tracing.spread import Spread
+
+FAITHFUL, DIFFERENT, IMPRECISE, APPROXIMATE = "faithful", "different", "imprecise", "approximate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One number in two views.
+
+    Attributes:
+        end_to_end: with the port's own activations all the way.
+        isolated: with the reference's activations at every probe before it; None when it was not measured.
+    """
+
+    end_to_end: float
+    isolated: float | None = None
+
+    @property
+    def worst(self) -> float:
+        """The larger of the two."""
+        return max(self.end_to_end, self.isolated or 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One activation, compared.
+
+    Attributes:
+        reference, port: the points on both sides.
+        meaning: largest difference in float64, relative to the activation's scale.
+        bound: what of it rounding explains; above it the port means something else.
+        rounding: dtype -> the port's rounding error over the reference's.
+        count: how many numbers these ratios rest on.
+        span: the port's modules that made this activation out of those at the points before, in order: whose own code
+            ran on the way, or which gave it on.
+        lowered: operations among them that compute with less than float64 in a float64 run.
+        leak: if either side computes with less than float64 here, by how much one rounding of that moves the
+            activation, measured; None where it does not or was not measured.
+        random: whether random numbers were drawn there, as by dropout that is left on.
+        spreads: where its isolated difference lies, for each case, if it is among the first guilty ones.
+        rules: if it is guilty, where the table's rules stand that write the weights of its span.
+    """
+
+    reference: str
+    port: str
+    meaning: View
+    bound: View = View(end_to_end=MEANING, isolated=MEANING)
+    rounding: Mapping[str, View] = field(default_factory=dict)
+    count: int = 0
+    span: tuple[str, ...] = ()
+    lowered: tuple[str, ...] = ()
+    leak: View | None = None
+    random: bool = False
+    spreads: tuple[Spread, ...] = ()
+    rules: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether the activation differs end to end, for whatever reason."""
+        return self.meaning.end_to_end > self.bound.end_to_end
+
+    @property
+    def guilty(self) -> bool:
+        """Whether the port computes something else here from the reference's own inputs."""
+        return (self.meaning.isolated or 0.0) > (self.bound.isolated or 0.0)
+
+    @property
+    def imprecise(self) -> bool:
+        """Whether it computes the same from the reference's own inputs, with larger rounding errors."""
+        return not self.guilty and any((one.isolated or 0.0) > luck(self.count) for one in self.rounding.values())
+
+    @property
+    def drifts(self) -> bool:
+        """Whether its rounding errors are larger end to end, for whatever reason."""
+        return any(one.end_to_end > luck(self.count) for one in self.rounding.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What the inputs could see of the weights.
+
+    Attributes:
+        activation: parameters that a float64 gradient of a compared probe reaches, and the share of their elements.
+        copy: the rest of those that are bit-equal to the checkpoint's through the table.
+        nothing: those that nothing showed.
+        differing: those whose values are not the checkpoint's.
+        parts: those that were shown by activation in part, and whose rest nothing showed.
+        rows: of those that were shown in part, the rows of which nothing was shown, where these are few.
+    """
+
+    activation: Mapping[str, float]
+    copy: tuple[str, ...]
+    nothing: tuple[str, ...]
+    differing: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many parameters and persistent buffers there are."""
+        return len({*self.activation, *self.copy, *self.nothing, *self.differing})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Where the time went, in seconds.
+
+    Attributes:
+        loading: in opening and reading both models' weights, importing transformers included.
+        forwards: in the forward passes alone, without what is done to see into them.
+        total: in everything after loading.
+        passes: how many forward passes there were.
+        memory: the largest resident size that the process had so far, in bytes; mapped files are part of it.
+    """
+
+    loading: float
+    forwards: float
+    total: float
+    passes: int
+    memory: int
+
+    @property
+    def ratio(self) -> float:
+        """Everything after loading, over the forward passes that it needs."""
+        return self.total / self.forwards if self.forwards else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of :func:`porting.verification.verify`, without a word on how it is shown.
+
+    Attributes:
+        source, reference, port, table: what was compared with what, through which table.
+        probes: every activation that was compared, in the reference's order of execution.
+        skipped: points on one side whose counterpart does not exist or was not reached.
+        shown: what the inputs could see of the weights.
+        noise: working dtype -> the reference's own largest rounding error, relative to the activation's scale.
+        cases: the inputs, in words.
+        unseen: branches that the inputs could not show.
+        seed: of the inputs.
+        environment: versions.
+        warnings: what is allowed and should be known.
+        cost: seconds and bytes.
+        approximate: what the table says of a port that is not exact by intent.
+        idle: modules of the port with weights that never ran.
+        learned: gradients and training; None when they were not asked for.
+        call: the call or the command that does the same again.
+        branches: code of the port's own that never ran, in any pass.
+        search: what was done to find inputs that show more, in words.
+        causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
+    """
+
+    source: str
+    reference: str
+    port: str
+    table: str
+    probes: tuple[Probe, ...]
+    skipped: tuple[str, ...]
+    shown: Shown
+    noise: Mapping[str, float]
+    cases: tuple[str, ...]
+    unseen: tuple[str, ...]
+    seed: int
+    environment: Mapping[str, str]
+    warnings: tuple[str, ...]
+    cost: Cost
+    approximate: Approximation | None = None
+    idle: tuple[str, ...] = ()
+    learned: Learned | None = None
+    call: str = ""
+    causes: tuple[Finding, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    search: str = ""
+
+    @property
+    def guilty(self) -> tuple[Probe, ...]:
+        """The probes whose modules compute something else from the reference's own inputs, the first one first."""
+        return tuple(probe for probe in self.probes if probe.guilty)
+
+    @property
+    def imprecise(self) -> tuple[Probe, ...]:
+        """The probes whose modules compute the same with larger rounding errors."""
+        return tuple(probe for probe in self.probes if probe.imprecise)
+
+    @property
+    def first_difference(self) -> Probe | None:
+        """Where the first difference of meaning shows end to end."""
+        return next((probe for probe in self.probes if probe.differs), None)
+
+    @property
+    def verdict(self) -> str:
+        """How the port stands to the reference.
+
+        ``"different"``: another meaning, or it learns otherwise; ``"approximate"``: another meaning, within the bound
+        that the table declares; ``"imprecise"``: the same meaning with larger rounding errors; ``"faithful"``.
+        """
+        if self.shown.differing:
+            return DIFFERENT
+        if self.guilty or self.first_difference:
+            worst = max(probe.meaning.worst for probe in self.probes)
+            return APPROXIMATE if self.approximate and worst <= self.approximate.within else DIFFERENT
+        if self.learned and self.learned.differs:
+            return DIFFERENT
+        worse = any(probe.imprecise or probe.drifts for probe in self.probes)
+        return IMPRECISE if worse or (self.learned and self.learned.imprecise) else FAITHFUL
+
+    @property
+    def computes_otherwise(self) -> bool:
+        """Whether the forward pass differs in meaning, or the weights are not the checkpoint's."""
+        return bool(self.guilty or self.first_difference or self.shown.differing)
+
+    @property
+    def faithful(self) -> bool:
+        """Whether the port means the same and rounds as well as the reference, as far as was shown."""
+        return self.verdict == FAITHFUL
+
+    @property
+    def as_claimed(self) -> bool:
+        """Whether the port is what its table says: faithful, or approximate within the bound declared there."""
+        return self.verdict in (FAITHFUL, APPROXIMATE)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every parameter was seen at work, every probe was compared, and nothing was left out."""
+        shown = self.shown
+        return not (shown.copy or shown.nothing or shown.parts or self.unseen or self.skipped or self.not_taken)
+
+    @property
+    def not_taken(self) -> tuple[Branch, ...]:
+        """The branches of the port's code that other inputs might have taken."""
+        return tuple(one for one in self.branches if one.why == INPUTS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, for JSON; a number that is not finite is a text, as JSON has none."""
+        plain = {
+            "verdict": self.verdict,
+            "faithful": self.faithful,
+            "guilty": [probe.port for probe in self.guilty],
+            "imprecise": [probe.port for probe in self.imprecise],
+            "bounds": {"meaning": MEANING, "rounding": ROUNDING},
+            **asdict(self),
+        }
+        found = _finite(plain)
+        return found if isinstance(found, dict) else {}
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
