@@ -10,31 +10,11 @@ import torch
 from torch import Tensor
 
 from porting.causes.attention import Attention, attentions
-from porting.causes.functions import ACTIVATION, ACTIVATIONS, EMBEDDING, NORM, SUM
+from porting.causes.capping import Cap, Clamp, caps, clamps
+from porting.causes.functions import ACTIVATION, ACTIVATIONS, EMBEDDING, SUM
 from porting.causes.linear import Linear, linears
+from porting.causes.norming import Norm, norms
 from porting.causes.tape import Call, Part, Ref, Tape
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """A layer norm.
-
-    Attributes:
-        call: its call.
-        input, weight, bias: its tensors; a norm may lack the last two.
-        eps: what is added to the variance.
-    """
-
-    call: Call
-    input: Ref
-    weight: Ref | None
-    bias: Ref | None
-    eps: float
-
-    @property
-    def output(self) -> Ref:
-        """The normed values."""
-        return self.call.result
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +80,8 @@ class Anatomy:
 
     @cached_property
     def norms(self) -> list[Norm]:
-        """The layer norms."""
-        found = []
-        for call in self.called(*NORM):
-            eps = call.argument(4, "eps", 1e-5)
-            found.append(Norm(call, call.args[0], call.argument(2, "weight"), call.argument(3, "bias"), float(eps)))
-        return found
+        """The norms."""
+        return norms(self.tape)
 
     @cached_property
     def linears(self) -> list[Linear]:
@@ -116,6 +92,28 @@ class Anatomy:
     def attentions(self) -> list[Attention]:
         """The attentions."""
         return list(attentions(self.tape, self.linears))
+
+    @cached_property
+    def caps(self) -> list[Cap]:
+        """The soft caps."""
+        return list(caps(self.tape))
+
+    @cached_property
+    def clamps(self) -> list[Clamp]:
+        """The clamps."""
+        return list(clamps(self.tape))
+
+    @cached_property
+    def own_norms(self) -> list[Norm]:
+        """The norms of queries and keys: between a projection and attention's product."""
+        makers = {one.call.number for one in self.linears}
+        behind = {
+            call.number
+            for one in self.attentions
+            for ref in (one.query, one.key)
+            for call in self.tape.before(ref, lambda call: call.number in makers)
+        }
+        return [one for one in self.norms if one.call.number in behind]
 
     @cached_property
     def embeddings(self) -> list[Embedding]:
@@ -138,7 +136,7 @@ class Anatomy:
     @cached_property
     def activations(self) -> list[Activation]:
         """The activations: modules that are one, and calls outside of these."""
-        found, inside = [], set()
+        found, inside = [], {one.bend.number for one in self.caps}
         for part in self.tape.parts:
             made = self._elementwise(part)
             if made is not None:

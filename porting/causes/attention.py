@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from porting.causes.functions import CASTING, MASKING, PRODUCT, SCALING, SOFTMAX
+from porting.causes.functions import CASTING, LOWEST, MASKING, PRODUCT, SCALING, SOFTMAX, SUM
 from porting.causes.linear import Linear, projection
 from porting.causes.tape import Call, Ref, Tape
 
@@ -86,8 +86,8 @@ class Attention:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """Where a query attends, [b h q k] of bool: where its probability is not zero."""
-        return self.tape[self.softmax.result] > 0
+        """Where a query attends, [b h q k] of bool: its probability is not zero, and not for want of any other key."""
+        return (self.tape[self.softmax.result] > 0) & (self.tape[self.masked] > LOWEST / 2)
 
     @cached_property
     def kept(self) -> Tensor:
@@ -120,9 +120,15 @@ class Attention:
         return None
 
     def _masks(self, step: Call) -> bool:
-        """Whether a step takes a mask in: a tensor that no parameter is in."""
+        """Whether a step takes a mask in: a tensor that no parameter is in, and no bias."""
         others = [one for one in step.reads if not self.tape.learned(one) and self.tape[one].ndim > 0]
-        return bool(others) and step.name in MASKING
+        return bool(others) and step.name in MASKING and not self._biases(step, others[0])
+
+    def _biases(self, step: Call, other: Ref) -> bool:
+        """Whether a step adds numbers that differ from head to head, none of which masks: attention's linear biases."""
+        value = self.tape[other]
+        heads = value.ndim >= 3 and value.shape[-3] > 1 and value.is_floating_point()
+        return step.name in SUM and heads and bool((value > LOWEST).all())
 
 
 def attentions(tape: Tape, linears: Sequence[Linear]) -> Iterator[Attention]:
@@ -145,7 +151,7 @@ def _chain(tape: Tape, ref: Ref) -> tuple[list[Call], Call | None]:
     steps: list[Call] = []
     call = tape.maker(ref)
     while call is not None and call.name not in PRODUCT:
-        if call.name not in (*MASKING, *CASTING):
+        if call.name not in (*MASKING, *CASTING, "tanh"):
             return steps, None
         steps.append(call)
         behind = [one for one in call.reads if tape.learned(one)]
@@ -156,7 +162,9 @@ def _chain(tape: Tape, ref: Ref) -> tuple[list[Call], Call | None]:
 
 def _product(tape: Tape, ref: Ref) -> bool:
     """Whether a product of two activations lies directly behind, and not an embedding of distances."""
-    return any(call.name in PRODUCT for call in tape.before(ref, lambda call: call.name not in (*MASKING, *CASTING)))
+    return any(
+        call.name in PRODUCT for call in tape.before(ref, lambda call: call.name not in (*MASKING, *CASTING, "tanh"))
+    )
 
 
 def _context(tape: Tape, ref: Ref) -> Call | None:

@@ -7,28 +7,37 @@ from types import MappingProxyType
 
 from porting.causes import (
     activations,
+    alibi,
+    branches,
+    clamps,
     embeddings,
+    grouped,
     heads,
     masks,
     norms,
     outputs,
+    own_norms,
     positions,
     precision,
     projections,
+    root_mean_square,
+    rotary,
+    soft_caps,
     structure,
 )
 from porting.causes.cause import Cause
 
 THEMES: Mapping[str, tuple[Cause, ...]] = MappingProxyType(
     {
-        "norms": norms.CAUSES,
+        "norms": (*norms.CAUSES, *root_mean_square.CAUSES, *own_norms.CAUSES),
         "activations": activations.CAUSES,
         "projections": projections.CAUSES,
-        "heads": heads.CAUSES,
+        "heads": (*heads.CAUSES, *grouped.CAUSES),
         "masks": masks.CAUSES,
         "embeddings": embeddings.CAUSES,
-        "positions": positions.CAUSES,
-        "structure": structure.CAUSES,
+        "positions": (*positions.CAUSES, *rotary.CAUSES, *alibi.CAUSES),
+        "structure": (*structure.CAUSES, *branches.CAUSES),
+        "limits": (*soft_caps.CAUSES, *clamps.CAUSES),
         "outputs": outputs.CAUSES,
         "precision": precision.CAUSES,
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.fitting import Dial
-from porting.causes.replay import Alteration, Rewrite
+from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 
 
@@ -52,6 +53,11 @@ def reads(ref: Ref, function: Callable[[Tensor], Tensor] = lambda value: value) 
 def joins(one: Ref, two: Ref, function: Callable[[Tensor, Tensor], Tensor]) -> Rewrite:
     """A rewrite to a function of two other values of the pass."""
     return lambda values, call: function(values[one], values[two])
+
+
+def given_instead(values: Values, call: Call, ref: Ref, instead: Tensor) -> Any:  # what the call gives
+    """What a call gives that is given another tensor in one place."""
+    return replace(values, changed={**values.changed, ref: instead}).run(call)
 
 
 def after(function: Callable[[Tensor], Tensor]) -> Rewrite:

@@ -16,7 +16,7 @@ from porting.causes.cause import Cause, after, dial, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SCALING
 from porting.causes.replay import Alteration, Rewrite, Values
-from porting.causes.tape import Call
+from porting.causes.tape import Call, Ref
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +129,19 @@ class ScaleMissing(Cause):
         """Each embedding that is multiplied by a number."""
         for one in anatomy.embeddings:
             for call in anatomy.tape.users(one.call.result):
-                number = next((arg for arg in call.args if isinstance(arg, int | float) and arg != 1), None)
-                if call.name in SCALING and number is not None:
+                number = number_of(anatomy, call)
+                if call.name in SCALING and number is not None and number != 1:
                     yield other(call, reads(one.call.result))
+
+
+def number_of(anatomy: Anatomy, call: Call) -> float | None:
+    """The number that a call is given, as one or as a tensor that no parameter is in."""
+    for one in call.args:
+        if isinstance(one, int | float):
+            return float(one)
+        if isinstance(one, Ref) and anatomy.tape[one].ndim == 0 and not anatomy.tape.learned(one):
+            return float(anatomy.tape[one])
+    return None
 
 
 class ScaleExtra(Cause):
@@ -165,7 +175,7 @@ class ScaleOther(Cause):
 def scale_of(anatomy: Anatomy, one: Embedding) -> float:
     """What an embedding is multiplied by; 1 where it is not."""
     for call in anatomy.tape.users(one.call.result):
-        number = next((float(arg) for arg in call.args if isinstance(arg, int | float)), None)
+        number = number_of(anatomy, call)
         if call.name in SCALING and number:
             return 1 / number if "div" in call.name else number
     return 1.0

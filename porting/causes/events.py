@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LOWEST = -1e4
-"""What is added to a score to mask it is below this."""
+from porting.causes.functions import LOWEST
 
 
 @dataclass(frozen=True, kw_only=True)

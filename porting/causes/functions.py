@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ACTIVATION = ("gelu", "relu", "silu", "tanh", "sigmoid")
-NORM = ("layer_norm",)
 EMBEDDING = ("embedding",)
 SUM = ("add", "__add__", "__radd__", "__iadd__")
 SOFTMAX = ("softmax",)
 PRODUCT = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 SCALING = ("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "__imul__", "__itruediv__", "multiply")
 MASKING = ("masked_fill", "where", "sub", "__sub__", *SUM, *SCALING)
+LOWEST = -1e4
+"""What is added to a score to mask it is not above this."""
 CASTING = ("to", "float", "double", "type_as", "type", "contiguous", "clone", "detach", "view", "reshape")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -132,9 +133,13 @@ class OtherWindow(Cause):
     instead: bool
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
-        """None: the width is looked for."""
-        del anatomy
-        return iter(())
+        """Each attention without a window, with those that others have; any other width is looked for."""
+        for one in () if self.instead else anatomy.attentions:
+            call = anatomy.tape.maker(one.masked)
+            if call is not None and one.own and anatomy.tape[one.masked].ndim == 4 and not windowed(one):
+                for width, lowest in product(windows(anatomy), (alike, far_lowest, padding_lowest)):
+                    detail = _sees(one, "no window", str(width))
+                    yield other(call, _narrowed(one, lowest, width), detail, where=one.where)
 
     def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
         """Each attention over its own positions, with every width that its rows can show."""
@@ -148,9 +153,9 @@ class OtherWindow(Cause):
             ):
                 continue
             widths = [width for width in range(one.allowed.shape[-1] - 1) if width != present]
-            known = f"{present} to each side" if present is not None else "no window"
+            known = f"{present}{_sides(one)}" if present is not None else "no window"
             for lowest in (alike, far_lowest, padding_lowest):
-                turned, detail = partial(_narrowed, one, lowest), partial(_sees, known)
+                turned, detail = partial(_narrowed, one, lowest), partial(_sees, one, known)
                 if widths:
                     yield dial(call, turned, detail, widths, whole=True)
 
@@ -182,8 +187,12 @@ def padding_lowest(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
     return scores.masked_fill(~near, FAR).masked_fill(~kept, 1e5 * FAR)
 
 
-def _sees(known: str, width: str) -> str:
-    return f"{width.lstrip('+')} positions to each side are seen where the reference has {known}"
+def _sees(one: Attention, known: str, width: str) -> str:
+    return f"{width.lstrip('+')} positions{_sides(one)} are seen where the reference has {known}"
+
+
+def _sides(one: Attention) -> str:
+    return " before it" if one.causal else " to each side"
 
 
 def far(scores: Tensor, width: int) -> Tensor:
@@ -200,6 +209,30 @@ def width_of(one: Attention) -> int | None:
         return None
     queries, keys = (torch.arange(size) for size in one.allowed.shape[-2:])
     return int(((queries[:, None] - keys).abs() * one.allowed).max())
+
+
+class OtherLayers(Cause):
+    """The windows in other layers than the reference has them in."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention, where some have a window and some have none, with what the others have."""
+        own = [one for one in anatomy.attentions if one.own and anatomy.tape[one.masked].ndim == 4]
+        widths = windows(anatomy)
+        if len(widths) != 1 or all(windowed(one) for one in own):
+            return
+        for one in own:
+            call = anatomy.tape.maker(one.masked)
+            if call is not None and windowed(one):
+                free = Masked(name="", what="", looks="", fix="", mask=no_window, applies=windowed)
+                yield other(call, free.rewrite(one), where=one.where)
+            elif call is not None:
+                for lowest in (alike, far_lowest, padding_lowest):
+                    yield other(call, _narrowed(one, lowest, widths[0]), where=one.where)
+
+
+def windows(anatomy: Anatomy) -> list[int]:
+    """The widths of the windows that there are."""
+    return sorted({width for one in anatomy.attentions if (width := width_of(one)) is not None})
 
 
 class Inverted(Cause):
@@ -310,5 +343,12 @@ CAUSES: tuple[Cause, ...] = (
         looks="nothing in texts shorter than the window",
         fix="see which layers are local in the config",
         instead=False,
+    ),
+    OtherLayers(
+        name="local windows in the wrong layers",
+        what="the layers with a window are not those of the reference",
+        looks="nothing in texts shorter than the window",
+        fix="see layer_types and sliding_window_pattern in the config: which layers are local",
+        wide=True,
     ),
 )

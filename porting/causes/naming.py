@@ -216,9 +216,12 @@ class Search:
         """What reproduces the port at a mark: a candidate, or else one kind in several places, or a pair."""
         near = list(self._near(mark))
         fits = [one for one in near if self._explains(mark, one)]
-        fits = [one for one in fits if not one.rough] or list(self._fitted(mark)) or fits
+        exact = [one for one in fits if not one.rough]
+        if not exact:  # before a number is solved for, which takes a hundred times as long
+            exact = [one for one in self._everywhere(near) if not one.rough and self._explains(mark, one)]
+        fits = exact or list(self._fitted(mark)) or fits
         if not fits:
-            fits = [one for one in self._everywhere(near) if self._explains(mark, one)]
+            fits = [one for one in self._everywhere(near) if one.rough and self._explains(mark, one)]
         if not fits:
             apart = sorted((one for one in near if not one.rough), key=lambda one: self._try(mark, one))
             pairs = (two for two in combinations(apart, 2) if not _overlap(*two))
@@ -237,12 +240,26 @@ class Search:
         for cause, dial in self._dials:
             if not numbers.isdisjoint(dial.calls):
                 near.setdefault(cause, []).append(dial)
+        known = [one for cause, dials in near.items() for one in self._known(mark, cause, dials)]
+        if known:  # at another mark: what explains this one as well need not be solved for again
+            yield from known
+            return
         for cause, dials in near.items():
-            for places in [[one] for one in dials] + ([dials] if len(dials) > 1 else []):
+            for places in _places(dials):
                 found = solved_for(places, lambda rewrites: self._apart(mark, rewrites), mark.bound)
                 candidate = None if found is None else Candidate((cause,), found.at(places))
                 if found and candidate and self._explains(mark, candidate):
                     self._solved.setdefault(cause, {})[found] = None
+                    self._dialled[candidate] = places
+                    yield candidate
+                    break
+
+    def _known(self, mark: Mark, cause: Cause, dials: list[Dial]) -> Iterator[Candidate]:
+        """The values that were solved for at other marks, where they explain this one."""
+        for value in self._solved.get(cause, ()):
+            for places in _places(dials):
+                candidate = Candidate((cause,), value.at(places))
+                if self._explains(mark, candidate):
                     self._dialled[candidate] = places
                     yield candidate
                     break
@@ -375,6 +392,11 @@ class Search:
             residual=difference,
             nearest=tuple(nearest.values())[:NEAREST],
         )
+
+
+def _places(dials: list[Dial]) -> list[list[Dial]]:
+    """Each place alone, and all at once."""
+    return [[one] for one in dials] + ([dials] if len(dials) > 1 else [])
 
 
 def _overlap(one: Candidate, another: Candidate) -> bool:

@@ -1,4 +1,4 @@
-"""Layer norms that are not the reference's."""
+"""Norms that are not the reference's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy, Norm
+from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, dial, other, reads
 from porting.causes.fitting import Dial, geometric
+from porting.causes.norming import Norm
+from porting.causes.recognising import LAYER, NORMS, RMS
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
@@ -22,35 +24,52 @@ Statistics = Callable[[Tensor, Norm], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormOf(Cause):
+class OfNorms(Cause):
+    """A mistake in norms of one kind."""
+
+    kind: str = LAYER
+
+    def norms(self, anatomy: Anatomy) -> Iterator[Norm]:
+        """The norms of that kind."""
+        return (one for one in anatomy.norms if one.kind == self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormOf(OfNorms):
     """Each norm by another formula for what comes before gain and bias."""
 
     formula: Statistics
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each norm."""
-        for norm in anatomy.norms:
+        for norm in self.norms(anatomy):
             yield other(norm.call, affine(norm, self.formula))
 
 
 def affine(
-    norm: Norm, formula: Statistics, *, gain: bool = True, bias: bool = True
+    norm: Norm, formula: Statistics, *, gain: bool = True, bias: bool = True, more: float = 0.0
 ) -> Callable[[Values, Call], Tensor]:
-    """The norm with another formula, and with its gain and bias or without."""
+    """The norm with another formula, with its gain and bias or without, and with more added to the gain."""
 
     def rewrite(values: Values, call: Call) -> Tensor:
         result = formula(values[norm.input], norm)
-        if gain and norm.weight is not None:
-            result = result * values[norm.weight]
+        factor = norm.gain(values)
+        if gain and factor is not None:
+            result = result * (factor + more if more else factor)
         return result + values[norm.bias] if bias and norm.bias is not None else result
 
     return rewrite
 
 
-def standard(value: Tensor, norm: Norm, *, eps: float | None = None, dim: int = -1) -> Tensor:
-    """``(x - mean) / sqrt(variance + eps)``."""
+def standard(value: Tensor, norm: Norm, *, eps: float | None = None) -> Tensor:
+    """As it is, but for its eps."""
+    return norm.of(value, eps)
+
+
+def across(value: Tensor, norm: Norm, *, dim: int) -> Tensor:
+    """Mean and variance over another axis."""
     centred = value - value.mean(dim, keepdim=True)
-    return centred * torch.rsqrt(centred.square().mean(dim, keepdim=True) + (norm.eps if eps is None else eps))
+    return centred * torch.rsqrt(centred.square().mean(dim, keepdim=True) + norm.eps)
 
 
 def bessel(value: Tensor, norm: Norm) -> Tensor:
@@ -59,27 +78,33 @@ def bessel(value: Tensor, norm: Norm) -> Tensor:
 
 
 def outside(value: Tensor, norm: Norm) -> Tensor:
-    """With eps added to the standard deviation and not to the variance."""
-    return (value - value.mean(-1, keepdim=True)) / (value.std(-1, correction=0, keepdim=True) + norm.eps)
+    """With eps added to the root and not under it."""
+    centred = value - value.mean(-1, keepdim=True) if norm.kind == LAYER else value
+    return centred / (centred.square().mean(-1, keepdim=True).sqrt() + norm.eps)
 
 
-def root_mean_square(value: Tensor, norm: Norm) -> Tensor:
-    """An RMSNorm: the mean is not taken off (Zhang and Sennrich 2019)."""
-    return value * torch.rsqrt(value.square().mean(-1, keepdim=True) + norm.eps)
+def of_kind(kind: str) -> Statistics:
+    """The formula of another kind of norm."""
+    return lambda value, norm: NORMS[kind](value, norm.eps)
 
 
-class Bessel(Cause):
+def by_length(value: Tensor, norm: Norm) -> Tensor:
+    """Divided by its length: the sum of squares under the root, and not their mean."""
+    return value * torch.rsqrt(value.square().sum(-1, keepdim=True) + norm.eps)
+
+
+class Bessel(OfNorms):
     """The variance of a sample."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each norm, with its own eps under the root, and with the annotated transformer's beside it."""
-        for norm in anatomy.norms:
+        for norm in self.norms(anatomy):
             yield other(norm.call, affine(norm, bessel))
             yield other(norm.call, _annotated(norm, ANNOTATED), self._detail(f"{ANNOTATED:g}"))
 
     def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
         """Each norm whose eps is added to the standard deviation."""
-        for norm in anatomy.norms:
+        for norm in self.norms(anatomy):
             yield dial(norm.call, partial(_annotated, norm), self._detail, geometric(1e-14, 10.0, 1))
 
     @staticmethod
@@ -99,19 +124,19 @@ def _centred(value: Tensor) -> Tensor:
     return value - value.mean(-1, keepdim=True)
 
 
-class NormEps(Cause):
+class NormEps(OfNorms):
     """Another eps."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each norm with each usual eps."""
-        for norm in anatomy.norms:
+        for norm in self.norms(anatomy):
             for eps in EPSILONS:
                 if eps != norm.eps:
                     yield other(norm.call, affine(norm, partial(standard, eps=eps)), self._detail(norm, f"{eps:.12g}"))
 
     def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
         """The eps of each norm."""
-        for norm in anatomy.norms:
+        for norm in self.norms(anatomy):
             yield dial(norm.call, partial(_with_eps, norm), partial(self._detail, norm), geometric(1e-14, 10.0, 1))
 
     @staticmethod
@@ -123,34 +148,48 @@ def _with_eps(norm: Norm, eps: float) -> Rewrite:
     return affine(norm, partial(standard, eps=eps))
 
 
-class NormAxis(Cause):
+class NormAxis(OfNorms):
     """Another axis."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each norm over each other axis."""
-        for norm in anatomy.norms:
+        for norm in self.norms(anatomy):
             for dim in range(-anatomy.tape[norm.input].ndim, -1):
-                yield other(norm.call, affine(norm, partial(standard, dim=dim)), f"axis {dim}")
+                yield other(norm.call, affine(norm, partial(across, dim=dim)), f"axis {dim}")
 
 
-class NormGain(Cause):
+class NormGain(OfNorms):
     """The gain is missing."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each norm that has one."""
-        for norm in anatomy.norms:
+        for norm in self.norms(anatomy):
             if norm.weight is not None:
                 yield other(norm.call, affine(norm, standard, gain=False))
 
 
-class NormBias(Cause):
+class NormBias(OfNorms):
     """The bias is missing."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each norm that has one."""
-        for norm in anatomy.norms:
+        for norm in self.norms(anatomy):
             if norm.bias is not None:
                 yield other(norm.call, affine(norm, standard, bias=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GainMoved(Cause):
+    """A gain with 1 added where the reference adds none, or without where it does."""
+
+    known: float
+    more: float
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm that has one."""
+        for norm in anatomy.norms:
+            if norm.weight is not None and norm.added == self.known:
+                yield other(norm.call, affine(norm, standard, more=self.more))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,16 +206,22 @@ class NormMissing(Cause):
 
 
 def place(norm: Norm, anatomy: Anatomy) -> str:
-    """Where a norm stands: ``embedding``: before any attention; ``final``: after the last sum; ``layer``; ``head``."""
+    """Where a norm stands.
+
+    ``embedding``: before any attention; ``final``: after the last sum; ``layer``; ``head``: the model's; ``heads``: on
+    the way of a query or key.
+    """
+    if norm in anatomy.own_norms:
+        return "heads"
     sums = [one.call.number for one in anatomy.residuals]
     if not sums:
         return "head"
     first = min(one.product.number for one in anatomy.attentions) if anatomy.attentions else sums[0]
     if norm.call.number < first and not any(one.input == norm.output for one in anatomy.linears):
         return "embedding"
-    if norm.call.number > max(sums) and norm.call.number - max(sums) < 4:  # a dropout or a cast between them
+    if norm.first > max(sums) and norm.first - max(sums) < 4:  # a dropout or a cast between them
         return "final" if goes_on(anatomy) else "layer"
-    if norm.call.number > max(sums):
+    if norm.first > max(sums):
         return "head"
     return "layer"
 
@@ -212,7 +257,7 @@ CAUSES: tuple[Cause, ...] = (
         what="the norm does not take off the mean",
         looks="a difference of the size of the activations' mean",
         fix="subtract the mean over the last axis first",
-        formula=root_mean_square,
+        formula=of_kind(RMS),
     ),
     NormAxis(
         name="LayerNorm over the wrong axis",

@@ -10,11 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy, Norm, Residual
-from porting.causes.cause import Cause, dial, joins, other, reads
+from porting.causes.anatomy import Anatomy, Residual
+from porting.causes.cause import Cause, dial, given_instead, joins, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import CASTING
-from porting.causes.norms import standard
+from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Part, Ref
 
@@ -117,7 +117,7 @@ class NormBeforeSum(Cause):
 
 
 def _branch(block: Block, values: Values) -> Tensor:
-    return _normed(values[block.sum.branch], block.norm, values)
+    return block.norm.whole(values[block.sum.branch], values)
 
 
 def _branched(block: Block) -> Rewrite:
@@ -134,13 +134,7 @@ def _joined(stream: Stream, block: Block) -> Rewrite:
 
 def _reads_sum(ref: Ref, block: Block) -> Rewrite:
     """A call that is given the stream and the norm's recorded value in place of that value."""
-    return lambda values, call: _with(values, call, ref, _unnormed(block)(values))
-
-
-def _normed(value: Tensor, norm: Norm, values: Values) -> Tensor:
-    result = standard(value, norm)
-    result = result if norm.weight is None else result * values[norm.weight]
-    return result if norm.bias is None else result + values[norm.bias]
+    return lambda values, call: given_instead(values, call, ref, _unnormed(block)(values))
 
 
 class PreForPost(Cause):
@@ -182,7 +176,7 @@ def _value(ref: Ref) -> Stream:
 
 
 def _of(stream: Stream, norm: Norm) -> Rewrite:
-    return lambda values, call: _normed(stream(values), norm, values)
+    return lambda values, call: norm.whole(stream(values), values)
 
 
 def _summed(stream: Stream, block: Block) -> Rewrite:
@@ -200,20 +194,15 @@ def _reads(stream: Ref, norm: Norm, *, pinned: bool) -> Rewrite:
 
     def rewrite(values: Values, call: Call) -> Tensor:
         instead = values.tape[norm.output] if pinned else values[norm.output]
-        return _with(values, call, stream, instead)
+        result: Tensor = given_instead(values, call, stream, instead)
+        return result
 
     return rewrite
 
 
 def _reads_normed(stream: Ref, source: Stream, norm: Norm) -> Rewrite:
     """A call that is given the normed stream in place of the stream."""
-    return lambda values, call: _with(values, call, stream, _normed(source(values), norm, values))
-
-
-def _with(values: Values, call: Call, ref: Ref, instead: Tensor) -> Tensor:
-    """A call with another tensor in one place."""
-    result: Tensor = replace(values, changed={**values.changed, ref: instead}).run(call)
-    return result
+    return lambda values, call: given_instead(values, call, stream, norm.whole(source(values), values))
 
 
 class PostForPre(Cause):
@@ -238,7 +227,7 @@ class PostForPre(Cause):
 
 
 def _normed_sum(stream: Ref, block: Block) -> Rewrite:
-    return lambda values, call: _normed(values[stream] + values[block.sum.branch], block.norm, values)
+    return lambda values, call: block.norm.whole(values[stream] + values[block.sum.branch], values)
 
 
 def _recorded(ref: Ref) -> Rewrite:
@@ -247,7 +236,7 @@ def _recorded(ref: Ref) -> Rewrite:
 
 def _reads_recorded(ref: Ref, stream: Ref) -> Rewrite:
     """A call that is given the recorded stream in place of a normed one."""
-    return lambda values, call: _with(values, call, ref, values.tape[stream])
+    return lambda values, call: given_instead(values, call, ref, values.tape[stream])
 
 
 class ResidualAfterNorm(Cause):

@@ -53,8 +53,12 @@ class Living:
         return Case(case.name, kept)
 
     def keep(self, dtype: torch.dtype) -> None:
-        """Hold the weights in a dtype that holds their values from now on."""
+        """Hold the weights in a dtype that holds their values from now on; a constant that it would round stays."""
+        rounded = {name: one for name, one in self.module.named_buffers() if not _held(one, dtype)}
         self.module = self.module.to(dtype)
+        for name, one in rounded.items():
+            path, _, leaf = name.rpartition(".")
+            setattr(self.module.get_submodule(path), leaf, one)
 
     def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
         """The model in a dtype, ready to be run."""
@@ -156,6 +160,11 @@ def stored(module: nn.Module) -> torch.dtype:
     for dtype in found:
         result = torch.promote_types(result, dtype)
     return result
+
+
+def _held(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a dtype holds all values of a tensor."""
+    return not tensor.is_floating_point() or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
 def _bare(point: Point) -> Point:

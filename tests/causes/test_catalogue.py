@@ -9,6 +9,7 @@ from porting.causes.planting import PLANTS, truth
 from scripts.causes import PAGE
 from scripts.causes_page import page
 from tests.causes.bert_mistakes import MISTAKES
+from tests.causes.decoder_edits import EDITS
 from tests.causes.test_other_mistakes import FUSED, MODERN, PAIRED
 from tests.verification.test_causes import NAMES
 from tests.verification.test_causes_structure import STRUCTURE
@@ -37,6 +38,6 @@ def test_the_page_is_what_the_catalogue_gives() -> None:
 def test_every_entry_is_seen_to_name_a_mistake() -> None:
     """One that somebody made in the source of a port, or one that is planted there; each has its test."""
     planted = {name for one in PLANTS for name in truth(one.name)}
-    written = {*MISTAKES, *(name for name, _ in NAMES.values()), *STRUCTURE, "mask precedence"}
+    written = {*EDITS, *MISTAKES, *(name for name, _ in NAMES.values()), *STRUCTURE, "mask precedence"}
     written |= {name for _, name, _ in (*MODERN.values(), *FUSED)} | {name for _, _, name, _ in PAIRED.values()}
     assert [cause.name for cause in CATALOGUE if cause.name not in planted | written] == []

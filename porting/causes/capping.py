@@ -1,0 +1,77 @@
+"""Soft caps and clamps on a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from porting.causes.functions import SCALING
+from porting.causes.tape import Call, Ref, Tape
+
+
+@dataclass(frozen=True, eq=False)
+class Cap:
+    """``size * tanh(x / size)``.
+
+    Attributes:
+        call: the call that gives its result.
+        bend: that of tanh.
+        input: what is capped.
+        size: the largest that comes out.
+    """
+
+    call: Call
+    bend: Call
+    input: Ref
+    size: float
+
+
+def caps(tape: Tape) -> Iterator[Cap]:
+    """The soft caps of a pass."""
+    for bend in tape.calls:
+        if bend.name != "tanh" or not bend.reads or not tape.learned(bend.result):
+            continue
+        before = tape.maker(bend.reads[0])
+        users = tape.users(bend.result)
+        behind = users[0] if len(users) == 1 else None
+        if before is None or behind is None or len(before.reads) != 1:
+            continue
+        small, large = _factor(before), _factor(behind)
+        if small and large and abs(small * large - 1) < 1e-6:
+            yield Cap(behind, bend, before.reads[0], large)
+
+
+def _factor(call: Call) -> float | None:
+    """By which number a call multiplies; None where it does something else."""
+    number = next((float(one) for one in call.args if isinstance(one, int | float)), None)
+    if call.name not in SCALING or not number:
+        return None
+    return 1 / number if "div" in call.name else number
+
+
+@dataclass(frozen=True, eq=False)
+class Clamp:
+    """Numbers that are kept between two others.
+
+    Attributes:
+        call: its call.
+        input: what is clamped.
+        least, most: the two, or None where there is none.
+    """
+
+    call: Call
+    input: Ref
+    least: float | None
+    most: float | None
+
+
+def clamps(tape: Tape) -> Iterator[Clamp]:
+    """The clamps of activations in a pass."""
+    for call in tape.calls:
+        if call.name in ("clamp", "clip") and call.reads and tape.learned(call.reads[0]) and len(call.reads) == 1:
+            least, most = call.argument(1, "min"), call.argument(2, "max")
+            yield Clamp(call, call.args[0], _number(least), _number(most))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

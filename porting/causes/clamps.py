@@ -1,0 +1,104 @@
+"""Activations that are clamped, as those of MPT, OLMo, DBRX and gpt-oss are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.capping import Clamp
+from porting.causes.cause import Cause, dial, given_instead, other, reads
+from porting.causes.fitting import Dial, geometric
+from porting.causes.projections import role_of
+from porting.causes.replay import Alteration, Rewrite
+from porting.causes.tape import Ref
+
+SIZES = geometric(1e-2, 1e3, 3)
+
+
+class ClampMissing(Cause):
+    """None."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each clamp."""
+        for one in anatomy.clamps:
+            yield other(one.call, reads(one.input), f"to {said(one)}")
+
+
+def said(one: Clamp) -> str:
+    """Its two numbers."""
+    ends = [f"{end:g}" if end is not None else "nothing" for end in (one.least, one.most)]
+    return f"between {ends[0]} and {ends[1]}"
+
+
+class OtherClamp(Cause):
+    """At another number."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Those that clamp on one side alone, and those that do so on both."""
+        for one in anatomy.clamps:
+            size = one.most if one.most is not None else -(one.least or 0.0)
+            ways = {(None, size): "from above alone", (-size, None): "from below alone", (-size, size): "on both sides"}
+            for (least, most), detail in ways.items():
+                if (least, most) != (one.least, one.most):
+                    yield other(one.call, _within(one, least, most), detail)
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each clamp."""
+        for one in anatomy.clamps:
+            yield dial(one.call, _sized(one), f"at {{}} where the reference has {said(one)}".format, SIZES)
+
+
+def _within(one: Clamp, least: float | None, most: float | None) -> Rewrite:
+    return reads(one.input, lambda value: value.clamp(least, most))
+
+
+def _sized(one: Clamp) -> Callable[[float], Rewrite]:
+    return lambda size: _within(one, None if one.least is None else -size, None if one.most is None else size)
+
+
+class ClampExtra(Cause):
+    """One that should not be there."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: its number is solved for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each projection into query, key or value, as what reads it shows."""
+        clamped = {one.input for one in anatomy.clamps}
+        for linear in anatomy.linears:
+            given = linear.call.result
+            readers = anatomy.tape.users(given)
+            if role_of(linear, anatomy) in ("query", "key", "value", "fused") and given not in clamped and readers:
+                calls = frozenset(call.number for call in readers)
+                turned = partial(_clamped, given, calls)
+                detail = "at {} where the reference has no clamp".format
+                yield Dial(linear.call.module, calls, turned, detail, SIZES)
+
+
+def _clamped(ref: Ref, calls: frozenset[int], size: float) -> dict[int, Rewrite]:
+    return dict.fromkeys(calls, lambda values, call: given_instead(values, call, ref, values[ref].clamp(-size, size)))
+
+
+CAUSES: tuple[Cause, ...] = (
+    ClampMissing(
+        name="clamp missing",
+        what="activations are not clamped",
+        looks="nothing where they are small; the large ones are too large",
+        fix="see clip_qkv, swiglu_limit and the like in the config",
+    ),
+    OtherClamp(
+        name="clamp at another number",
+        what="activations are clamped at another number, or on one side alone",
+        looks="nothing where they are small",
+        fix="see clip_qkv, swiglu_limit and the like in the config",
+    ),
+    ClampExtra(
+        name="clamp that should not be there",
+        what="queries, keys or values are clamped where the reference does not",
+        looks="nothing where they are small",
+        fix="see clip_qkv in the config: none means that nothing is clamped",
+    ),
+)

@@ -1,0 +1,154 @@
+"""Norms on a tape: torch's own calls, and those that are written out, as most models write their RMSNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from porting.causes.functions import SCALING, SUM
+from porting.causes.recognising import LARGEST_EPS, LAYER, NORMS, RMS, norm_of
+from porting.causes.replay import Values
+from porting.causes.tape import Call, Ref, Tape
+
+CASTS = ("to", "float", "double", "type_as", "type")
+ROOTS = ("rsqrt", "sqrt", "pow", "__pow__", "reciprocal")
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm over the last axis.
+
+    Attributes:
+        call: the call that gives its result.
+        input, weight, bias: its tensors; a norm may lack the last two.
+        eps: what is added to the variance, or to the mean of squares.
+        kind: ``layer``, or ``rms`` where the mean is not taken off.
+        added: what is added to the weight before it is multiplied by: 1 where gains are kept as their distance from 1.
+        first: the number of its first call.
+    """
+
+    call: Call
+    input: Ref
+    weight: Ref | None
+    bias: Ref | None
+    eps: float
+    kind: str = LAYER
+    added: float = 0.0
+    first: int = 0
+
+    @property
+    def output(self) -> Ref:
+        """The normed values."""
+        return self.call.result
+
+    def gain(self, values: Values) -> Tensor | None:
+        """What is multiplied by [n], or None."""
+        return None if self.weight is None else values[self.weight] + self.added if self.added else values[self.weight]
+
+    def of(self, value: Tensor, eps: float | None = None) -> Tensor:
+        """Another tensor in its place, without gain and bias."""
+        return NORMS[self.kind](value, self.eps if eps is None else eps)
+
+    def whole(self, value: Tensor, values: Values) -> Tensor:
+        """Another tensor in its place, with gain and bias."""
+        gain = self.gain(values)
+        made = self.of(value) if gain is None else self.of(value) * gain
+        return made if self.bias is None else made + values[self.bias]
+
+
+def norms(tape: Tape) -> list[Norm]:
+    """The norms of a pass, in order."""
+    return sorted((*_called(tape), *_written(tape)), key=lambda one: one.call.number)
+
+
+def _called(tape: Tape) -> Iterator[Norm]:
+    for call in tape.calls:
+        weight = call.argument(2, "weight")
+        if call.name == "layer_norm":
+            eps = float(call.argument(4, "eps", 1e-5))
+            yield Norm(call, call.args[0], weight, call.argument(3, "bias"), eps, first=call.number)
+        elif call.name == "rms_norm" and call.argument(3, "eps") is not None:
+            yield Norm(call, call.args[0], weight, None, float(call.argument(3, "eps")), RMS, first=call.number)
+
+
+def _written(tape: Tape) -> Iterator[Norm]:
+    """``x * rsqrt(mean of squares + eps)``, and what is then multiplied and added."""
+    found: set[int] = set()
+    for root in tape.calls:
+        if root.name not in ROOTS or not tape.learned(root.result) or tape[root.result].shape[-1:] != (1,):
+            continue
+        for call in tape.users(root.result):
+            others = [one for one in call.reads if one != root.result and tape.learned(one)]
+            if call.name not in SCALING or len(others) != 1 or call.number in found:
+                continue
+            made = _normed(tape, root, call, others[0])
+            if made is not None:
+                found.add(call.number)
+                yield _finished(tape, made)
+
+
+def _normed(tape: Tape, root: Call, call: Call, value: Ref) -> Norm | None:
+    """The norm that a product is, before its gain."""
+    maker = tape.maker(value)
+    sources = [value]
+    if maker is not None and maker.name in ("sub", "__sub__"):  # from which the mean was taken off
+        sources = [maker.reads[0], value]
+    behind = [one for _, one in zip(range(4), tape.before(root.result), strict=False)]
+    numbers = [number for one in behind for number in _numbers(tape, one) if 0 <= number <= LARGEST_EPS]
+    known = norm_of(tape[call.result], [tape[one] for one in sources], numbers)
+    if known is None:
+        return None
+    given = uncast(tape, sources[known.source])
+    return Norm(call, given, None, None, known.eps, known.kind, first=min(one.number for one in behind))
+
+
+def _numbers(tape: Tape, call: Call) -> Iterator[float]:
+    for one in (*call.args, *call.kwargs.values()):
+        if isinstance(one, float):
+            yield one
+        elif isinstance(one, Ref) and tape[one].ndim == 0 and not tape.learned(one):
+            yield float(tape[one])
+
+
+def uncast(tape: Tape, ref: Ref) -> Ref:
+    """A tensor before it was cast."""
+    while (call := tape.maker(ref)) is not None and call.name in CASTS:
+        ref = call.reads[0]
+    return ref
+
+
+def _finished(tape: Tape, norm: Norm) -> Norm:
+    """With its gain, its bias, and the casts behind them."""
+    call, weight, bias, added = norm.call, norm.weight, norm.bias, norm.added
+    while len(users := tape.users(call.result)) == 1:
+        (user,) = users
+        others = [one for one in user.reads if one != call.result]
+        if user.name in CASTS:
+            call = user
+            continue
+        if len(others) != 1 or tape[others[0]].ndim != 1 or not tape.learned(others[0]):
+            break
+        origin = _weight(tape, others[0])
+        if user.name in SCALING and "div" not in user.name and origin and weight is None and bias is None:
+            weight, added = origin
+        elif user.name in SUM and origin and bias is None and not origin[1]:
+            bias = origin[0]
+        else:
+            break
+        call = user
+    return Norm(call, norm.input, weight, bias, norm.eps, norm.kind, added, norm.first)
+
+
+def _weight(tape: Tape, ref: Ref) -> tuple[Ref, float] | None:
+    """The parameter that a vector is, and what was added to it."""
+    ref = uncast(tape, ref)
+    if ref in tape.weights:
+        return ref, 0.0
+    call = tape.maker(ref)
+    if call is None or call.name not in SUM:
+        return None
+    given = [uncast(tape, one) for one in call.reads]
+    number = next((float(one) for one in call.args if isinstance(one, int | float)), None)
+    return (given[0], number) if len(given) == 1 and given[0] in tape.weights and number is not None else None

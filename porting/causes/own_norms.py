@@ -1,0 +1,152 @@
+"""Norms of queries and keys that are not the reference's (Dehghani et al. 2023, section 2.2; Henry et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.attention import Attention
+from porting.causes.cause import Cause, other, reads
+from porting.causes.norming import Norm
+from porting.causes.norms import NormMissing
+from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.rotations import Rotation, rotations
+from porting.causes.tape import Call, Ref
+
+
+class OverWidth(Cause):
+    """One norm for all heads at once."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm of single heads, [b s h d] or [b h s d]."""
+        lengths = {anatomy.tape[ref].shape[axis] for one in anatomy.attentions for ref, axis in _places(one)}
+        for norm in anatomy.own_norms:
+            shape = anatomy.tape[norm.input].shape
+            if len(shape) == 4:
+                yield other(norm.call, self._joined(norm, -2 if shape[-3] in lengths else -3))
+
+    @staticmethod
+    def _joined(norm: Norm, axis: int) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            whole = values[norm.input].movedim(axis, -2)
+            made = norm.of(whole.flatten(-2)).view(whole.shape).movedim(-2, axis)
+            gain = norm.gain(values)
+            return made if gain is None else made * gain
+
+        return rewrite
+
+
+def _places(one: Attention) -> tuple[tuple[Ref, int], ...]:
+    """Query and key, with the axis of their positions."""
+    return (one.query, -2), (one.key, -1)
+
+
+class OverHeads(Cause):
+    """A norm for each head."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm of all heads at once."""
+        for one in anatomy.attentions:
+            for norm in anatomy.own_norms:
+                width = anatomy.tape[norm.input].shape[-1]
+                if anatomy.tape[norm.input].ndim == 3 and width % one.size == 0 and width > one.size and _of(one, norm):
+                    yield other(norm.call, self._apart(norm, one.size))
+
+    @staticmethod
+    def _apart(norm: Norm, size: int) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            whole = values[norm.input]
+            made = norm.of(whole.view(*whole.shape[:-1], -1, size)).flatten(-2)
+            gain = norm.gain(values)
+            return made if gain is None else made * gain
+
+        return rewrite
+
+
+def _of(one: Attention, norm: Norm) -> bool:
+    """Whether a norm is on the way to an attention's query or key."""
+    found = (call for ref in (one.query, one.key) for call in one.tape.before(ref, lambda call: call is norm.call))
+    return any(call is norm.call for call in found)
+
+
+class BehindRotation(Cause):
+    """The rotation first, and then the norm."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each rotation of what was normed by heads."""
+        for one, norm in _rotated(anatomy):
+            if norm.call.number < one.call.number:
+                rewrites = {norm.call.number: reads(norm.input), one.whole.number: self._normed(norm)}
+                yield Alteration(where=norm.call.module, rewrites=rewrites)
+
+    @staticmethod
+    def _normed(norm: Norm) -> Rewrite:
+        return lambda values, call: norm.whole(values.run(call), values)
+
+
+class BeforeRotation(Cause):
+    """The norm first, and then the rotation."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm of a head that was rotated."""
+        for one, norm in _rotated(anatomy):
+            if norm.call.number > one.call.number:
+                rewrites = {one.call.number: self._turned(one, norm), norm.call.number: reads(norm.input)}
+                yield Alteration(where=norm.call.module, rewrites=rewrites)
+
+    @staticmethod
+    def _turned(one: Rotation, norm: Norm) -> Rewrite:
+        return lambda values, call: one.turned(values, norm.whole(values[one.input], values))
+
+
+def _rotated(anatomy: Anatomy) -> Iterator[tuple[Rotation, Norm]]:
+    """Each rotation with the norm of the same heads, before or behind it."""
+    tape = anatomy.tape
+    heads = [
+        norm
+        for norm in anatomy.own_norms
+        if norm.weight is None or tape[norm.weight].shape == tape[norm.input].shape[-1:]
+    ]
+    for one in dict.fromkeys(rotations(anatomy)):
+        for norm in heads:
+            early, late = sorted((norm.call, one.call), key=lambda call: call.number)
+            between = tape.before(late.result, lambda call: call.name == "linear")
+            if tape[norm.input].ndim == 4 and any(call is early for call in between):
+                yield one, norm
+
+
+CAUSES: tuple[Cause, ...] = (
+    NormMissing(
+        name="query and key norm missing",
+        what="queries and keys are not normed",
+        looks="the scores are too large or too small",
+        fix="norm queries and keys before they are rotated, as Qwen 3, Gemma 3 and OLMo 2 do",
+        place="heads",
+    ),
+    OverWidth(
+        name="query and key norm over the whole width",
+        what="one norm is taken over all heads at once, where the reference norms each",
+        looks="each head's scores are off by a factor that differs from position to position",
+        fix="split into heads first, and norm [b s h d] over d: Qwen 3 and Gemma 3; OLMo 2 norms the whole width",
+    ),
+    OverHeads(
+        name="query and key norm over each head",
+        what="each head is normed by itself, where the reference norms all at once",
+        looks="each head's scores are off by a factor that differs from position to position",
+        fix="norm [b s (h d)] before it is split into heads: OLMo 2; Qwen 3 and Gemma 3 norm each head",
+    ),
+    BehindRotation(
+        name="query and key norm behind the rotation",
+        what="queries and keys are rotated first, and then normed",
+        looks="position 0 agrees; nothing at all where all gains are alike",
+        fix="norm, and then rotate",
+    ),
+    BeforeRotation(
+        name="query and key norm before the rotation",
+        what="queries and keys are normed first, and then rotated",
+        looks="position 0 agrees; nothing at all where all gains are alike",
+        fix="rotate, and then norm, as Hunyuan does",
+    ),
+)

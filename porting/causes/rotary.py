@@ -1,0 +1,295 @@
+"""Rotations that are not the reference's: other angles, another part, another pairing, none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.cause import Cause
+from porting.causes.fitting import Dial, geometric
+from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.rotations import (
+    Rotation,
+    Scaling,
+    Speeds,
+    Turn,
+    base_of,
+    based,
+    bind,
+    by_attention,
+    loudness_of,
+    rotated,
+    scaling_of,
+)
+
+THETAS = (100.0, 1000.0, 10_000.0, 160_000.0, 500_000.0, 1_000_000.0)
+"""Bases of rotations that models have, and what people write; any other is solved for."""
+
+ROTATED_IN = (torch.float64, torch.float32)
+"""Angles are computed in the working dtype, or in float32 whatever the model computes in."""
+
+
+def each(pair: list[Rotation], turn: Turn) -> dict[int, Rewrite]:
+    """Query and key in another way."""
+    return {one.whole.number: bind(turn, one) for one in pair}
+
+
+class RotaryTheta(Cause):
+    """Another base."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Query and key of each attention with each usual base."""
+        for module, pair in by_attention(anatomy):
+            known, scaling = base_of(anatomy, pair[0]), scaling_of(anatomy, pair[0])
+            own = scaling.theta if known is None and scaling else known
+            for theta in (one for one in THETAS if not (own and math.isclose(one, own, rel_tol=1e-3))):
+                for dtype, scaled in product(ROTATED_IN, _ways(scaling)):
+                    rewrites = each(pair, based(theta, dtype, scaled=scaled))
+                    yield Alteration(where=module, rewrites=rewrites, detail=_theta(f"{theta:.12g}", own))
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Query and key of each attention with any base."""
+        for module, pair in by_attention(anatomy):
+            known, scaling = base_of(anatomy, pair[0]), scaling_of(anatomy, pair[0])
+            detail = partial(_theta, known=scaling.theta if known is None and scaling else known)
+            calls = frozenset(one.whole.number for one in pair)
+            for dtype, scaled in product(ROTATED_IN, _ways(scaling)):
+                turned = partial(_with_theta, pair, dtype, scaled)
+                yield Dial(module, calls, turned, detail, geometric(2.0, 2e8, 4))
+
+
+def _with_theta(pair: list[Rotation], dtype: torch.dtype, scaled: Speeds, theta: float) -> dict[int, Rewrite]:
+    return each(pair, based(theta, dtype, scaled=scaled))
+
+
+def _theta(theta: str, known: float | None) -> str:
+    return f"theta is {theta} where the reference has {f'{known:.6g}' if known else 'scaled angles'}"
+
+
+def _ways(scaling: Scaling | None) -> tuple[Speeds, ...]:
+    """Without the reference's scaling, and with it."""
+    plain: Speeds = lambda speeds: speeds  # noqa: E731  # the type of two that are alike
+    if scaling is None:
+        return (plain,)
+    factor = float(f"{scaling.factor:.6g}")
+    return plain, (lambda speeds: speeds / factor) if scaling.linear else partial(smoothed, factor=factor)
+
+
+def theta_of(anatomy: Anatomy, one: Rotation) -> float | None:
+    """The base of the reference's angles, scaled or not, as a person would have written it."""
+    scaling = scaling_of(anatomy, one)
+    found = scaling.theta if scaling else base_of(anatomy, one)
+    return None if found is None else float(f"{found:.5g}")
+
+
+class ScalingMissing(Cause):
+    """The angles of theta alone."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Query and key of each attention whose angles are scaled."""
+        for module, pair in by_attention(anatomy):
+            scaling = scaling_of(anatomy, pair[0])
+            if scaling is not None and (theta := theta_of(anatomy, pair[0])):
+                for dtype, loud in product(ROTATED_IN, {1.0, loudness_of(anatomy, pair[0])}):
+                    yield Alteration(
+                        where=module, rewrites=each(pair, based(theta, dtype, loud=loud)), detail=str(scaling)
+                    )
+
+
+class ScalingOther(Cause):
+    """The angles by another factor."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Llama 3's usual numbers; and cosine and sine that are not multiplied, where the reference's are."""
+        for module, pair in by_attention(anatomy):
+            theta, loud = theta_of(anatomy, pair[0]), loudness_of(anatomy, pair[0])
+            if not math.isclose(loud, 1.0):
+                detail = f"cosine and sine are not multiplied by {loud:.6g}"
+                yield Alteration(where=module, rewrites=each(pair, partial(_quiet, loud=loud)), detail=detail)
+            for factor, dtype in product(FACTORS, ROTATED_IN):
+                if theta is not None:
+                    turn = based(theta, dtype, scaled=partial(smoothed, factor=factor))
+                    detail = f"the slow angles are divided by {factor:g}, as Llama 3's are"
+                    yield Alteration(where=module, rewrites=each(pair, turn), detail=detail)
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """All angles by a factor."""
+        for module, pair in by_attention(anatomy):
+            theta, scaling = theta_of(anatomy, pair[0]), scaling_of(anatomy, pair[0])
+            calls = frozenset(one.whole.number for one in pair)
+            known = str(scaling) if scaling else "the reference does not scale them"
+            for dtype in ROTATED_IN if theta is not None else ():
+                turned = partial(_divided, pair, theta or 0.0, dtype)
+                yield Dial(
+                    module, calls, turned, f"all angles are divided by {{}}; {known}".format, geometric(0.1, 100, 4)
+                )
+
+
+FACTORS = (8.0, 16.0, 32.0)
+"""Of Llama 3.1, of Llama 4, and of Llama 3.2."""
+
+
+def smoothed(speeds: Tensor, *, factor: float, low: float = 1.0, high: float = 4.0, known: float = 8192.0) -> Tensor:
+    """Llama 3's: the fast ones as they are, the slow ones divided, with a transition between."""
+    lengths = 2 * math.pi / speeds
+    slow = torch.where(lengths > known / low, speeds / factor, speeds)
+    share = (known / lengths - low) / (high - low)
+    between = (1 - share) * slow / factor + share * slow
+    return torch.where((lengths < known / high) | (lengths > known / low), slow, between)
+
+
+def _divided(pair: list[Rotation], theta: float, dtype: torch.dtype, factor: float) -> dict[int, Rewrite]:
+    return each(pair, based(theta, dtype, scaled=lambda speeds: speeds / factor))
+
+
+def _quiet(values: Values, one: Rotation, loud: float) -> Tensor:
+    head = values[one.source]
+    count = values[one.input].shape[-1]
+    return torch.cat([one.turned(values, head[..., :count]) / loud, head[..., count:]], -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedPart(Cause):
+    """Another part of each head.
+
+    Attributes:
+        all: the whole of it.
+    """
+
+    all: bool
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Query and key of each attention."""
+        for module, pair in by_attention(anatomy):
+            theta = base_of(anatomy, pair[0])
+            now, size = (anatomy.tape[ref].shape[-1] for ref in (pair[0].input, pair[0].source))
+            for dtype, part, whole in product(ROTATED_IN, (1.0,) if self.all else PARTS, (False, True)):
+                count = part * size
+                if theta is None or count % 2 or count < 2 or count == now:
+                    continue
+                turn = based(float(f"{theta:.6g}"), dtype, part=part, whole=whole)
+                detail = f"the first {count:.0f} of {size} channels"
+                detail = detail if now == size else f"{detail}, where the reference rotates {now}"
+                yield Alteration(where=module, rewrites=each(pair, turn), detail=detail)
+
+
+PARTS = (0.25, 0.4, 0.5, 0.75)
+"""Of each head, that models rotate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotated(Cause):
+    """The same angles, used in another way."""
+
+    pairs: bool = False
+    back: bool = False
+    none: bool = False
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Query and key of each attention."""
+        for module, pair in by_attention(anatomy):
+            yield Alteration(where=module, rewrites=each(pair, self._turned))
+
+    def _turned(self, values: Values, one: Rotation) -> Tensor:
+        head, count = values[one.source], values[one.input].shape[-1]
+        if self.none:
+            return head
+        cos, sin = (one.half(values[ref]) for ref in (one.cos, one.sin))
+        turned = rotated(head[..., :count], cos, -sin if self.back else sin, pairs=one.pairs != self.pairs)
+        return torch.cat([turned, head[..., count:]], -1)
+
+
+class AroundPadding(Cause):
+    """Positions that skip padding, where the reference counts it."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Query and key of each attention, where the batch is padded."""
+        mask = anatomy.inputs.get("attention_mask")
+        if mask is None or mask.ndim != 2 or bool(mask.all()):
+            return
+        counted = mask.long().cumsum(-1) - 1
+        ways = (counted.clamp_min(0), counted.masked_fill(mask == 0, 1), counted.masked_fill(mask == 0, 0))
+        for module, pair in by_attention(anatomy):
+            tape = anatomy.tape
+            if all(
+                tape[ref].numel() == mask.shape[1] * tape[ref].shape[-1] for one in pair for ref in (one.cos, one.sin)
+            ):
+                for places in ways:
+                    yield Alteration(where=module, rewrites=each(pair, partial(_placed, places=places)))
+
+
+def _placed(values: Values, one: Rotation, places: Tensor) -> Tensor:
+    """With the angles of other positions [b s]."""
+    head, count = values[one.source], values[one.input].shape[-1]
+    cos, sin = (one.half(values[ref]).flatten(0, -2)[places][:, None] for ref in (one.cos, one.sin))
+    return torch.cat([rotated(head[..., :count], cos, sin, pairs=one.pairs), head[..., count:]], -1)
+
+
+CAUSES: tuple[Cause, ...] = (
+    RotaryTheta(
+        name="rotary theta",
+        what="the rotation's angles have another base",
+        looks="the first positions agree best, the last ones least",
+        fix="rope_theta in the config; some models have another one in local layers",
+    ),
+    ScalingMissing(
+        name="rotary scaling missing",
+        what="the rotation's angles are not scaled, where the reference's are",
+        looks="the first positions agree best, the last ones least",
+        fix="see rope_scaling and rope_parameters in the config: linear, llama3, yarn",
+    ),
+    ScalingOther(
+        name="rotary scaling",
+        what="the rotation's angles are scaled in another way than the reference's",
+        looks="the first positions agree best, the last ones least",
+        fix="see rope_scaling and rope_parameters in the config; many models scale nothing",
+    ),
+    Rotated(
+        name="rotary pairing",
+        what="neighbouring channels are rotated together, where the reference pairs the halves, or the other way round",
+        looks="position 0 agrees, the others do not",
+        fix="the paper pairs neighbours, as GPT-J does; GPT-NeoX, LLaMA and most others pair the two halves",
+        pairs=True,
+    ),
+    Rotated(
+        name="rotary direction",
+        what="the rotation goes the other way round",
+        looks="position 0 agrees; what a query sees before it, it should see after it",
+        fix="x cos + rotate_half(x) sin, with rotate_half = (-x2, x1)",
+        back=True,
+    ),
+    RotatedPart(
+        name="rotary on a part of the head",
+        what="only the first channels of each head are rotated, and not those that the reference rotates",
+        looks="position 0 agrees, the others do not",
+        fix="see partial_rotary_factor, rotary_pct and rotary_dim in the config",
+        all=False,
+    ),
+    RotatedPart(
+        name="rotary on the whole head",
+        what="all channels of each head are rotated, where the reference rotates a part",
+        looks="position 0 agrees, the others do not",
+        fix="see partial_rotary_factor, rotary_pct and rotary_dim in the config",
+        all=True,
+    ),
+    AroundPadding(
+        name="rotary positions counted around padding",
+        what="padding is skipped when the positions of the rotation are counted, where the reference counts it",
+        looks="nothing in a batch without padding; behind it nothing but the padding's own positions",
+        fix="arange(s) for all rows, unless position_ids are given",
+    ),
+    Rotated(
+        name="rotary missing",
+        what="queries and keys are not rotated",
+        looks="position 0 agrees, the others do not",
+        fix="rotate queries and keys, after the projection and before the product",
+        none=True,
+    ),
+)

@@ -1,0 +1,152 @@
+"""Soft caps, ``cap * tanh(x / cap)``, of scores and of logits (Gemma Team 2024, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from porting.causes.anatomy import Anatomy
+from porting.causes.capping import Cap
+from porting.causes.cause import Cause, after, dial, other, reads
+from porting.causes.fitting import Dial, geometric
+from porting.causes.projections import role_of
+from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.tape import Call
+
+SCORES, LOGITS = "scores", "logits"
+
+
+def capped(value: Tensor, cap: float) -> Tensor:
+    """``cap * tanh(x / cap)``."""
+    return cap * torch.tanh(value / cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCaps(Cause):
+    """A mistake in the caps of one kind."""
+
+    of: str
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: the number is solved for."""
+        del anatomy
+        return iter(())
+
+    def caps(self, anatomy: Anatomy) -> Iterator[Cap]:
+        """Those of scores, or all others."""
+        inside = {call.number for one in anatomy.attentions for call in one.steps}
+        return (one for one in anatomy.caps if (one.bend.number in inside) == (self.of == SCORES))
+
+
+class CapMissing(OfCaps):
+    """None."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each cap."""
+        for one in self.caps(anatomy):
+            yield other(one.call, reads(one.input), f"of {one.size:g}")
+
+
+class OtherCap(OfCaps):
+    """Of another size."""
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each cap."""
+        for one in self.caps(anatomy):
+            detail = f"{self.of} are capped at {{}} where the reference has {one.size:g}".format
+            yield dial(one.call, partial(_sized, one), detail, geometric(0.1, 1e3, 3))
+
+
+def _sized(one: Cap, size: float) -> Rewrite:
+    return reads(one.input, lambda value: capped(value, size))
+
+
+class CapExtra(OfCaps):
+    """One that should not be there."""
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each attention, or each decoder, without one."""
+        if any(True for _ in self.caps(anatomy)):
+            return
+        detail = f"{self.of} are capped at {{}} where the reference has no cap".format
+        for call, where in self._places(anatomy):
+            yield dial(call, _extra, detail, geometric(0.1, 1e3, 3), where=where)
+
+    def _places(self, anatomy: Anatomy) -> Iterator[tuple[Call, str]]:
+        if self.of == LOGITS:
+            yield from ((one.call, "") for one in anatomy.linears if role_of(one, anatomy) == "decoder")
+            return
+        for one in anatomy.attentions:
+            call = anatomy.tape.maker(one.raw)
+            if call is not None:
+                yield call, one.where
+
+
+def _extra(size: float) -> Rewrite:
+    return after(lambda value: capped(value, size))
+
+
+class CapBehindMask(OfCaps):
+    """The mask first, and then the cap: what is masked has the lowest score that there is, and a share."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention whose scores are capped."""
+        caps = {one.call.number: one for one in self.caps(anatomy)}
+        for one in anatomy.attentions:
+            cap = next((caps[call.number] for call in one.steps if call.number in caps), None)
+            last = anatomy.tape.maker(one.masked)
+            if cap is not None and last is not None and last is not cap.call:
+                closed = ~one.allowed
+                yield other(last, self._closed(cap, closed), where=one.where)
+
+    @staticmethod
+    def _closed(cap: Cap, closed: Tensor) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            return values[cap.call.result].masked_fill(closed, -cap.size)
+
+        return rewrite
+
+
+def _of(of: str) -> tuple[Cause, ...]:
+    fix = "cap * tanh(x / cap)"
+    where = {SCORES: "attn_logit_softcapping", LOGITS: "final_logit_softcapping"}[of]
+    return (
+        CapMissing(
+            name=f"soft cap of {of} missing",
+            what=f"the {of} are not capped",
+            looks=f"nothing where {of} are small; the large ones are too large",
+            fix=f"{fix}; see {where} in the config",
+            of=of,
+        ),
+        OtherCap(
+            name=f"soft cap of {of} of another size",
+            what=f"the {of} are capped at another number",
+            looks=f"nothing where {of} are small",
+            fix=f"{fix}; see {where} in the config",
+            of=of,
+        ),
+        CapExtra(
+            name=f"soft cap of {of} that should not be there",
+            what=f"the {of} are capped where the reference does not",
+            looks=f"nothing where {of} are small; the large ones are too small",
+            fix=f"see {where} in the config: Gemma 2 has one, Gemma and Gemma 3 have none",
+            of=of,
+        ),
+    )
+
+
+CAUSES: tuple[Cause, ...] = (
+    *_of(SCORES),
+    CapBehindMask(
+        name="soft cap behind the mask",
+        what="the scores are masked first and then capped, so that what is masked has a share",
+        looks="the probabilities of what is masked are not 0",
+        fix="cap the scores, and then mask them",
+        of=SCORES,
+    ),
+    *_of(LOGITS),
+)
