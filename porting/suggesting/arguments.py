@@ -422,6 +422,10 @@ def _differ(one: Tensor, other: Tensor, where: Tensor) -> bool:
         return _far(one[where], other[where])
     if one.shape[:2] == (LENGTH, BATCH):
         return _far(one.transpose(0, 1)[where], other.transpose(0, 1)[where])
+    if one.ndim == 2 and len(one) in {BATCH * LENGTH, BATCH * OTHERS}:  # rows one after the other
+        parts = [value.reshape(BATCH, -1, value.shape[-1]) for value in (one, other)]
+        turned = [value.reshape(-1, BATCH, value.shape[-1]).transpose(0, 1) for value in (one, other)]
+        return _differ(parts[0], parts[1], where) and _differ(turned[0], turned[1], where)
     rows = where.any(1)
     if one.ndim and one.shape[0] == BATCH and LENGTH not in one.shape[1:]:
         return _far(one[rows], other[rows])

@@ -78,7 +78,9 @@ def positions(port: Trace, reference: Trace, parameters: frozenset[str]) -> Posi
         if near is not None and near.apart <= ROUNDED:
             old = known.get((near.theirs, near.ours), near)
             known[near.theirs, near.ours] = max(old, near, key=lambda one: one.apart)
-            values |= {name: (table, near.turned(other)) for name in mine}
+            for name in mine:  # one table may serve rows of two lengths
+                if name not in values or len(values[name][0]) < len(table):
+                    values[name] = table, near.turned(other)
     return Positions(next(iter(known.values())), values) if len(known) == 1 else None
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from porting.suggesting import tables
 from porting.suggesting.filling import Filling
 from porting.suggesting.finding import SAME
@@ -53,3 +55,35 @@ class Between(Filling):
                     return True
         self._put(before)
         return False
+
+    def _seconds(self, group: Sequence[Unit], free: Sequence[Unit]) -> dict[str, tuple[Unit, str]]:
+        """Tables that have to be one with another that is filled already, since the reference has one for both.
+
+        They are given the values, so that what comes behind can be known; no table can write those into both.
+
+        Returns:
+            Name of the tensor -> the reference's unit, and the tensor that has its values.
+        """
+        found: dict[str, tuple[Unit, str]] = {}
+        for unit in group:
+            if unit.kind is not Kind.LOOKUP or any(_indexed_alike(unit, one) for one in free):
+                continue
+            used = [
+                one for one in self.found.reference.units if one.kind is Kind.LOOKUP and set(one.names) & self._used
+            ]
+            for mate in used:
+                if not _indexed_alike(unit, mate):
+                    continue
+                for move in self.found.moves:
+                    alone = len(move.reads) == len(move.writes) == 1 and move.reads[0] in mate.names
+                    if alone and self.port.shapes[move.writes[0]] == self.port.shapes[unit.names[0]]:
+                        found[unit.names[0]] = mate, move.writes[0]
+        self._put({name: self.port.leaves[other].detach().clone() for name, (_, other) in found.items()})
+        return found
+
+
+def _indexed_alike(one: Unit, other: Unit) -> bool:
+    """Whether two tables are looked up at the same places."""
+    if one.operand is None or other.operand is None or one.operand.numel() != other.operand.numel():
+        return False
+    return bool(torch.equal(one.operand.flatten().sort().values, other.operand.flatten().sort().values))

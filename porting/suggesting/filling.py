@@ -115,17 +115,24 @@ class Filling:
         if mate.biases and not unit.biases:
             self._note("bias", unit, mate)
             self._used |= set(mate.biases)
-            for name in mate.biases:
-                if name not in {one for other in self.found.reference.units for one in other.weights}:
-                    self.reference.leaves[name].data.zero_()
-            again = self.reference.run()
-            for old, new in zip(self.found.reference.units, again.units, strict=True):
-                old.operand, old.output = new.operand, new.output
-            self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
+            self._silence([mate])
         elif unit.biases and not mate.biases and set(unit.biases) - self._filled:
             self._note("surplus", unit, mate)
             self._filled |= set(unit.biases)
             self._put({name: torch.zeros_like(self.port.leaves[name]) for name in unit.biases})
+
+    def _silence(self, mates: Sequence[Unit]) -> None:
+        """Go on as if the reference had no biases there, since the module has none."""
+        weights = {name for one in self.found.reference.units for name in one.weights}
+        biases = [self.reference.leaves[name] for one in mates for name in one.biases if name not in weights]
+        if not any(bool(one.any()) for one in biases):
+            return
+        for one in biases:
+            one.data.zero_()
+        again = self.reference.run()
+        for old, new in zip(self.found.reference.units, again.units, strict=True):
+            old.operand, old.output = new.operand, new.output
+        self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
 
     def _untold(self, trace: Trace) -> None:
         """Note biases of the reference's behind matrices that were filled in another place: a tied decoder's."""

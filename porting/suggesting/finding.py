@@ -76,7 +76,7 @@ class Divergence:
     """A place where the module computes something else than the reference, with the reference's own weights.
 
     Attributes:
-        what: ``"activation"``, ``"bias"``, ``"norm"``, ``"extra"``, ``"missing"``, ``"unloadable"`` or ``"input"``.
+        what: ``"activation"``, ``"bias"``, ``"norm"``, ``"extra"``, ``"missing"``, ``"second"``, ``"unloadable"`` ...
         port: the module's weight at the place, or after it.
         reference: the reference's.
         size: the difference, relative to the activation's scale; nan where none can be said.

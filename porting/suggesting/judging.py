@@ -16,7 +16,7 @@ from porting.suggesting.basis import ROUNDED
 from porting.suggesting.finding import CLOSE, SAME, Divergence, Found
 from porting.suggesting.layouts import distance
 from porting.suggesting.proving import Proof
-from porting.suggesting.reasons import fine, known, puzzles, several, unknown
+from porting.suggesting.reasons import elsewhere, fine, known, puzzles, several, unknown
 from porting.suggesting.stopping import stopped
 from porting.suggesting.subject import Subjects
 from porting.suggesting.suggestion import Reason, Stop, Verdict
@@ -149,13 +149,20 @@ def _more() -> str:
 
 
 def _rounded(found: Found, proof: Proof) -> Iterator[Reason]:
-    """Positions that are rounded otherwise: with the reference's in their place nothing differed."""
-    if not found.rounded or found.divergences or proof.exact or proof.difference is None:
+    """Positions that are rounded otherwise: with the reference's in their place nothing differed.
+
+    Where something did, as little, and has a cause elsewhere, the two come together and neither explains the other.
+    """
+    if not found.rounded or proof.exact or proof.difference is None:
         return
-    if proof.difference <= ROUNDED:
+    parts = set() if known(proof) else {one.port.rpartition(".")[0] for one in found.divergences}
+    left = [one for one in unknown(proof) if one.difference > ROUNDED or parts & set(one.probes)]
+    left = [one for one in left if not elsewhere(one, proof)]
+    if not left and (unknown(proof) or proof.difference <= ROUNDED):
         said = f"its positions are the reference's but for their rounding, off by {found.rounded:.0e}"
-        said += "; with the reference's own nothing else differs"
-        yield Reason(kind="rounding", said=said, size=proof.difference)
+        if not found.divergences:
+            said += "; with the reference's own nothing else differs"
+        yield Reason(kind="rounding", said=said, size=found.rounded)
 
 
 def _unseen(found: Found, proof: Proof) -> Iterator[Reason]:
@@ -262,6 +269,9 @@ def _parts(subjects: Subjects, found: Found, proof: Proof, checkpoint: Checkpoin
                 )
                 hint = "nn.Parameter in an nn.ParameterDict or nn.ParameterList"
                 yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True)
+            case "second":
+                said = f"{one.port} needs the values of {one.near[0][0]}, since the checkpoint has one tensor for both"
+                yield Reason(kind="tie", said=f"{said}, which is read once: tie them in the module", shown=True)
             case "extra" if not _last(found, one):
                 yield Reason(
                     kind="extra", said=f"the module has {one.port}, and nothing of the checkpoint is due there"

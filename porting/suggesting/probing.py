@@ -104,8 +104,14 @@ def _equal(one: Tensor, other: Tensor, bound: float, basis: Basis | None = None)
     """The axes under which two are equal, empty where they are as they are; None when they are not."""
     if one.shape == other.shape and _close(one, other, bound):
         return "", ""
-    if one.ndim != 3 or other.ndim != 3:
-        return None
+    if one.ndim == 3 and other.ndim == 2 and one.numel() == other.numel():  # words one after the other
+        flat = one.flatten(0, 1)
+        return ("b t e", "(b t) e") if flat.shape == other.shape and _close(flat, other, bound) else None
+    return _turned(one, other, bound, basis) if one.ndim == other.ndim == 3 else None
+
+
+def _turned(one: Tensor, other: Tensor, bound: float, basis: Basis | None) -> Axes | None:
+    """The same for two of three axes: sequence first, or in another order of the features."""
     first = one.transpose(0, 1)
     if first.shape == other.shape and _close(first, other, bound):
         return "b t e", "t b e"  # s is the two halves of a head

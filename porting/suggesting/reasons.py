@@ -16,6 +16,9 @@ from porting.suggesting.suggestion import Reason
 MOSTLY = 0.99
 """A small difference is put down to the nearest entry if that explains so much of it."""
 
+ALSO = 0.9
+"""And so much of it is enough where the entry is named elsewhere and the rest has a cause of its own."""
+
 FINE = 2.0**-24
 """A difference in float64 that float32 cannot tell, of the activation's scale: half of its last digit."""
 
@@ -50,6 +53,12 @@ def known(proof: Proof, *, guessed: bool = False) -> list[Reason]:
 def unknown(proof: Proof) -> list[Finding]:
     """What the catalogue has no name for."""
     return [one for one in _unnamed(proof) if one.difference > FINE]
+
+
+def elsewhere(one: Finding, proof: Proof) -> bool:
+    """Whether a small difference comes mostly from a cause that is named at other places."""
+    names = {other.name for other in _findings(proof) if other.name}
+    return one.difference <= CLOSE and any(near.name in names and near.share >= ALSO for near in one.nearest[:1])
 
 
 def fine(proof: Proof) -> Iterator[Reason]:

@@ -135,9 +135,17 @@ class Search(Between):
             if not any(one.names == other.names for other in theirs):
                 theirs.append(one)
         following = self._next(group, trace)
-        ways = tables.candidates(group, theirs, self.port.shapes, self.reference.shapes, self._scales)
-        if not self._choose(group, theirs, ways, following, trace):
-            self._give_up(group[0], theirs[0] if theirs else None)
+        seconds = self._seconds(group, theirs)
+        rest = [one for one in group if one.names[0] not in seconds]
+        ways = tables.candidates(rest, theirs, self.port.shapes, self.reference.shapes, self._scales)
+        if rest and not (theirs and self._choose(rest, theirs, ways, following, trace)):
+            self._give_up(rest[0], theirs[0] if theirs else None)
+        if seconds and self._verdict(group, (), (), following, self.found.reference.units) <= CLOSE:
+            for one in group:
+                if one.names[0] in seconds:
+                    mate, other = seconds[one.names[0]]
+                    self._filled.add(one.names[0])
+                    self._note("second", one, mate, near=((other, 0.0),))
 
     # ---------------------------------------------------------------------------------------------- norms
 
@@ -192,6 +200,8 @@ class Search(Between):
         heads = {name: size for name, size in self._sizes.items() if name == "h" or (name == "g" and self._grouped)}
         ways = bundles.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
         ways = chain(ways, self._arranged(group, matches))
+        if not any(one.biases for one in group):
+            self._silence(matches)
         following = self._next(group, trace)
         self._fill_between(group, following, trace)
         if not self._choose(group, matches, ways, following, trace):

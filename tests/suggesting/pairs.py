@@ -61,21 +61,22 @@ class Bart(nn.Module):
     front, as mBART has them, with another at the end of each stack.
     """
 
-    first = False
+    first, biased, learned, eps = False, True, True, 1e-5
     reading: Any  # lists of dictionaries of modules
     writing: Any
 
     def __init__(self, config: Any) -> None:  # it reads what it needs
         super().__init__()
-        e, h, eps = config.d_model, config.encoder_attention_heads, 1e-5
+        e, h, eps, biased = config.d_model, config.encoder_attention_heads, self.eps, self.biased
         self.scale = math.sqrt(e) if config.scale_embedding else 1.0
         self.words = nn.Embedding(config.vocab_size, e)
-        self.source_places = nn.Embedding(config.max_position_embeddings + 2, e)
-        self.target_places = nn.Embedding(config.max_position_embeddings + 2, e)
-        self.source_norm, self.target_norm = nn.LayerNorm(e, eps), nn.LayerNorm(e, eps)
+        if self.learned:
+            self.source_places = nn.Embedding(config.max_position_embeddings + 2, e)
+            self.target_places = nn.Embedding(config.max_position_embeddings + 2, e)
+            self.source_norm, self.target_norm = nn.LayerNorm(e, eps), nn.LayerNorm(e, eps)
         self.reading = nn.ModuleList(
             nn.ModuleDict({
-                "look": SelfAttending(e, h), "n1": nn.LayerNorm(e, eps),
+                "look": SelfAttending(e, h, bias=biased), "n1": nn.LayerNorm(e, eps),
                 "wide": nn.Linear(e, config.encoder_ffn_dim), "narrow": nn.Linear(config.encoder_ffn_dim, e),
                 "n2": nn.LayerNorm(e, eps),
             })
@@ -83,8 +84,8 @@ class Bart(nn.Module):
         )  # fmt: skip
         self.writing = nn.ModuleList(
             nn.ModuleDict({
-                "look": SelfAttending(e, h), "n1": nn.LayerNorm(e, eps),
-                "recall": CrossAttending(e, h), "n2": nn.LayerNorm(e, eps),
+                "look": SelfAttending(e, h, bias=biased), "n1": nn.LayerNorm(e, eps),
+                "recall": CrossAttending(e, h, bias=biased), "n2": nn.LayerNorm(e, eps),
                 "wide": nn.Linear(e, config.decoder_ffn_dim), "narrow": nn.Linear(config.decoder_ffn_dim, e),
                 "n3": nn.LayerNorm(e, eps),
             })
@@ -98,22 +99,76 @@ class Bart(nn.Module):
         out: Tensor = x + part(norm(x)) if self.first else norm(x + part(x))
         return out
 
+    def begun(self, words: Tensor, places: Any, norm: Any) -> Tensor:
+        """The words with their places, [b s e]."""
+        out: Tensor = norm(words * self.scale + places(torch.arange(words.shape[1]) + 2))
+        return out
+
+    def target(self, tgt: Tensor) -> Tensor:
+        """The words of the target, [b t e]."""
+        out: Tensor = self.words(tgt)
+        return out
+
     def forward(self, src: Tensor, src_mask: Tensor, tgt: Tensor) -> Tensor:
         """``src`` [b s], ``src_mask`` [b s] with 1 at words, ``tgt`` [b t]; logits [b t v]."""
         hidden = src_mask[:, None, None] == 0
         future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
-        x = self.source_norm(self.words(src) * self.scale + self.source_places(torch.arange(src.shape[1]) + 2))
+        parts = [getattr(self, name, None) for name in ("source_places", "source_norm", "target_places", "target_norm")]
+        x = self.begun(self.words(src), parts[0], parts[1])
         for layer in self.reading:
             x = self.around(x, layer["n1"], lambda y, layer=layer: layer["look"](y, hidden))
             x = self.around(x, layer["n2"], lambda y, layer=layer: layer["narrow"](F.gelu(layer["wide"](y))))
         memory = self.source_end(x) if self.first else x
-        x = self.target_norm(self.words(tgt) * self.scale + self.target_places(torch.arange(tgt.shape[1]) + 2))
+        x = self.begun(self.target(tgt), parts[2], parts[3])
         for layer in self.writing:
             x = self.around(x, layer["n1"], lambda y, layer=layer: layer["look"](y, future))
             x = self.around(x, layer["n2"], lambda y, layer=layer: layer["recall"](y, memory, hidden))
             x = self.around(x, layer["n3"], lambda y, layer=layer: layer["narrow"](F.gelu(layer["wide"](y))))
         logits: Tensor = (self.target_end(x) if self.first else x) @ self.words.weight.T
         return logits
+
+
+class TwoTables(Bart):
+    """A word table of its own for the target."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.others = nn.Embedding(config.vocab_size, config.d_model)
+
+    def target(self, tgt: Tensor) -> Tensor:
+        """The words of the target, [b t e]."""
+        out: Tensor = self.others(tgt)
+        return out
+
+
+class Unbiased(Bart):
+    """No biases in attention."""
+
+    biased = False
+
+
+class Flat(Bart):
+    """Logits of all words one after the other, [(b t) v]."""
+
+    def forward(self, src: Tensor, src_mask: Tensor, tgt: Tensor) -> Tensor:
+        """As in BART."""
+        return super().forward(src, src_mask, tgt).flatten(0, 1)
+
+
+class Marian(Bart):
+    """Marian: positions are sines next to their cosines, in float32; no norm in front; another eps."""
+
+    learned, eps = False, 1e-6
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        width = config.d_model
+        angles = torch.arange(64).float()[:, None] / 10000 ** (torch.arange(0, width, 2).float() / width)
+        self.table = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+    def begun(self, words: Tensor, places: Any, norm: Any) -> Tensor:
+        """The words with their places, [b s e]."""
+        return words * self.scale + self.table[: words.shape[1]]
 
 
 class MBart(Bart):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from porting.suggesting import Suggestion, Verdict, suggest
 from tests.suggesting.oracle import BOUND, apart, source
-from tests.suggesting.pairs import T5, Bart, MBart
+from tests.suggesting.pairs import T5, Bart, Flat, Marian, MBart, TwoTables, Unbiased
 
 BART = {
     "vocab_size": 113, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -80,3 +80,41 @@ def test_t5_s_tables_of_distances(tmp_path: Path) -> None:
         '"encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" = "source_distance.table.weight"'
     ) in found.text
     assert oracle(model, tmp_path, T5, found) < BOUND
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bart")
+    model = source("BartForConditionalGeneration", BART, folder)
+    model.final_logits_bias.zero_()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (TwoTables, "others.weight needs the values of words.weight, since the checkpoint has one tensor for both"),
+        (Unbiased, "reading.0.look.c_in.weight has no bias, and the checkpoint's"),
+    ],
+)
+def test_what_no_table_can_do_is_said_at_once(bart: Path, kind: Callable[..., nn.Module], said: str) -> None:
+    found = suggest(bart, kind)
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    assert said in found.reasons[0].said
+    assert found.trials < FEW
+
+
+def test_words_one_after_the_other_are_the_reference_s(bart: Path) -> None:
+    found = suggest(bart, Flat)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"lm_head [b t e]" = ". [(b t) e]"' in found.text
+
+
+def test_positions_that_are_rounded_and_another_eps_come_together(tmp_path: Path) -> None:
+    model = source("MarianMTModel", BART | {"pad_token_id": 0, "decoder_start_token_id": 0}, tmp_path)
+    model.final_logits_bias.zero_()
+    model.save_pretrained(tmp_path)
+    found = suggest(tmp_path, Marian)
+    assert found.verdict is Verdict.APPROXIMATE, str(found)
+    assert {one.kind for one in found.reasons} == {"norms", "rounding"}
