@@ -201,6 +201,7 @@ def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool
     screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
     said = [reason.said for reason in found.reasons]
     said += [f"the module has no place for {part}" for part in found.missing]
+    said += [f"not shown: {one}" for one in found.limits]
     said += listed(found.unmapped)
     for line in said:
         screen.show(Padding(Text(safe(line)), (0, 0, 0, 2), expand=False))  # folded lines keep their left edge

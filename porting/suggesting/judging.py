@@ -12,9 +12,11 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, told
 from porting.suggesting.arguments import IDS, MASK
-from porting.suggesting.basis import ROUNDED
+from porting.suggesting.basis import ROUNDED, Basis
+from porting.suggesting.beyond import Beyond
 from porting.suggesting.finding import CLOSE, SAME, Divergence, Found
 from porting.suggesting.layouts import distance
+from porting.suggesting.places import laid_out
 from porting.suggesting.proving import Proof
 from porting.suggesting.reasons import elsewhere, fine, known, puzzles, several, unknown
 from porting.suggesting.stopping import stopped
@@ -22,6 +24,7 @@ from porting.suggesting.subject import Subjects
 from porting.suggesting.suggestion import Reason, Stop, Verdict
 from porting.suggesting.tracing import Kind
 from porting.suggesting.unmapped import Unmapped
+from porting.suggesting.unshown import unshown
 from porting.suggesting.writing import patterns
 
 
@@ -37,6 +40,7 @@ class Judgement:
         sentence: what was proven.
         difference: the largest difference in the proof.
         shown: how many of the module's tensors the proof saw, of how many.
+        limits: what the proof did not see, in words.
     """
 
     verdict: Verdict
@@ -46,6 +50,7 @@ class Judgement:
     sentence: str
     difference: float | None
     shown: tuple[int, int]
+    limits: tuple[str, ...] = ()
 
 
 def judge(
@@ -56,6 +61,7 @@ def judge(
     fits: Sequence[Fault],
     checkpoint: Checkpoint,
     unmapped: Sequence[Unmapped],
+    behind: Beyond,
 ) -> Judgement:
     """The verdict.
 
@@ -64,11 +70,12 @@ def judge(
     place up to which all is proven; or an entry of the catalogue of causes that turns the reference into the module, to
     the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
     """
-    reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped)])
+    reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped), *behind.reasons])
     refused = {one.reference for one in found.divergences if one.what == "shape" and _last(found, one)}
     lacking = [unit for unit in found.reference.units if unit in found.lacking or refused & set(unit.names)]
     missing = tuple(patterns([name for unit in lacking for name in unit.names], _mapped(found)))
     missing = tuple(one.removesuffix(".{*rest}") for one in missing)
+    missing += tuple(_rows_left(subjects, found))
     ours = [one for one in unmapped if one.side == "module"]
     small = [one for one in reasons if _small(one)]
     if any(one.shown for one in reasons):
@@ -92,7 +99,15 @@ def judge(
         sentence=_sentence(verdict, proof, own, shown, stop) + _order(verdict, found),
         difference=(own or proof).difference,
         shown=shown,
+        limits=tuple(unshown(subjects, proof, own, behind)) if verdict in {Verdict.EXACT, Verdict.TRUNK} else (),
     )
+
+
+def _rows_left(subjects: Subjects, found: Found) -> Iterator[str]:
+    """Tables of which the module has the first row, in another table, and no place for the rest."""
+    for name in (piece.names[0] for move in found.moves if move.fold for piece in move.sources[1:]):
+        if len(subjects.twin.tensors[name]) > 1:
+            yield f"{name} but for row 0"
 
 
 def _small(one: Reason) -> bool:
@@ -302,15 +317,15 @@ def _strange(found: Found) -> Iterator[Reason]:
     for number, value in enumerate(found.outputs):
         values = [*found.reference.values, *found.reference.outputs]
         parts = value.unbind(0) if value.ndim > 3 else (value,)  # several activations in one, as caches have them
-        if value.ndim > 1 and any(not any(_is(part, other) for other in values) for part in parts):
+        if value.ndim > 1 and any(not any(_is(part, other, found.basis) for other in values) for part in parts):
             said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
             yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")
 
 
-def _is(value: Tensor, other: Tensor) -> bool:
+def _is(value: Tensor, other: Tensor, basis: Basis) -> bool:
     """Whether two activations are one, or the first is the second's at one position: the first, or the last."""
     rows = [other[:, at] for at in (0, -1)] if other.ndim == 3 else []
-    return any(distance(value, one) <= SAME for one in (other, *rows))
+    return any(distance(value, one) <= SAME and laid_out(value, one, basis) for one in (other, *rows))
 
 
 def _tables(found: Found) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -84,6 +85,24 @@ def vector(move: Move, ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str,
         (Piece(source.pattern, source.names, axes(theirs[source.names[0]])),),
         (Piece(target.pattern, target.names, axes(ours[target.names[0]])),),
         why=move.why,
+    )
+
+
+def laid_out(one: Tensor, other: Tensor, basis: Basis) -> bool:
+    """Whether two activations hold the same numbers with nothing but their axes in another order, split or merged.
+
+    Equal numbers in any order are not enough: features backwards are another activation.
+    """
+
+    def close(left: Tensor, right: Tensor) -> bool:
+        return bool(torch.allclose(left, right, rtol=0, atol=SAME * float(right.abs().max())))
+
+    sources = [other, basis.turned(other)] if basis.theirs and other.shape[-1] % 2 == 0 else [other]
+    return any(
+        close(value.permute(order).reshape(like.shape), like)
+        for source in sources
+        for value, like in ((source, one), (one, source))
+        for order in permutations(range(value.ndim))
     )
 
 

@@ -22,6 +22,7 @@ from porting.notation.table import Table, parse_table
 from porting.plan.check import check
 from porting.suggesting.asking import Ask, Asker, refolded, where_to_fold, which_architecture
 from porting.suggesting.attention import attention, attention_probes, ordered
+from porting.suggesting.beyond import Beyond, beyond
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.clock import OutOfTime, bounded
 from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
@@ -30,7 +31,7 @@ from porting.suggesting.finding import Found
 from porting.suggesting.guarding import guarded, outside
 from porting.suggesting.judging import Judgement, judge
 from porting.suggesting.probing import NEAR
-from porting.suggesting.proving import SMALL, Proof, differing, prove
+from porting.suggesting.proving import LARGE, Proof, differing, prove
 from porting.suggesting.search import Search
 from porting.suggesting.subject import Subjects, prepare, sides, steady
 from porting.suggesting.suggestion import Reason, Stop, Suggestion, Verdict
@@ -168,10 +169,11 @@ def _proposed(
     final = onto(made, checkpoint, subjects)
     fits = _fits(checkpoint, into, parse_table(write(final), where="suggested"), subjects, fresh=fresh)
     own = None
-    if not fits and proof.exact and sum(info.nbytes for info in checkpoint.tensors.values()) < 4 * SMALL:
+    if not fits and proof.exact and _numbers(checkpoint) < LARGE:
         own = prover.on(checkpoint, final, fresh=fresh)
         own = None if own.late else own  # the twin's is a proof as well
-    verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped)
+    behind = prover.behind(made, fresh=fresh, deep=own is None) if proof.exact and not fits else Beyond()
+    verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped, behind)
     text = write(_headed(final, verdict, subjects.twin.architecture, lazy=subjects.lazy))
     return Suggestion(
         verdict=verdict.verdict,
@@ -180,6 +182,7 @@ def _proposed(
         missing=verdict.missing,
         stop=verdict.stop,
         unmapped=tuple(unmapped),
+        limits=verdict.limits,
         evidence=tuple(evidence(lines, own or proof)),
         proof=verdict.sentence,
         difference=verdict.difference,
@@ -242,6 +245,16 @@ class _Prover:
         """The table's proof on the checkpoint itself."""
         return self._proven(checkpoint, made, "proving on the checkpoint", fresh=fresh)
 
+    def behind(self, made: Draft, *, fresh: bool, deep: bool) -> Beyond:
+        """What is seen on the twin behind the proof."""
+        self.tell("proving on other rows", 0, 0)
+        table = parse_table(write(made), where="suggested")
+        try:
+            with bounded(self.until):
+                return beyond(self.into, table, self.subjects, seed=self.seed, fresh=fresh, deep=deep)
+        except OutOfTime:
+            return Beyond(limits=("other rows, masks and calls: the limit was met before they were tried",))
+
     def _proven(self, checkpoint: Checkpoint, made: Draft, stage: str, *, fresh: bool, causes: float = 0.0) -> Proof:
         try:
             table = parse_table(write(made), where="suggested")
@@ -267,6 +280,11 @@ class _Prover:
                 )
         except OutOfTime:
             return Proof(report=None, refused="the limit was met before it had ended", late=True)
+
+
+def _numbers(checkpoint: Checkpoint) -> int:
+    """How many a checkpoint holds."""
+    return sum(math.prod(info.shape) for info in checkpoint.tensors.values())
 
 
 def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subjects, *, fresh: bool) -> tuple[Fault, ...]:
@@ -296,6 +314,7 @@ def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) ->
     if lazy:
         head.append("The module has lazy parameters: run it once, and load into it then.")
     head += [f"- {one.said}" for one in judged.reasons]
+    head += [f"- Not shown: {one}." for one in judged.limits]
     if judged.missing:
         head.append(f"The module has no place for {', '.join(judged.missing)}.")
     if any(line.proven for line in made.lines):

@@ -22,8 +22,9 @@ from porting.verification import verify
 from porting.verification.compare import Progress
 from porting.verification.inputs import Case
 
-SMALL = 20_000_000
-"""A checkpoint with fewer numbers than this is proven itself, besides its twin."""
+LARGE = 160_000_000
+"""A checkpoint with fewer numbers than this is proven itself, besides its twin: two models in float64 take 16 bytes for
+each, and what runs on them a little more."""
 
 LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
 
@@ -78,6 +79,7 @@ def prove(
     small: bool,
     causes: float = 0.0,
     tell: Progress | None = None,
+    batches: Sequence[Case] | None = None,
 ) -> Proof:
     """Run the proof.
 
@@ -91,9 +93,10 @@ def prove(
         small: the checkpoint is the twin, and the longest row is the one that was tried.
         causes: how many seconds the catalogue of causes may take, where something differs.
         tell: called with what is done, how many steps are done and how many there are.
+        batches: others than the usual ones.
     """
     config = checkpoint.config
-    made = cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
+    made = batches or cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
     module = into if isinstance(into, nn.Module) else None
     arguments = {
         "architecture": subjects.twin.architecture,

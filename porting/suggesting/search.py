@@ -377,7 +377,7 @@ class Search(Between):
         activation in the place of the module's.
         """
         mate = min(like, key=lambda one: self._apart(unit, one), default=None)
-        if mate is None or self._is_extra(unit, mate, like, trace):
+        if mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate):
             self._note("extra", unit, None)
             self._filled |= set(unit.names)
             return []
@@ -400,6 +400,11 @@ class Search(Between):
             return False
         ours = [one for one in trace.units if self._is_open(one) and one.kind is Kind.NORM]
         return len(like) < len(ours)
+
+    def _is_gate(self, unit: Unit, mate: Unit) -> bool:
+        """Whether it is no norm of the reference's at all: far from the nearest, and made of other parts."""
+        alike = (bool(unit.weights), bool(unit.biases)) == (bool(mate.weights), bool(mate.biases))
+        return unit.kind is Kind.NORM and not alike and self._apart(unit, mate) > CLOSE
 
     def _in_order(self, unit: Unit, like: Sequence[Unit]) -> Unit:
         """The first of these whose tensors have the sizes of the unit's."""

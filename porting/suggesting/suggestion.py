@@ -95,6 +95,7 @@ class Suggestion:
         reasons: why the verdict is not *exact*.
         missing: parts of the reference that the module does not have.
         unmapped: tensors of either side that have no counterpart.
+        limits: what the proof did not see, in words.
         stop: how far it came, where nothing was found.
         evidence: what speaks for each line.
         proof: the sentence of the float64 proof; empty when there was none.
@@ -111,6 +112,7 @@ class Suggestion:
     reasons: tuple[Reason, ...] = ()
     missing: tuple[str, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
+    limits: tuple[str, ...] = ()
     stop: Stop | None = None
     evidence: tuple[Evidence, ...] = ()
     proof: str = ""
@@ -166,5 +168,6 @@ class Suggestion:
         lines = [f"{self.verdict.upper()}  {self.proof}".rstrip()]
         lines += [f"  {one.said}" for one in self.reasons]
         lines += [f"  missing: {one}" for one in self.missing]
+        lines += [f"  not shown: {one}" for one in self.limits]
         lines += [f"  {one}" for one in listed(self.unmapped)]
         return "\n".join(lines)

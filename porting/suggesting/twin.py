@@ -25,8 +25,27 @@ from porting.target import named_tensors
 from porting.tracing.faults import VerifyError
 from porting.verification.reference import load_reference
 
-HEADS, HEAD_SIZE, VOCABULARY, POSITIONS, DEPTH, NARROW = 5, 8, 97, 61, 2, 24
-"""The twin's sizes; 5 heads of 8 make a width of 40, and no two of these or of their products are equal."""
+
+@dataclass(frozen=True)
+class Measures:
+    """A twin's sizes; no two of these or of their products are equal, so that a shape says which axis is which."""
+
+    heads: int
+    head_size: int
+    vocabulary: int
+    positions: int
+    depth: int
+    loud: bool = False
+    narrow: int = 24
+
+
+SMALL, DEEP = Measures(5, 8, 97, 61, 2), Measures(6, 12, 131, 83, 64, loud=True)
+"""The twin that is searched; and one with as many layers as the checkpoint, up to 64, and with loud features, as large
+models have them, so that a clamp shows."""
+
+LOUD = 40.0
+"""The gain of a loud feature."""
+
 _WILD = 1e6
 """No weight is larger: a tensor that is has never been given values."""
 
@@ -89,7 +108,9 @@ def usual_architectures(config: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def shrink(config: Mapping[str, object], *, inner: int = 0, even: bool = False) -> dict[str, object]:
+def shrink(
+    config: Mapping[str, object], *, inner: int = 0, even: bool = False, to: Measures = SMALL
+) -> dict[str, object]:
     """The config with small sizes.
 
     Args:
@@ -97,42 +118,43 @@ def shrink(config: Mapping[str, object], *, inner: int = 0, even: bool = False) 
         even: give a decoder as many layers as the encoder, where the checkpoint has them so.
         inner: the size of the feed-forward part, where a module reckons its own; else so many times the width as in the
             checkpoint, if that is a whole number: a module may say ``4 *``.
+        to: the sizes.
     """
     small = dict(config)
     sizes = {name: value for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)}
     hidden, heads, groups = (_first(role, sizes) for role in (Role.HIDDEN, Role.HEADS, Role.GROUPS))
-    count = 1 if heads == 1 else HEADS
+    count = 1 if heads == 1 else to.heads
     shared = heads // groups if groups and heads else 1
     if shared > 1 and groups > 1:  # several heads share a key
         count = 2 * min(shared, 3)
-    width = count * HEAD_SIZE if count > 1 else HEADS * HEAD_SIZE
+    width = (count if count > 1 else to.heads) * to.head_size
     new: dict[Role | None, int] = {
         Role.HIDDEN: width,
         Role.HEADS: count,
-        Role.HEAD_SIZE: HEAD_SIZE,
-        Role.VOCABULARY: VOCABULARY,
-        Role.POSITIONS: POSITIONS,
+        Role.HEAD_SIZE: to.head_size,
+        Role.VOCABULARY: to.vocabulary,
+        Role.POSITIONS: to.positions,
         Role.IMAGE: 12,
         Role.PATCH: 4,
     }
     for name, value in sizes.items():
         role = _role(name, sizes) if value > 0 else None
         if role is Role.HIDDEN and name == "embedding_size" and value != hidden:
-            small[name] = NARROW
+            small[name] = to.narrow
         elif role in new:
             small[name] = new[role]
         elif role is Role.DEPTH and "group" not in name:
-            small[name] = min(value, DEPTH + ("decoder" in name and not even))
+            small[name] = min(value, to.depth + ("decoder" in name and not even))
         elif role is Role.GROUPS:
             small[name] = count if value == heads else 1 if value == 1 else 2
         elif role is Role.INNER:
             ratio = value / hidden if hidden else 4.0
             small[name] = inner or (round(ratio * width) if ratio == int(ratio) else 4 * width - 4)
-        elif name.endswith("token_id") and value >= VOCABULARY:
-            small[name] = VOCABULARY - 1
+        elif name.endswith("token_id") and value >= to.vocabulary:
+            small[name] = to.vocabulary - 1
     layers = config.get("layer_types")
     if isinstance(layers, list):
-        small["layer_types"] = layers[:DEPTH]
+        small["layer_types"] = layers[: to.depth]
     return small
 
 
@@ -156,6 +178,7 @@ def make_twin(
     seed: int,
     even: bool = False,
     inner: int = 0,
+    to: Measures = SMALL,
 ) -> Twin:
     """Make a twin and write it as a checkpoint.
 
@@ -167,6 +190,7 @@ def make_twin(
         seed: of its weights.
         even: with as many layers in the decoder as in the encoder.
         inner: as in :func:`shrink`.
+        to: the small sizes.
 
     Raises:
         VerifyError: transformers has no such class, or cannot build it with these sizes.
@@ -184,10 +208,10 @@ def make_twin(
     if small:
         known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
         named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
-        made = shrink({**named, **known}, even=even, inner=inner)
+        made = shrink({**named, **known}, even=even, inner=inner, to=to)
         for part in ("text_config", "vision_config"):
             if isinstance(known.get(part), dict):
-                made[part] = shrink(known[part])
+                made[part] = shrink(known[part], to=to)
         complete = kind.config_class.from_dict({name: made[name] for name in known})
     torch.manual_seed(seed)
     try:
@@ -197,6 +221,8 @@ def make_twin(
         message = f"transformers cannot build {architecture} with these sizes: {type(error).__name__}: {said}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
     draw(model, seed)
+    if to.loud:
+        _raise(model)
     saving: Any = model
     folder.mkdir(parents=True, exist_ok=True)
     complete.architectures = [architecture]
@@ -256,6 +282,14 @@ def draw(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
             gain = tensor.ndim == 1 and name.endswith("weight")
             spread = 0.2 if tensor.ndim < 2 else max(0.1, 1.0 / math.sqrt(tensor.shape[-1]))
             tensor.copy_((1.0 if gain else 0.0) + spread * noise)
+
+
+def _raise(model: nn.Module) -> None:
+    """Make every eleventh feature of a norm loud."""
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.ndim == 1 and name.endswith("weight"):
+                tensor[::11] *= LOUD
 
 
 def _named(reference: nn.Module, held: Mapping[str, Tensor]) -> dict[str, str]:

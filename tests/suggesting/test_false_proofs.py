@@ -1,0 +1,71 @@
+"""A proof is not taken for more than it is: what hides from its batches is found out, or said beside the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from porting.suggesting import proposing, suggest
+from tests.suggesting.attacks import LARGE, SAID, SEEN, VERDICTS
+from tests.suggesting.test_verdicts import Plain
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_hides_from_the_usual_batches_is_not_proven(source: Path, name: str) -> None:
+    kind, said = SEEN[name]
+    found = suggest(source, kind)
+    assert found.verdict in VERDICTS, str(found)
+    assert any(said in one.said for one in found.reasons), str(found)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_hides_behind_the_twin_s_size_is_not_proven(
+    source: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint itself is taken for one that cannot be run here."""
+    monkeypatch.setattr(proposing, "LARGE", 0)
+    kind, said = LARGE[name]
+    found = suggest(source, kind)
+    assert found.verdict in VERDICTS, str(found)
+    assert any(said in one.said for one in found.reasons), str(found)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_no_batch_can_show_is_said(source: Path, name: str) -> None:
+    kind, said = SAID[name]
+    found = suggest(source, kind)
+    assert found.proven, str(found)
+    assert any(said in one for one in found.limits), found.limits
+    assert said in " ".join(found.text.replace("\n# ", " ").split()), found.text
+
+
+class Folded(Plain):
+    def change(self) -> None:
+        del self.seg
+
+    def forward(self, ids: Tensor, keep: Tensor) -> Tensor:  # type: ignore[override]  # it has no segments
+        x: Tensor = self.norm(self.tok(ids) + self.pe[:, : ids.shape[1]])
+        for layer in self.layers:
+            x = layer(x, keep)
+        return x
+
+
+def test_a_table_of_segments_that_is_folded_is_not_all_there(source: Path) -> None:
+    """A module without segments has the first one in its positions, and no place for the others."""
+    found = suggest(source, Folded)
+    assert found.proven, str(found)
+    assert "bert.embeddings.token_type_embeddings.weight but for row 0" in found.missing
+
+
+def test_of_a_module_that_hides_nothing_nothing_is_said(source: Path) -> None:
+    found = suggest(source, Plain)
+    assert (found.proven, found.limits) == (True, ()), str(found)
+
+
+def test_that_the_checkpoint_s_own_size_was_not_run_is_said(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposing, "LARGE", 0)
+    found = suggest(source, Plain)
+    assert found.proven, str(found)
+    assert [one for one in found.limits if "the checkpoint's own sizes" in one], found.limits
