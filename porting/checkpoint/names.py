@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 
 from porting.checkpoint.errors import CheckpointError
@@ -14,6 +15,10 @@ BIN = "pytorch_model.bin"
 BIN_INDEX = "pytorch_model.bin.index.json"
 DCP_METADATA = ".metadata"
 DCP_ENDING = ".distcp"
+DCP_PART = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
+"""What torch's ``HuggingFaceStorageWriter`` calls the files of one process, where it does not put them together."""
+
+PUT_TOGETHER = "save it with HuggingFaceStorageWriter(..., save_distributed=True, enable_consolidation=True)"
 
 INDEX_ENDINGS = (".safetensors.index.json", ".bin.index.json")
 BIN_ENDINGS = (".bin", ".pt", ".pth")
@@ -67,6 +72,13 @@ def choose_weights(names: Collection[str], *, where: str, read_index: Callable[[
         message = f"holds {len(pieces)} files of a distributed checkpoint and no {DCP_METADATA}, which is written last"
         hint = "the save did not come to its end: save it again"
         raise CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))
+    parts = sorted(name for name in names if DCP_PART.fullmatch(name))
+    if parts:
+        message = (
+            f"holds parts of tensors, as torch saves them unconsolidated ({parts[0]} and {len(parts) - 1} more): "
+            "nothing says how large a tensor is, so that a file that is missing would not show"
+        )
+        raise CheckpointError(Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=PUT_TOGETHER))
     candidates = sorted(name for name in names if name.endswith((".safetensors", *INDEX_ENDINGS, *BIN_ENDINGS)))
     if candidates:
         hint = f"if {candidates[0]} is meant, pass its path"

@@ -16,7 +16,15 @@ from porting.checkpoint.files import ByteSource, LocalFile, member, read_small
 from porting.checkpoint.index import MAX_INDEX, Index, parse_index
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.model_id import parse_model_id
-from porting.checkpoint.names import BIN_ENDINGS, DCP_ENDING, DCP_METADATA, INDEX_ENDINGS, choose_weights
+from porting.checkpoint.names import (
+    BIN_ENDINGS,
+    DCP_ENDING,
+    DCP_METADATA,
+    DCP_PART,
+    INDEX_ENDINGS,
+    PUT_TOGETHER,
+    choose_weights,
+)
 from porting.checkpoint.safetensors_file import read_header
 from porting.checkpoint.sniff import is_safetensors, wrong_format
 from porting.errors import Code, Fault, nearest
@@ -114,6 +122,9 @@ def _open_directory(root: Path, *, location: str, follow_links: bool = False, co
 
 
 def _open_file(path: Path, *, location: str, follow_links: bool) -> Checkpoint:
+    if DCP_PART.fullmatch(path.name):
+        message = "this is what one process saved of a distributed model, with parts of tensors in it"
+        raise _fault(Code.FORMAT_WRONG, location, message, PUT_TOGETHER)
     if path.name.endswith((*INDEX_ENDINGS, ".safetensors", *BIN_ENDINGS)):
         # A file that was named itself may be a link to anywhere; what it drags in with it may not.
         return _open_main(path.parent, path.name, location=location, follow_links=follow_links, named=True)

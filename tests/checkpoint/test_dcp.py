@@ -129,6 +129,27 @@ def test_what_its_own_writer_of_safetensors_writes_is_a_directory_like_others(tm
     assert all(torch.equal(checkpoint.read(name), one) for name, one in state.items())
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_parts_of_safetensors_that_nothing_describes_are_refused_and_what_is_put_together_is_read(
+    tmp_path: Path,
+) -> None:
+    """A row-wise shard of the last process may be missing, and torch would read a smaller tensor."""
+    state = {"w": torch.arange(6.0).view(3, 2), "b": torch.ones(2)}
+    for folder, together in (("apart", False), ("together", True)):
+        writer = HuggingFaceStorageWriter(str(tmp_path / folder), save_distributed=True, enable_consolidation=together)
+        torch_saves(state, storage_writer=writer, no_dist=True)
+    refused(
+        tmp_path / "apart",
+        "holds parts of tensors, as torch saves them unconsolidated (shard-00001-model-00001-of-00001.safetensors and",
+        "nothing says how large a tensor is",
+        "save it with HuggingFaceStorageWriter(..., save_distributed=True, enable_consolidation=True)",
+    )
+    (part,) = (tmp_path / "apart").iterdir()
+    refused(part, "this is what one process saved of a distributed model, with parts of tensors in it")
+    checkpoint = open_checkpoint(tmp_path / "together")
+    assert all(torch.equal(checkpoint.read(name), one) for name, one in state.items())
+
+
 def test_a_chunk_that_is_not_needed_is_not_read(tmp_path: Path) -> None:
     """What is wrong inside of one tensor's chunk is said when that is read, and of all files when they are opened."""
     moved("b", length=9)(tmp_path / "m")
