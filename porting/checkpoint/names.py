@@ -18,7 +18,7 @@ DCP_ENDING = ".distcp"
 DCP_PART = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
 """What torch's ``HuggingFaceStorageWriter`` calls the files of one process, where it does not put them together."""
 
-PUT_TOGETHER = "save it with HuggingFaceStorageWriter(..., save_distributed=True, enable_consolidation=True)"
+PUT_TOGETHER = "save it again with enable_consolidation of torch's HuggingFaceStorageWriter switched on"
 
 INDEX_ENDINGS = (".safetensors.index.json", ".bin.index.json")
 BIN_ENDINGS = (".bin", ".pt", ".pth")

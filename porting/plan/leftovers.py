@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
@@ -16,6 +17,9 @@ from porting.plan.plan import LeftOut
 from porting.plan.ties import present
 from porting.plan.wording import Nearest, common_front, group_alike, listed, resembles
 from porting.target import Slot
+
+COUNTS = re.compile(r"layer|block|depth|expert")
+"""What the names of fields have in them that say how often a part is repeated."""
 
 CONTENTS = ("arange", "zeros")
 """What a dropped tensor may equal besides another tensor."""
@@ -198,5 +202,6 @@ def _miscounted(lone: Lone, alignment: Alignment, config: Mapping[str, object]) 
             f"{field} = {value}" for field, value in config.items() if value == module and not isinstance(value, bool)
         ]
         if fields:
-            return f"config.json has {' and '.join(fields)}, and the checkpoint has {checkpoint}"
+            said = [one for one in fields if COUNTS.search(one)] or fields  # others have the same number by chance
+            return f"config.json has {' and '.join(said)}, and the checkpoint has {checkpoint}"
     return ""

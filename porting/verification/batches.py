@@ -13,7 +13,7 @@ from porting.plan.config import arguments
 from porting.tracing.faults import VerifyError
 from porting.tracing.running import Side
 from porting.verification.inputs import Case, Maker, heard, special_tokens, withheld
-from porting.verification.reference import usual_fields
+from porting.verification.reference import silent_fields, usual_fields
 from porting.verification.references import Living, floating, stored
 
 POSITIONS = "max_position_embeddings"
@@ -112,6 +112,7 @@ def make_batches(
     if own:
         _refuse_others(own)
         return Batches(cases=tuple(own), fields=fields)
+    fields = {**silent_fields(config), **fields}
     maker = Maker(
         fields,
         seed=seed,

@@ -14,6 +14,8 @@ from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, nearest, option
 from porting.tracing.faults import VerifyError
 
+TYPES = "type_vocab_size"
+
 CHOICES = 2
 """How many continuations a multiple-choice model is given."""
 
@@ -87,6 +89,21 @@ def _quiet() -> Iterator[None]:
         log.set_verbosity(verbosity)
         if bars:
             log.enable_progress_bar()
+
+
+def silent_fields(config: Mapping[str, object]) -> dict[str, object]:
+    """What the reference takes for sizes of inputs that its config does not speak of, as older files do not.
+
+    >>> silent_fields({"model_type": "bert"}), silent_fields({"model_type": "bert", "type_vocab_size": 1})
+    ({'type_vocab_size': 2}, {})
+    """
+    import transformers  # noqa: PLC0415  # as above
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING or TYPES in config:
+        return {}
+    size = getattr(transformers.CONFIG_MAPPING[kind](), TYPES, None)
+    return {TYPES: size} if isinstance(size, int) else {}
 
 
 def usual_fields(config: Mapping[str, object]) -> dict[str, object]:

@@ -142,7 +142,7 @@ def test_parts_of_safetensors_that_nothing_describes_are_refused_and_what_is_put
         tmp_path / "apart",
         "holds parts of tensors, as torch saves them unconsolidated (shard-00001-model-00001-of-00001.safetensors and",
         "nothing says how large a tensor is",
-        "save it with HuggingFaceStorageWriter(..., save_distributed=True, enable_consolidation=True)",
+        "save it again with enable_consolidation of torch's HuggingFaceStorageWriter switched on",
     )
     (part,) = (tmp_path / "apart").iterdir()
     refused(part, "this is what one process saved of a distributed model, with parts of tensors in it")

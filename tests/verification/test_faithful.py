@@ -186,6 +186,13 @@ def test_a_new_head_is_compared_with_the_references_initialisation(
     assert f"{probe}.weight" in report.shown.activation
 
 
+def test_segments_that_an_older_config_does_not_speak_of_are_shown(tmp_path: Path) -> None:
+    change = {"type_vocab_size": None, "layer_norm_eps": None, "hidden_act": None, "pad_token_id": None}
+    report = verify(write_checkpoint(tmp_path / "bert", change=change))
+    assert report.faithful
+    assert complete_but_for_flags(report), report.unseen
+
+
 def test_a_long_row_is_a_case_of_its_own(tmp_path: Path) -> None:
     values = {"bert.embeddings.position_embeddings.weight": torch.randn(40, 24)}
     path = write_checkpoint(tmp_path / "bert", change={"max_position_embeddings": 40}, values=values)
