@@ -94,6 +94,29 @@ class Divergence:
     near: tuple[tuple[str, float], ...] = ()
 
 
+GUESS = "a guess, which nothing behind it confirms"
+"""Said of a rule with which what comes behind is not the reference's activation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was tried at a place.
+
+    Attributes:
+        moves: what was taken.
+        far: with it, how far what comes behind is from the reference's activation.
+        behind: the module's weight that meets what comes behind; empty for what is returned.
+        tried: how many were tried.
+        rivals: the nearest of the others, each with its difference.
+    """
+
+    moves: Sequence[Move]
+    far: float
+    behind: str = ""
+    tried: int = 1
+    rivals: Sequence[tuple[Sequence[Move], float]] = ()
+
+
 @dataclass
 class Found:
     """What the search came to.
@@ -110,6 +133,7 @@ class Found:
         outputs: what the module returns with all that was found, and nothing forced on it.
         mates: the module's unit number -> the reference's unit.
         basis: the order of the residual stream's features.
+        choices: what was tried, place after place.
         rounded: how far the module's positions are from the reference's, in whose place they were during the search.
     """
 
@@ -124,4 +148,5 @@ class Found:
     outputs: list[Tensor] = field(default_factory=list)
     mates: dict[int, Unit] = field(default_factory=dict)
     basis: Basis = field(default_factory=Basis)
+    choices: list[Choice] = field(default_factory=list)
     rounded: float = 0.0

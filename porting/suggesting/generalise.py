@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from porting.suggesting.finding import GUESS
 from porting.suggesting.layouts import Move
 from porting.suggesting.naming import meanings, pattern
 
@@ -202,10 +203,16 @@ def _spelled(group: Sequence[Line], places: dict[int, str]) -> Line:
         sources=sources,
         targets=targets,
         proven=any(line.proven for line in group),
-        why=next((line.why for line in group if line.proven), first.why),
+        why=_why(group),
         reads=tuple(name for line in group for name in line.reads),
         writes=tuple(name for line in group for name in line.writes),
     )
+
+
+def _why(some: Sequence[Line]) -> str:
+    """What decided lines that become one: a guess is one in any layer, and what is tried is tried in the first."""
+    guess = next((line.why for line in some if line.why == GUESS), "")
+    return guess or next((line.why for line in some if line.proven), some[0].why)
 
 
 # ------------------------------------------------------------------------------------------------- siblings
@@ -272,7 +279,7 @@ def _joined(some: Sequence[Line], index: str) -> Line | None:
         sources=sides[0],
         targets=sides[1],
         proven=any(line.proven for line in some),
-        why=next((line.why for line in some if line.proven), some[0].why),
+        why=_why(some),
         reads=tuple(name for line in some for name in line.reads),
         writes=tuple(name for line in some for name in line.writes),
     )

@@ -31,8 +31,8 @@ def leftover(
     """
     theirs = {name: tuple(tensors[name].shape) for name in unused}
     sides = (
-        ("module", ours, theirs, _places(found.trace), _places(found.reference)),
-        ("checkpoint", theirs, ours, _places(found.reference), _places(found.trace)),
+        ("module", ours, theirs, behind(found.trace), behind(found.reference)),
+        ("checkpoint", theirs, ours, behind(found.reference), behind(found.trace)),
     )
     return [
         Unmapped(
@@ -56,7 +56,7 @@ def _nearest(name: str, shape: tuple[int, ...], others: Mapping[str, tuple[int, 
     return (one for one in alike[:FEW] if sorted(others[one]) == sorted(shape) or likeness(one, name) > ALIKE)
 
 
-def _places(trace: Trace) -> dict[str, str]:
+def behind(trace: Trace) -> dict[str, str]:
     """Where each tensor runs: behind which other one."""
     found: dict[str, str] = {}
     before = ""

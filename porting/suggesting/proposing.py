@@ -27,7 +27,8 @@ from porting.suggesting.building import Builder, build_for
 from porting.suggesting.clock import OutOfTime, bounded
 from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.evidence import evidence
-from porting.suggesting.finding import Found
+from porting.suggesting.finding import GUESS, Found
+from porting.suggesting.generalise import Line
 from porting.suggesting.guarding import guarded, outside
 from porting.suggesting.judging import Judgement, judge
 from porting.suggesting.probing import NEAR
@@ -174,6 +175,9 @@ def _proposed(
         own = None if own.late else own  # the twin's is a proof as well
     behind = prover.behind(made, fresh=fresh, deep=own is None) if proof.exact and not fits else Beyond()
     verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped, behind)
+    if verdict.verdict in {Verdict.EXACT, Verdict.TRUNK}:  # what looked like a guess was confirmed further behind
+        lines, of = ([_confirmed(one) for one in some] for some in (lines, final.lines))
+        final = replace(final, lines=of)
     text = write(_headed(final, verdict, subjects.twin.architecture, lazy=subjects.lazy))
     return Suggestion(
         verdict=verdict.verdict,
@@ -183,13 +187,17 @@ def _proposed(
         stop=verdict.stop,
         unmapped=tuple(unmapped),
         limits=verdict.limits,
-        evidence=tuple(evidence(lines, own or proof)),
+        evidence=tuple(evidence(lines, own or proof, found)),
         proof=verdict.sentence,
         difference=verdict.difference,
         proven_on="the checkpoint" if own is not None and own.exact else "a small twin",
         shown=verdict.shown,
         trials=found.trials,
     )
+
+
+def _confirmed(line: Line) -> Line:
+    return replace(line, why="what it computes", proven=True) if line.why == GUESS else line
 
 
 def _chosen(checkpoint: Checkpoint, ask: Asker) -> str | None:
@@ -317,7 +325,7 @@ def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) ->
     head += [f"- Not shown: {one}." for one in judged.limits]
     if judged.missing:
         head.append(f"The module has no place for {', '.join(judged.missing)}.")
-    if any(line.proven for line in made.lines):
+    if any(line.proven and line.why != GUESS for line in made.lines):
         head.append("Lines with a comment were decided by what they compute; the others by where they stand.")
     approximate = None
     if judged.verdict is Verdict.APPROXIMATE and judged.difference:

@@ -18,7 +18,7 @@ from porting.suggesting.arrangements import arrangements
 from porting.suggesting.basis import based, positions, replaced
 from porting.suggesting.between import TABLES, Between
 from porting.suggesting.fields import Role, fields_of
-from porting.suggesting.finding import CLOSE, SAME, Found
+from porting.suggesting.finding import CLOSE, GUESS, SAME, Choice, Found
 from porting.suggesting.layouts import Move, Piece, matrix
 from porting.suggesting.naming import likeness
 from porting.suggesting.parts import first_part, size
@@ -263,26 +263,29 @@ class Search(Between):
         """Try ways until one shows the reference's own activation at the next place, and take it or the nearest."""
         best: tuple[float, list[Move], dict[str, Tensor]] | None = None
         before = {name: self.port.leaves[name].detach().clone() for one in group for name in one.names}
-        tried = 0
+        tried: list[tuple[tuple[Move, ...], float]] = []
         later = list(self.found.reference.units)
         for moves in self._by_habit(self._in_basis(group, mates, ways)):
             values = self._values(moves)
             if values is None:
                 continue
-            tried += 1
             self.found.trials += 1
             self._put(values)
             far = self._verdict(group, mates, moves, following, later)
+            tried.append((moves, far))
             if best is None or far < best[0] * 0.5:
                 best = (far, list(moves), values)
-            if far <= SAME or tried >= bundles.MOST or time.monotonic() > self._until:
+            if far <= SAME or len(tried) >= bundles.MOST or time.monotonic() > self._until:
                 break
         self._put(before)
         if best is None:
             return False
         far, chosen, values = best
-        why = "what it computes" if tried > 1 else "its place"
-        chosen = [explained(move, why, proven=tried > 1) for move in chosen]
+        why = GUESS if far > CLOSE else "what it computes" if len(tried) > 1 else "its place"
+        behind = following.names[0] if following is not None else ""
+        rivals = sorted((one for one in tried if list(one[0]) != chosen), key=lambda one: one[1])[:2]
+        self.found.choices.append(Choice(moves=chosen, far=far, behind=behind, tried=len(tried), rivals=rivals))
+        chosen = [explained(one, why, proven=any(one not in moves for moves, _ in tried)) for one in chosen]
         custom = tuple(habit(move) for move in chosen)
         if custom not in self._habits:
             self._habits.append(custom)

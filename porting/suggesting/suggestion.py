@@ -49,8 +49,10 @@ class Evidence:
 
     Attributes:
         line: the line.
-        decided: ``"its place"`` when nothing else was possible there, ``"what it computes"`` when several were tried.
-        said: in words.
+        decided: ``"its place"`` when nothing else was possible there, ``"what it computes"`` when several were tried,
+            or that it is a guess.
+        said: in words, a line each: its place, what the names say, what was tried and by how much the nearest others
+            lost, and what was proven.
     """
 
     line: str
@@ -157,7 +159,7 @@ class Suggestion:
     def explain(self, wanted: str = "") -> str:
         """The evidence for the lines that contain ``wanted``, in words."""
         some: Sequence[Evidence] = [one for one in self.evidence if wanted in one.line]
-        told = (textwrap.fill(one.said, 110, initial_indent="    ", subsequent_indent="    ") for one in some)
+        told = ("\n".join(_folded(part) for part in one.said.splitlines()) for one in some)
         return "\n".join(f"{one.line}\n{said}" for one, said in zip(some, told, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,3 +173,7 @@ class Suggestion:
         lines += [f"  not shown: {one}" for one in self.limits]
         lines += [f"  {one}" for one in listed(self.unmapped)]
         return "\n".join(lines)
+
+
+def _folded(line: str) -> str:
+    return textwrap.fill(line, 110, initial_indent="    ", subsequent_indent="      ")

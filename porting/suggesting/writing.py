@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from porting.suggesting.finding import GUESS
 from porting.suggesting.generalise import Line
 from porting.suggesting.naming import numbered
 
@@ -109,8 +110,7 @@ def _tensors(lines: Sequence[Line]) -> list[str]:
     found = ["[tensors]"]
     for line in lines:
         left, right = _term(line.sources[0]), _term(line.targets[0])
-        mark = f"  # {line.why}" if line.proven else ""
-        found.append(f"{quoted(left)} = {quoted(right)}{mark}")
+        found.append(f"{quoted(left)} = {quoted(right)}{_mark(line)}")
     return found
 
 
@@ -119,11 +119,18 @@ def _rule(line: Line) -> list[str]:
         texts = [quoted(_term(one)) for one in terms]
         return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
-    found = [f"[[rule]]{f'  # {line.why}' if line.proven else ''}", f"source = {side(line.sources)}"]
+    found = [f"[[rule]]{_mark(line)}", f"source = {side(line.sources)}"]
     found.append(f"target = {side(line.targets)}")
     found += [f"scale = {quoted(line.scale)}"] if line.scale else []
     found += ["fold = true"] if line.fold else []
     return found + ([f"fill = {line.fill}"] if line.fill is not None else [])
+
+
+def _mark(line: Line) -> str:
+    """What decided a line, where that is no matter of course."""
+    if line.why == GUESS:
+        return f"  # {GUESS}"
+    return f"  # by {line.why}" if line.proven else ""
 
 
 def _term(term: tuple[str, str]) -> str:

@@ -32,7 +32,7 @@ def test_the_table_is_written_and_the_next_command_takes_it(run: Run, checkpoint
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("trunk only: Proven in float64 on the checkpoint itself and a small random twin")
     assert "  the module has no place for bert.pooler" in result.stdout.splitlines()
-    assert "    It is given the reference's own activation there" in result.stdout
+    assert "    Tried: nothing else; with it, what meets " in result.stdout
     last = result.stdout.splitlines()[-1]
     assert last == "next: porting verify c --table mine.toml --into own_model.py:build"
     verified = run(*last.removeprefix("next: porting ").split())

@@ -43,6 +43,11 @@ def test_what_has_no_counterpart_is_a_line_for_all_layers(source: Path) -> None:
     )
     assert "; nearest: bert.encoder.layer.{i}.intermediate.dense.weight [156, 40]" in up
     assert '"bert.encoder.layer.{i}.intermediate.{*rest}" = "no counterpart was found"' in found.text
+    values = next(line for line in found.text.splitlines() if ".value." in line)
+    assert values.endswith('"  # a guess, which nothing behind it confirms')
+    assert "# by what it computes" not in found.text
+    assert "Also tried: " in found.explain("layers.{i}.value")
+    assert "Proof: " not in found.explain("layers.{i}.value")
     assert "does not use it" not in found.text, "the checkpoint has a layer more than its twin"
 
 

@@ -86,10 +86,21 @@ def test_what_speaks_for_a_line_can_be_read(source: Path) -> None:
     line, *said = told.splitlines()
     assert line.startswith('"bert.encoder.layer.{i}.attention.self.{p:query,key,value}.weight [(h d) e]"')
     text = " ".join(one.strip() for one in said)
-    assert "It stands for 6 of the twin's tensors, the first bert.encoder.layer.0.attention.self.query.weight" in text
+    assert "Place: behind embeddings.norm.weight; in the reference behind bert.embeddings.LayerNorm.weight." in text
+    assert "Names: both say query." in text
+    assert "Stands for: 6 of the twin's tensors, the first bert.encoder.layer.0.attention.self.query.weight" in text
     assert "off by " in text
-    assert "The inputs showed 100 % of their elements at work." in text
+    assert "Shown: 100 % of their elements at work." in text
     assert max(map(len, said)) <= 110
+    output = found.explain("output.dense.weight")
+    assert "Tried: 2 ways that names and shapes leave open; with this one, what meets layers.0.ln1.gamma is" in output
+    lost = next(line for line in output.splitlines() if line.startswith("    Lost: "))
+    assert "output.dense.weight [(h d) e] = layers.0.W_O [h d e]" in lost
+    assert 1e-3 < float(lost.rpartition("off by ")[2].rstrip(".")) < 10
+    lines = {line.partition(" = ")[0]: line for line in found.text.splitlines() if " = " in line}
+    dense = '"bert.encoder.layer.{i}.attention.output.dense.'
+    assert lines[f'{dense}weight [o (h d)]"'].endswith("  # by what it computes")
+    assert lines[f'{dense}bias"'].endswith('"'), "the one bias that there is"
     assert found.explain("nowhere") == ""
 
 
