@@ -39,7 +39,7 @@ def candidates(
                 left = [one for one in reference if one not in theirs]
                 rank = -sum(_affinity(a, b) for a, b in zip(chosen, theirs, strict=True))
                 found += [(rank + 0.1 * number, moves, left) for number, moves in enumerate(product(*options))]
-    found += [(10.0, (joint,), []) for joint in _joint(ours, reference, port_shapes, reference_shapes)]
+    found += [(10.0, moves, left) for moves, left in _joint(ours, reference, port_shapes, reference_shapes)]
     found.sort(key=lambda one: one[0])
     plain = [(moves, left) for _, moves, left in found]
     yield from (moves for moves, _ in plain)
@@ -120,17 +120,25 @@ def _joint(
     reference: Sequence[Unit],
     port_shapes: Mapping[str, Shape],
     reference_shapes: Mapping[str, Shape],
-) -> Iterator[Move]:
-    """Two tables one after the other in one; all others have to be in their place already."""
+) -> Iterator[tuple[tuple[Move, ...], list[Unit]]]:
+    """Two tables one after the other in one, and the others in theirs; with what is left of the reference's."""
     for ours in port:
         name = ours.names[0]
+        others = [one for one in port if one is not ours]
         for first, second in permutations(reference, 2):
             names = (first.names[0], second.names[0])
             shapes = [reference_shapes[one] for one in names]
             fits = len(port_shapes[name]) == 2 and all(len(one) == 2 for one in shapes)
-            if fits and port_shapes[name] == (shapes[0][0] + shapes[1][0], shapes[0][1]):
-                sources = (Piece(names[0], names[:1], "w e"), Piece(names[1], names[1:], "t e"))
-                yield Move(sources, (Piece(name, (name,), "(w|t) e"),))
+            if not fits or port_shapes[name] != (shapes[0][0] + shapes[1][0], shapes[0][1]):
+                continue
+            sources = (Piece(names[0], names[:1], "w e"), Piece(names[1], names[1:], "t e"))
+            joint = Move(sources, (Piece(name, (name,), "(w|t) e"),))
+            rest = [one for one in reference if one not in (first, second)]
+            for theirs in permutations(rest, min(len(others), len(rest))):
+                pairs = zip(others, theirs, strict=False)
+                options = [list(_single(a, b, port_shapes, reference_shapes)) for a, b in pairs]
+                left = [one for one in rest if one not in theirs]
+                yield from (((joint, *moves), left) for moves in product(*options))
 
 
 def _folded(

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from porting.suggesting import Verdict
 
-SIZES = {"vocabulary": 107, "hidden": 24, "depth": 3, "heads": 4, "inner": 52, "positions": 30, "segments": 2}
+SIZES = {
+    "vocabulary": 107, "hidden": 24, "depth": 3, "heads": 4, "inner": 52, "positions": 30, "segments": 2, "narrow": 16,
+    "image": 12, "patch": 4,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Family:
         computed: positions are sines and cosines, and words are multiplied by the root of the width.
         gated: norms are RMS, the feed-forward part has a gate, and nothing has a bias.
         head: there is a head for masked words, tied to the word table.
+        narrow: tables and their norm are narrower than the stream, and a matrix is between.
+        shared: all layers have the same weights.
+        parallel: attention and feed-forward part are given the same, and both are added.
+        rotated: the share of each head that is turned.
+        normed: queries and keys of each head are normed.
+        pixels: it is given images.
     """
 
     architecture: str
@@ -45,6 +54,12 @@ class Family:
     computed: bool = False
     gated: bool = False
     head: bool = False
+    narrow: bool = False
+    shared: bool = False
+    parallel: bool = False
+    rotated: float = 1.0
+    normed: bool = False
+    pixels: bool = False
 
 
 _BERT = {
@@ -95,20 +110,102 @@ FAMILIES = (
         eps=1e-6,
         computed=True,
     ),
+    Family("ElectraModel", {**_BERT, "embedding_size": 16}, segments=True, narrow=True),
+    Family(
+        "AlbertModel",
+        {**_BERT, "embedding_size": 16, "num_hidden_groups": 1, "hidden_act": "gelu_new"},
+        segments=True,
+        complete=False,
+        act="tanh",
+        narrow=True,
+        shared=True,
+    ),
+    Family(
+        "GPTNeoXModel",
+        {
+            "vocab_size": 107, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "intermediate_size": 52, "max_position_embeddings": 30, "rotary_pct": 0.5, "layer_norm_eps": 1e-5,
+        },
+        causal=True,
+        pre_norm=True,
+        eps=1e-5,
+        rotary=True,
+        rotated=0.5,
+        parallel=True,
+    ),
+    Family(
+        "Qwen3Model",
+        {
+            "vocab_size": 107, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 6,
+            "num_key_value_heads": 2, "intermediate_size": 52, "max_position_embeddings": 30, "rms_norm_eps": 1e-5,
+        },
+        causal=True,
+        pre_norm=True,
+        act="silu",
+        eps=1e-5,
+        groups=2,
+        rotary=True,
+        gated=True,
+        normed=True,
+    ),
+    Family(
+        "ViTModel",
+        {
+            "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 52,
+            "image_size": 12, "patch_size": 4, "num_channels": 3, "layer_norm_eps": 1e-12,
+        },
+        pre_norm=True,
+        complete=False,
+        pixels=True,
+    ),
 )  # fmt: skip
 
-FLAWS: Mapping[str, tuple[Verdict, str]] = {
-    "no query bias": (Verdict.IMPOSSIBLE, "bias"),
-    "no embedding norm": (Verdict.IMPOSSIBLE, "norm"),
-    "other gelu": (Verdict.APPROXIMATE, "activation"),
-    "relu": (Verdict.IMPOSSIBLE, "activation"),
-    "other eps": (Verdict.APPROXIMATE, "eps"),
-    "no mask": (Verdict.IMPOSSIBLE, "mask"),
-    "extra norm": (Verdict.NOT_FOUND, "extra"),  # one that does nothing would do, so it is not impossible
-    "unscaled attention": (Verdict.NOT_FOUND, ""),  # the query's weights could take the scale in
-    "residual dropped": (Verdict.IMPOSSIBLE, "residual missing"),
-    "positions shifted": (Verdict.NOT_FOUND, ""),  # but for the last row, a table could shift them back
+_E, _A, _T, _I, _N = Verdict.EXACT, Verdict.APPROXIMATE, Verdict.TRUNK, Verdict.IMPOSSIBLE, Verdict.NOT_FOUND
+Right = tuple[frozenset[Verdict], str]
+"""The verdicts that are right, none for a refusal, and what the right reason is about.
+
+What no weights can do is impossible; where nothing has a name for it, *not found* is right as well.
+"""
+
+
+def _one(verdict: Verdict, said: str = "") -> Right:
+    return frozenset({verdict}), said
+
+
+_WRONG: Right = (frozenset({_I, _N}), "")
+
+FLAWS: Mapping[str, Right] = {
+    "no query bias": _one(_I, "bias"),
+    "no output bias": _one(_I, "bias"),
+    "no embedding norm": _one(_I, "norm"),
+    "no last norm": (frozenset({_T, _I}), "norm"),
+    "other gelu": _one(_A, "activation"),
+    "relu": _one(_I, "activation"),
+    "other eps": _one(_A, "eps"),
+    "unbiased norms": _one(_A, "unbiased"),
+    "no mask": _one(_I, "mask"),
+    "mask over queries": _one(_I, "mask"),
+    "mask behind softmax": _one(_I, "mask"),
+    "not causal": _WRONG,
+    "causal off by one": _WRONG,
+    "extra norm": _one(_N, "extra"),  # one that does nothing would do, so it is not impossible
+    "unscaled attention": _one(_N),  # the query's weights could take the scale in
+    "attention scaled twice": _one(_N),  # as above
+    "typed scale": (frozenset({_A, _N}), ""),
+    "residual dropped": _one(_I, "residual missing"),
+    "norms on the other side": _WRONG,
+    "positions shifted": _one(_N),  # but for the last row, a table could shift them back
+    "other theta": _WRONG,
+    "pairs of two kinds": _WRONG,
+    "heads cut wrong": _WRONG,
+    "other head count": _WRONG,
+    "segments ignored": _WRONG,
+    "layer twice": _WRONG,
+    "head not tied": (frozenset({_T}), ""),
+    "dropout left on": (frozenset(), "something else each time"),
+    "float32 inside": (frozenset({_E, _T}), ""),  # rounding, and no other meaning
 }
+"""Flaw -> what is right to say of it."""
 
 _POOLS: Mapping[str, Sequence[str]] = {
     "words": ("tok", "wte", "token_embedding", "word_emb", "embed", "lut"),
@@ -131,6 +228,10 @@ _POOLS: Mapping[str, Sequence[str]] = {
     "gain": ("weight", "gamma", "scale", "a_2", "g"),
     "shift": ("bias", "beta", "shift", "b_2", "b"),
     "list": ("heads", "attn_heads", "parts"),
+    "query norm": ("q_norm", "norm_q", "qn"),
+    "key norm": ("k_norm", "norm_k", "kn"),
+    "project": ("emb_proj", "project", "widen"),
+    "pixels": ("pixels", "images", "img", "pixel_values"),
     "ids": ("ids", "x", "input_ids", "tokens", "idx", "src"),
     "mask": ("mask", "attention_mask", "keep", "pad_mask"),
     "types": ("segments", "token_type_ids", "segment_ids"),
@@ -144,6 +245,9 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     "positions": ("max_len", "positions", "max_position_embeddings", "block_size", "seq_len"),
     "segments": ("segments", "type_vocab_size", "n_segments"),
     "groups": ("n_kv_heads", "num_kv_heads", "num_key_value_heads"),
+    "narrow": ("embedding_size",),
+    "image": ("image_size", "img_size"),
+    "patch": ("patch_size",),
 }
 
 
@@ -170,11 +274,16 @@ class Style:
     lazy: bool
 
     @property
-    def expected(self) -> tuple[Verdict, str]:
-        """The right verdict, and what the right reason is about."""
-        if self.flaw:
+    def expected(self) -> Right:
+        """The right verdicts, and what the right reason is about."""
+        if self.flaw and self.flaw != "float32 inside":
             return FLAWS[self.flaw]
-        return (Verdict.EXACT if self.family.complete and not self.turned else Verdict.TRUNK), ""
+        return _one(Verdict.EXACT if self.family.complete and not self.turned else Verdict.TRUNK)
+
+    @property
+    def told_mask(self) -> bool:
+        """Whether the forward is given one."""
+        return not (self.flaw == "no mask" or self.family.pixels or (self.family.causal and self.seed % 3))
 
     @property
     def turned(self) -> bool:
@@ -194,16 +303,16 @@ def drawn(seed: int, *, flawed: bool | None = None) -> Style:
     names = {role: draw.choice(pool) for role, pool in _POOLS.items()}
     if draw.random() < 0.25:  # names that say nothing
         for role in _POOLS:
-            if role not in {"ids", "mask", "types"}:
+            if role not in _GIVEN:
                 names[role] = "".join(draw.choice("bcdfghjklmnp") for _ in range(3)) + str(len(role))
     if len(set(names.values())) < len(names):
         listed = list(names.values())
         names = {role: name if listed.count(name) == 1 else f"{name}_{role}" for role, name in names.items()}
-        names |= {role: draw.choice(_POOLS[role]) for role in ("ids", "mask", "types")}
+        names |= {role: draw.choice(_POOLS[role]) for role in sorted(_GIVEN)}
     order = ["query", "key", "value"]
     if draw.random() < 0.3:
         draw.shuffle(order)
-    possible = [name for name in FLAWS if _fits(name, family)]
+    possible = [name for name in FLAWS if _fits(name, family, seed)]
     wants = draw.random() < 1 / 3 if flawed is None else flawed
     return Style(
         seed=seed,
@@ -222,26 +331,49 @@ def drawn(seed: int, *, flawed: bool | None = None) -> Style:
         tables=draw.choice(("embedding", "parameter", "one more axis", *(("joint",) if _joint(family) else ()))),
         grouping=draw.choice(("layers", "kinds", "alternating")),
         mask=draw.choice(("bool", "padding", "additive", "long", "bool 4")),
-        first=draw.choice(("batch", "batch", "sequence")),
+        first=draw.choice(("batch", "batch", "batch" if family.pixels else "sequence")),
         config=draw.choice(("items", "attributes", "arguments")),
         shuffle=draw.randrange(1 << 30),
-        pairs=draw.choice(("halves", "neighbours")),
+        pairs=draw.choice(("halves", "halves" if family.normed or family.rotated < 1 else "neighbours")),
         lazy=draw.random() < 0.15,
     )
 
 
 def _joint(family: Family) -> bool:
     """Whether words and positions can be one table."""
-    return not (family.offset or family.rotary or family.computed or family.head)
+    return not (family.offset or family.rotary or family.computed or family.head or family.pixels)
 
 
-def _fits(flaw: str, family: Family) -> bool:
-    if flaw == "no embedding norm":
-        return not family.pre_norm
-    if flaw == "positions shifted":  # with rows to spare a table can shift them back; rotations are relative
-        return not (family.offset or family.rotary)
-    if flaw == "no query bias" and family.gated:
-        return False
-    if family.act in {"other gelu": ("silu", "relu"), "relu": ("relu",)}.get(flaw, ()):
-        return False
-    return not (flaw == "no mask" and family.causal)
+def _fits(flaw: str, family: Family, seed: int) -> bool:
+    """Whether a family can have a flaw."""
+    masked = not family.pixels and not (family.causal and seed % 3)
+    learned = not (family.offset or family.rotary or family.computed or family.pixels)
+    return {
+        "no embedding norm": not family.pre_norm and not family.narrow,
+        "no last norm": family.pre_norm,
+        "positions shifted": learned,  # with rows to spare a table can shift them back; rotations are relative
+        "no query bias": not family.gated,
+        "no output bias": not family.gated,
+        "unbiased norms": not family.gated,
+        "other gelu": family.act in {"gelu", "tanh"},
+        "relu": family.act != "relu",
+        "no mask": not family.causal and not family.pixels,
+        "mask over queries": masked and not family.causal,
+        "mask behind softmax": masked and not family.causal,
+        "not causal": family.causal,
+        "causal off by one": family.causal,
+        "norms on the other side": not (family.parallel or family.narrow),
+        "other theta": family.rotary,
+        "pairs of two kinds": family.rotary and family.rotated == 1,
+        "other head count": not (family.groups or family.rotary),
+        "unscaled attention": not family.normed,
+        "attention scaled twice": not family.normed,
+        "segments ignored": family.segments,
+        "layer twice": not family.shared,
+        "other eps": not family.shared,
+        "head not tied": family.head,
+    }.get(flaw, True)
+
+
+_GIVEN = frozenset({"ids", "mask", "types", "pixels"})
+"""Roles of the forward's arguments, which have names that say something."""

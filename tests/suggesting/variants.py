@@ -17,60 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.suggesting.llama import halves, neighbours
+from tests.suggesting.pieces import Norm, Parts, Root, Turned, angles, computed
 from tests.suggesting.styles import SIZES, Style
-
-
-class Turned(nn.Module):
-    """A matrix [in out]."""
-
-    def __init__(self, into: int, out: int, *, bias: bool = True) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(into, out))
-        self.bias = nn.Parameter(torch.zeros(out)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = x @ self.weight
-        return out if self.bias is None else out + self.bias
-
-
-class Norm(nn.Module):
-    """A norm by hand."""
-
-    def __init__(self, width: int, eps: float, gain: str, shift: str) -> None:
-        super().__init__()
-        self.eps, self.names = eps, (gain, shift)
-        self.register_parameter(gain, nn.Parameter(torch.ones(width)))
-        self.register_parameter(shift, nn.Parameter(torch.zeros(width)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        middle = x - x.mean(-1, keepdim=True)
-        gain, shift = (getattr(self, name) for name in self.names)
-        out: Tensor = gain * middle * torch.rsqrt(middle.square().mean(-1, keepdim=True) + self.eps) + shift
-        return out
-
-
-class Root(nn.Module):
-    """A norm that takes no mean off."""
-
-    def __init__(self, width: int, eps: float, gain: str) -> None:
-        super().__init__()
-        self.eps, self.name = eps, gain
-        self.register_parameter(gain, nn.Parameter(torch.ones(width)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = getattr(self, self.name) * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
-        return out
-
-
-class Parts(nn.Module):
-    """A container whose parts are registered in a drawn order."""
-
-    def __init__(self, parts: Mapping[str, nn.Module | nn.Parameter], shuffle: int) -> None:
-        super().__init__()
-        named = list(parts.items())
-        random.Random(shuffle).shuffle(named)  # noqa: S311  # as above
-        for name, part in named:
-            setattr(self, name, part)
 
 
 class Variant(nn.Module):
@@ -81,16 +29,20 @@ class Variant(nn.Module):
         self.style, self.sizes = style, dict(sizes)
         s, e = style, sizes["hidden"]
         eps = s.family.eps
-        layers = [self._layer(number) for number in range(sizes["depth"])]
+        layers = [self._layer(number) for number in range(1 if s.family.shared else sizes["depth"])]
         parts: dict[str, nn.Module | nn.Parameter] = {}
         self._tables(parts)
         if not s.family.pre_norm and s.flaw != "no embedding norm":
-            parts[s.names["start"]] = self._norm(e, eps)
-        if s.family.pre_norm:
+            parts[s.names["start"]] = self._norm(self._width, eps)
+        if s.family.narrow:
+            parts[s.names["project"]] = self._matrix(self._width, e)
+        if s.family.pre_norm and s.flaw != "no last norm":
             parts[s.names["end"]] = self._norm(e, eps)
         if s.family.head:
             parts |= {"transform": self._matrix(e, e), "transform_norm": self._norm(e, eps)}
             parts["vocabulary_bias"] = nn.Parameter(torch.zeros(sizes["vocabulary"]))
+        if s.flaw == "head not tied":
+            parts["vocabulary_matrix"] = nn.Parameter(torch.randn(sizes["vocabulary"], e))
         if s.flaw == "extra norm":
             parts["another"] = self._norm(e, eps)
         parts |= self._grouped(layers)
@@ -99,17 +51,24 @@ class Variant(nn.Module):
         for name, part in named:
             setattr(self, name, part)
         if s.family.computed or s.family.rotary:
-            table = computed(self.sizes, s.pairs) if s.family.computed else angles(self.sizes)
+            turns = angles(self.sizes, s.family.rotated, 500.0 if s.flaw == "other theta" else 1e4)
+            table = computed(self.sizes, s.pairs) if s.family.computed else turns
             self.register_buffer("angles", table, persistent=False)
 
     # -------------------------------------------------------------------------------------------- parts
 
+    @property
+    def _width(self) -> int:
+        """Of the tables."""
+        return self.sizes["narrow" if self.style.family.narrow else "hidden"]
+
     def _norm(self, width: int, eps: float) -> nn.Module:
         if self.style.family.gated:
             return Root(width, eps, self.style.names["gain"])
-        if self.style.norms == "torch":
+        unbiased = self.style.flaw == "unbiased norms"
+        if self.style.norms == "torch" and not unbiased:
             return nn.LayerNorm(width, eps=eps)
-        return Norm(width, eps, self.style.names["gain"], self.style.names["shift"])
+        return Norm(width, eps, self.style.names["gain"], self.style.names["shift"], unbiased=unbiased)
 
     def _matrix(self, into: int, out: int, *, bias: bool = True) -> nn.Module:
         bias = bias and not self.style.family.gated
@@ -118,7 +77,14 @@ class Variant(nn.Module):
         return nn.Linear(into, out, bias=bias) if self.style.matrices == "linear" else Turned(into, out, bias=bias)
 
     def _tables(self, parts: dict[str, nn.Module | nn.Parameter]) -> None:
-        s, e = self.style, self.sizes["hidden"]
+        s, e = self.style, self._width
+        if s.family.pixels:
+            size, patch = self.sizes["image"], self.sizes["patch"]
+            grid = 3 * patch * patch
+            parts[s.names["words"]] = nn.Conv2d(3, e, patch, patch) if s.tables != "parameter" else nn.Linear(grid, e)
+            parts[s.names["kinds"]] = nn.Parameter(torch.randn(1, 1, e))
+            parts[s.names["places"]] = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, e))
+            return
         words, places = self.sizes["vocabulary"], self.sizes["positions"]
         if s.family.rotary or s.family.computed:
             parts[s.names["words"]] = nn.Embedding(words, e)
@@ -137,7 +103,9 @@ class Variant(nn.Module):
         s, e, h = self.style, self.sizes["hidden"], self.sizes["heads"]
         n = s.names
         bias = {role: not (role == "query" and s.flaw == "no query bias") for role in s.order}
-        attention: dict[str, nn.Module | nn.Parameter] = {n["out"]: self._matrix(e, e)}
+        attention: dict[str, nn.Module | nn.Parameter] = {n["out"]: self._matrix(e, e, bias=s.flaw != "no output bias")}
+        if s.family.normed:
+            attention |= {n[role]: self._norm(e // h, s.family.eps) for role in ("query norm", "key norm")}
         few = e // h * s.family.groups
         if s.family.groups and s.qkv == "separate":
             attention |= {n[role]: self._matrix(e, e if role == "query" else few) for role in s.order}
@@ -181,6 +149,7 @@ class Variant(nn.Module):
 
     def _of(self, number: int) -> tuple[Any, Any]:
         s = self.style
+        number = 0 if s.family.shared else number
         found: Any = getattr(self, s.names["blocks"], None)
         if s.grouping == "alternating":
             return found[2 * number], found[2 * number + 1]
@@ -195,25 +164,47 @@ class Variant(nn.Module):
         s = self.style
         if s.first == "sequence":
             ids, kinds = ids.T, None if kinds is None else kinds.T
-        length = ids.shape[1]
-        keep = self._keep(mask, ids)
-        shift = 1 if s.flaw == "positions shifted" else 0
-        places = (torch.arange(length) + shift) % self.sizes["positions"]
-        x = self._embedded(ids, places)
+        if s.family.pixels:
+            x = self._patches(ids)
+            keep = torch.ones(1, 1, 1, x.shape[1], dtype=torch.bool)
+        else:
+            keep = self._keep(mask, ids)
+            shift = 1 if s.flaw == "positions shifted" else 0
+            x = self._embedded(ids, (torch.arange(ids.shape[1]) + shift) % self.sizes["positions"])
         if kinds is not None:
-            x = x + getattr(self, s.names["kinds"])(kinds)
+            x = x + getattr(self, s.names["kinds"])(torch.zeros_like(kinds) if s.flaw == "segments ignored" else kinds)
         if hasattr(self, s.names["start"]) and not s.family.pre_norm:
             x = getattr(self, s.names["start"])(x)
+        if s.family.narrow:
+            x = getattr(self, s.names["project"])(x)
         if s.flaw == "extra norm":
             x = self.get_submodule("another")(x)
         for number in range(self.sizes["depth"]):
             x = self._block(x, keep, number)
-        if s.family.pre_norm:
+            if s.flaw == "layer twice" and number == 0:
+                x = self._block(x, keep, number)
+        if s.flaw == "dropout left on":
+            x = F.dropout(x, 0.1)
+        if s.family.pre_norm and s.flaw != "no last norm":
             x = getattr(self, s.names["end"])(x)
         if s.family.head:
             x = self.get_submodule("transform_norm")(F.gelu(self.get_submodule("transform")(x)))
-            x = x @ getattr(self, s.names["words"]).weight.T + self.get_parameter("vocabulary_bias")
+            untied = s.flaw == "head not tied"
+            decoder = self.get_parameter("vocabulary_matrix") if untied else getattr(self, s.names["words"]).weight
+            x = x @ decoder.T + self.get_parameter("vocabulary_bias")
         out: Tensor = x.transpose(0, 1) if s.first == "sequence" else x
+        return out
+
+    def _patches(self, images: Tensor) -> Tensor:
+        """Shape: [b c h w] -> [b s e], a token of its own in front."""
+        s, patch = self.style, self.sizes["patch"]
+        weight = getattr(self, s.names["words"])
+        if isinstance(weight, nn.Conv2d):
+            x = weight(images).flatten(2).transpose(1, 2)
+        else:
+            x = weight(F.unfold(images, patch, stride=patch).transpose(1, 2))
+        first = getattr(self, s.names["kinds"]).expand(len(x), -1, -1)
+        out: Tensor = torch.cat([first, x], 1) + getattr(self, s.names["places"])
         return out
 
     def _embedded(self, ids: Tensor, places: Tensor) -> Tensor:
@@ -250,9 +241,10 @@ class Variant(nn.Module):
                 raise TypeError("a mask of numbers is expected")
             if kind == "additive" and not mask.is_floating_point():
                 raise TypeError("an additive mask is expected")
-        keep = keep[:, None, None, :]
-        if self.style.family.causal:
-            keep = keep & torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+        flaw, length = self.style.flaw, ids.shape[1]
+        keep = keep[:, None, :, None] if flaw == "mask over queries" else keep[:, None, None, :]
+        if self.style.family.causal and flaw != "not causal":
+            keep = keep & torch.ones(length, length, dtype=torch.bool).tril(1 if flaw == "causal off by one" else 0)
         return keep
 
     def _block(self, x: Tensor, keep: Tensor, number: int) -> Tensor:
@@ -266,7 +258,10 @@ class Variant(nn.Module):
             up = lambda y: self._act(gate(y)) * first(y)  # noqa: E731  # in the place of the first matrix
         act: Callable[[Tensor], Tensor] = (lambda y: y) if s.family.gated else self._act
         residual = 0.0 if s.flaw == "residual dropped" else 1.0
-        if s.family.pre_norm:
+        if s.family.parallel:
+            beside: Tensor = residual * x + out(self._attend(attention, norm1(x), keep)) + down(act(up(norm2(x))))
+            return beside
+        if s.family.pre_norm != (s.flaw == "norms on the other side"):
             x = residual * x + out(self._attend(attention, norm1(x), keep))
             before: Tensor = x + down(act(up(norm2(x))))
             return before
@@ -284,19 +279,36 @@ class Variant(nn.Module):
             kind = "gelu" if kind == "tanh" else "tanh"
         return F.gelu(x, approximate="tanh" if kind == "tanh" else "none")
 
-    def _attend(self, attention: Any, x: Tensor, keep: Tensor) -> Tensor:
-        h = self.sizes["heads"]
+    def _attend(self, attention: Any, x: Tensor, keep: Tensor) -> Any:  # a tensor
+        h, s = self.sizes["heads"], self.style
         q, k, v = self._projected(attention, x)
-        if self.style.family.rotary:
-            turn = {"halves": halves, "neighbours": neighbours}[self.style.pairs]
-            cos, sin = self.get_buffer("angles")[:, : x.shape[1]]
-            q, k = (turn(one, cos, sin) for one in (q, k))
-        if self.style.family.groups:
-            k, v = (one.repeat_interleave(h // self.style.family.groups, 1) for one in (k, v))
-        scale = 1.0 if self.style.flaw == "unscaled attention" else (self.sizes["hidden"] // h) ** -0.5
-        scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~keep, -1e9)
-        mixed = scores.softmax(-1) @ v
-        return mixed.transpose(1, 2).flatten(2)
+        if s.family.normed:
+            q, k = getattr(attention, s.names["query norm"])(q), getattr(attention, s.names["key norm"])(k)
+        if s.family.rotary:
+            kinds = [s.pairs, s.pairs]
+            if s.flaw == "pairs of two kinds":
+                kinds = ["halves", "neighbours"]
+            q, k = (self._turned(one, kind) for one, kind in zip((q, k), kinds, strict=True))
+        if s.family.groups:
+            k, v = (one.repeat_interleave(h // s.family.groups, 1) for one in (k, v))
+        size = self.sizes["hidden"] // h
+        scale = {"unscaled attention": 1.0, "attention scaled twice": 1 / size, "typed scale": round(size**-0.5, 4)}
+        scores = q @ k.transpose(-1, -2) * scale.get(s.flaw, size**-0.5)
+        if s.flaw == "other head count":
+            q, k, v = (one.transpose(1, 2).reshape(*x.shape[:2], h // 2, -1).transpose(1, 2) for one in (q, k, v))
+            scores = q @ k.transpose(-1, -2) * (2 * size) ** -0.5
+        if s.flaw == "mask behind softmax":
+            return (scores.softmax(-1) * keep @ v).transpose(1, 2).flatten(2)
+        scores = scores.masked_fill(~keep, -1e9)
+        chances = scores.float().softmax(-1).to(v.dtype) if s.flaw == "float32 inside" else scores.softmax(-1)
+        mixed = chances @ v
+        return mixed.flatten(2).reshape(x.shape) if s.flaw == "heads cut wrong" else mixed.transpose(1, 2).flatten(2)
+
+    def _turned(self, x: Tensor, kind: str) -> Tensor:
+        turn = {"halves": halves, "neighbours": neighbours}[kind]
+        cos, sin = self.get_buffer("angles")[:, : x.shape[-2]]
+        first, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+        return torch.cat([turn(first, cos, sin), rest], -1)
 
     def _projected(self, attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s, h = self.style, self.sizes["heads"]
@@ -344,44 +356,30 @@ class Variant(nn.Module):
         return {role: one.unflatten(-1, (-1, d)).transpose(1, 2) for role, one in zip(s.order, parts, strict=True)}
 
 
-def computed(sizes: Mapping[str, int], pairs: str) -> Tensor:
-    """CTRL's positions, sines before cosines or next to each other."""
-    width = sizes["hidden"]
-    rates = 1 / torch.pow(10000, 2 * (torch.arange(width).float() // 2) / width)
-    turns = torch.arange(sizes["positions"] + 1).float()[:, None] * rates
-    parts = [turns[:, 0::2].sin(), turns[:, 1::2].cos()]
-    return torch.cat(parts, 1) if pairs == "halves" else torch.stack(parts, -1).flatten(1)
-
-
-def angles(sizes: Mapping[str, int]) -> Tensor:
-    """Cosine and sine of Llama's rotation of each pair of features, [2 positions pairs]."""
-    size = sizes["hidden"] // sizes["heads"]
-    frequencies = 1.0 / 10000.0 ** (torch.arange(0, size, 2).float() / size)
-    turns = torch.outer(torch.arange(sizes["positions"] + 1).float(), frequencies)
-    return torch.stack([turns.cos(), turns.sin()])
-
-
 def builder(style: Style) -> Callable[..., nn.Module]:
     """What a user would hand over: a function that builds the variant from a config, in words of its own."""
-    arguments = [style.names["ids"]]
-    if style.flaw != "no mask" and not (style.family.causal and style.seed % 3):
+    first = style.names["pixels" if style.family.pixels else "ids"]
+    arguments = [first]
+    if style.told_mask:
         arguments.append(style.names["mask"])
     if style.family.segments:
         arguments.append(style.names["types"])
 
     def forward(self: Variant, *given: Tensor, **named: Tensor) -> Tensor:
         values = dict(zip(arguments, given, strict=False)) | named
-        ids = values[style.names["ids"]]
-        return self.run(ids, values.get(style.names["mask"]), values.get(style.names["types"]))
+        return self.run(values[first], values.get(style.names["mask"]), values.get(style.names["types"]))
 
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = [inspect.Parameter(name, kinds) for name in ("self", *arguments)]
     forward.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # what inspect looks for
     kind = type("Scratch", (Variant,), {"forward": forward, "__module__": __name__})
-    roles = [role for role in SIZES if role != "segments" or style.family.segments]
+    left = {"vocabulary", "positions"} if style.family.pixels else {"image", "patch"}
+    left |= set() if style.family.segments else {"segments"}
+    left |= set() if style.family.narrow else {"narrow"}
+    roles = [role for role in SIZES if role not in left]
 
     def sized(read: Callable[[str], int]) -> nn.Module:
-        made: nn.Module = kind(style, {role: read(style.fields[role]) for role in roles} | {"segments": 2})
+        made: nn.Module = kind(style, {"segments": 2} | {role: read(style.fields[role]) for role in roles})
         return made
 
     if style.config == "items":
@@ -400,6 +398,8 @@ def builder(style: Style) -> Callable[..., nn.Module]:
 
 def told(style: Style, ids: Tensor, keep: Tensor, kinds: Tensor) -> dict[str, Tensor]:
     """The variant's forward arguments for a batch, by the draw and not by what was found out."""
+    if style.family.pixels:
+        return {style.names["pixels"]: ids}
     given = {style.names["ids"]: ids.T if style.first == "sequence" else ids}
     masks: dict[str, Callable[[], Tensor]] = {
         "bool": keep.clone,
@@ -408,7 +408,7 @@ def told(style: Style, ids: Tensor, keep: Tensor, kinds: Tensor) -> dict[str, Te
         "additive": lambda: torch.zeros(keep.shape, dtype=torch.float64).masked_fill(~keep, -1e9),
         "long": keep.long,
     }
-    if style.flaw != "no mask" and not (style.family.causal and style.seed % 3):
+    if style.told_mask:
         given[style.names["mask"]] = masks[style.mask]()
     if style.family.segments:
         given[style.names["types"]] = kinds.T if style.first == "sequence" else kinds
