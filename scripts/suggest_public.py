@@ -25,10 +25,10 @@ import typer
 from porting.errors import PortingError
 from porting.suggesting import Suggestion, suggest
 from porting.suggesting.twin import draw
-from scripts.public import captions, decoders, encoders, translation, vision
+from scripts.public import audio, captions, decoders, encoders, translation, vision
 from scripts.public.recipe import Recipe
 
-_PAGES = (decoders, encoders, captions, vision, translation)
+_PAGES = (decoders, encoders, captions, vision, translation, audio)
 RECIPES: Mapping[str, Recipe] = {name: recipe for page in _PAGES for name, recipe in page.RECIPES.items()}
 
 

@@ -29,13 +29,14 @@ from porting.tracing.lift import lifted
 from porting.verification.inputs import for_port
 
 IDS, MASK, SEGMENTS, POSITIONS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values"
-DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
+DECODER_IDS, DECODER_MASK, FEATURES = "decoder_input_ids", "decoder_attention_mask", "input_features"
 
 _WORDS = {
     SEGMENTS: r"token_type.*|segment.*|seg|segs|types?|kinds?|type_ids|token_types|sentence.*",
     POSITIONS: r"position.*|pos|pos_ids",
     DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
     MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid|lengths?",
+    FEATURES: r"(log_)?mels?.*|input_features|features|audio.*|sounds?|spectrograms?|fbank|frames",
     PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
     DECODER_IDS: r"(decoder|dec)_(input|ids|in|x).*|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
     IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
@@ -108,7 +109,7 @@ def roles(
         if role is None or role in found.values() or role not in available:
             first = required and not found and role is None
             if first:
-                found[name] = IDS if IDS in available else PIXELS
+                found[name] = next(one for one in (IDS, FEATURES, PIXELS) if one in available)
             elif required:
                 unknown.append(name)
             else:
@@ -138,7 +139,7 @@ def _role(word: str, available: Sequence[str], taken: Collection[str]) -> str | 
     if role != IDS:
         return role
     if IDS not in available:
-        return PIXELS
+        return FEATURES if FEATURES in available and FEATURES not in taken else DECODER_IDS if taken else PIXELS
     return DECODER_IDS if IDS in taken and DECODER_IDS in available else IDS  # a second kind of words: the decoder's
 
 
@@ -161,7 +162,7 @@ def ways(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
             if name in masks:
                 ours = f"{name} -> {kind} {axes}" if kind else f"{name} {axes}"
                 rules.append((f"{role} [b s]", ours))
-            elif role == PIXELS:
+            elif role in {PIXELS, FEATURES}:
                 rules.append((role, name))
             else:
                 axis = "t" if role == DECODER_IDS else "s"
@@ -237,7 +238,7 @@ def find_way(
         wrong.append(seen)
     if not working:
         cause = None if wrong else _usual(errors)
-        raise _refused(module, next(ways(found)), wrong, cause) from cause
+        raise refusal(module, next(ways(found)), wrong, cause) from cause
     chosen = working[0]
     masked = any(role == MASK for role in found.values())
     if causal and not masked:
@@ -258,9 +259,10 @@ def _usual(errors: Sequence[tuple[Exception, int]]) -> Exception:
     return max(errors, key=rank)[0]
 
 
-def _refused(
+def refusal(
     module: nn.Module, rules: Sequence[tuple[str, str]], wrong: Sequence[set[str]], error: Exception | None
 ) -> VerifyError:
+    """What is said of a forward that no way suits: what it raised, or what is wrong with what it gives."""
     if isinstance(error, VerifyError):
         return error
     given = ", ".join(ours for _, ours in rules)
@@ -286,7 +288,7 @@ def sample(
     padding: int,
     *,
     seed: int = 0,
-    image: tuple[int, int, int] = (3, 12, 12),
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
     end: int | None = None,
 ) -> dict[str, Tensor]:
     """A batch without padding: words that are not the padding's, two segments."""
@@ -308,7 +310,10 @@ def sample(
         POSITIONS: torch.arange(LENGTH).expand(BATCH, LENGTH).clone(),
         DECODER_IDS: words(OTHERS),
         DECODER_MASK: torch.ones(BATCH, OTHERS, dtype=torch.long),
-        PIXELS: torch.randn(BATCH, *image, dtype=torch.float64, generator=generator),
+    }
+    made |= {
+        name: torch.randn(BATCH, *shape, dtype=torch.float64, generator=generator)
+        for name, shape in (shapes or {PIXELS: (3, 12, 12)}).items()
     }
     return {name: value for name, value in made.items() if name in available}
 
@@ -318,7 +323,7 @@ PADDED, ROWS, DEAF, NONE = "padded", "rows", "deaf", "no numbers"
 
 def _steady(module: nn.Module, way: Way, vocabulary: int, padding: int) -> bool:
     inputs = sample(way.named, vocabulary, padding)
-    pairs = zip(_outputs(module, way, inputs), _outputs(module, way, inputs), strict=True)
+    pairs = zip(gives(module, way, inputs), gives(module, way, inputs), strict=True)
     return all(one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
 
 
@@ -335,12 +340,12 @@ def _seen(module: nn.Module, way: Way, vocabulary: int, padding: int) -> set[str
 
     def changed(where: Tensor) -> list[Tensor]:
         other = torch.where(where, (inputs[IDS] + 5) % (vocabulary - 4) + 3, inputs[IDS])
-        return _outputs(module, way, {**inputs, IDS: other})
+        return gives(module, way, {**inputs, IDS: other})
 
     def differ(others: list[Tensor], where: Tensor) -> bool:
         return any(_differ(a, b, where) for a, b in zip(base, others, strict=True))
 
-    base = _outputs(module, way, inputs)
+    base = gives(module, way, inputs)
     last, start = torch.zeros_like(kept), torch.zeros_like(kept)
     last[2], start[:, 0] = True, True
     later = kept & ~start
@@ -369,7 +374,7 @@ def _skips(module: nn.Module, way: Way, vocabulary: int, padding: int) -> bool:
     padded = {**inputs, IDS: torch.where(kept, inputs[IDS], padding)}
     short = {name: value[:, : LENGTH - 2] for name, value in inputs.items()}
     try:
-        longer, shorter = _outputs(module, way, padded), _outputs(module, way, short)
+        longer, shorter = gives(module, way, padded), gives(module, way, short)
     except Exception:  # noqa: BLE001  # a forward that takes one length only
         return False
     return all(
@@ -383,7 +388,8 @@ def _cut(value: Tensor, shape: torch.Size) -> Tensor | None:
     return value[tuple(slice(0, size) for size in shape)]
 
 
-def _outputs(module: nn.Module, way: Way, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+def gives(module: nn.Module, way: Way, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The numbers that a forward returns for the reference's inputs."""
     with torch.no_grad(), lifted(module):
         returned = module(**way.given({name: value.clone() for name, value in inputs.items()}))
     return comparable(module, returned)

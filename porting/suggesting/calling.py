@@ -14,7 +14,8 @@ from porting.suggesting.arguments import DECODER_MASK, MASK, SEGMENTS, sample
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.fields import Role
 from porting.suggesting.returning import numbers_of
-from porting.suggesting.subject import Subjects, complete, end_of, image_of, number_of
+from porting.suggesting.signals import shapes_of
+from porting.suggesting.subject import Subjects, complete, end_of, number_of
 from porting.suggesting.suggestion import Reason
 from porting.target import named_tensors
 from porting.tracing.lift import lifted
@@ -89,7 +90,7 @@ def _batch(subjects: Subjects) -> dict[str, Tensor]:
     config = subjects.twin.config
     vocabulary, padding = number_of(config, Role.VOCABULARY, 97), number_of(config, Role.PADDING)
     heard = [name for name in subjects.available if name in subjects.way.named]
-    return sample(heard, vocabulary, padding, seed=1, image=image_of(config), end=end_of(config))
+    return sample(heard, vocabulary, padding, seed=1, shapes=shapes_of(config), end=end_of(config))
 
 
 def _in_float32(into: Builder, subjects: Subjects, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:

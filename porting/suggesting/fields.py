@@ -65,7 +65,7 @@ WORDS: Mapping[Role, tuple[str, ...]] = {
         "max_position_embeddings", "n_positions", "positions", "max_len", "max_length", "block_size", "seq_len",
         "seq_length", "context_length", "n_ctx", "max_seq_len", "max_seq_length", "max_positions", "context_size",
         "max_sequence_length", "num_positions", "window", "t", "sequence_length", "maxlen", "context", "ctx_len",
-        "n_position", "max_position", "length", "places",
+        "n_position", "max_position", "length", "places", "max_target_positions", "max_source_positions",
     ),
     Role.SEGMENTS: (
         "type_vocab_size", "segments", "n_segments", "num_segments", "token_types", "n_token_types", "type_size",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from porting.suggesting.finding import GUESS
 from porting.suggesting.layouts import Move
@@ -149,8 +150,9 @@ def _explain(group: list[Line]) -> list[Line]:
     columns = list(zip(*(_numbers(line) for line in group), strict=True))
     varying = [place for place, column in enumerate(columns) if len(set(column)) > 1]
     for base in varying:
-        spelled = {place: _affine(columns[base], columns[place]) for place in varying}
-        if all(spelled.values()) and len(set(columns[base])) == len(group):
+        count = _places(columns[base])
+        spelled = {place: _affine(count, columns[place]) for place in varying} if count else {}
+        if spelled and all(spelled.values()):
             return [_spelled(group, {place: text for place, text in spelled.items() if text})]
     for place in _inner_first(group, varying):  # another number tells two rows of layers apart
         parts: dict[int, list[Line]] = {}
@@ -159,6 +161,13 @@ def _explain(group: list[Line]) -> list[Line]:
         if 1 < len(parts) < len(group):
             return [line for part in parts.values() for line in _explain(part)]
     return group
+
+
+def _places(column: Sequence[int]) -> list[int]:
+    """Each number's place among them, from 0; nothing where they are not all different and equally far apart."""
+    steps = sorted(set(column))
+    apart = {after - before for before, after in pairwise(steps)}
+    return [steps.index(one) for one in column] if len(steps) == len(column) and len(apart) == 1 else []
 
 
 def _inner_first(group: Sequence[Line], varying: Sequence[int]) -> list[int]:

@@ -16,7 +16,8 @@ from porting.reporting.report import Report
 from porting.suggesting.arguments import DECODER_IDS, DECODER_MASK, IDS, MASK, PIXELS, POSITIONS, SEGMENTS
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.fields import Role
-from porting.suggesting.subject import Subjects, complete, end_of, image_of, number_of
+from porting.suggesting.signals import signals
+from porting.suggesting.subject import Subjects, complete, end_of, number_of
 from porting.tracing.measure import MEANING
 from porting.verification import verify
 from porting.verification.compare import Progress
@@ -136,8 +137,12 @@ def cases(subjects: Subjects, config: Mapping[str, object], *, seed: int, longes
     """
     way, fields = subjects.way, dict(config)
     if IDS not in subjects.available:
-        images = torch.randn(4, *image_of(fields), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        return [Case("4 images", {PIXELS: images.float()})]
+        made = signals(subjects.available, fields, 4, seed)
+        if DECODER_IDS in subjects.available:
+            vocabulary, padding = (number_of(fields, role) for role in (Role.VOCABULARY, Role.PADDING))
+            generator = torch.Generator().manual_seed(seed)
+            made[DECODER_IDS] = _words([9, 7, 5, 3], vocabulary, padding, generator, end_of(fields))
+        return [Case("4 images" if PIXELS in made else "4 sounds", made)]
     padded = MASK in way.named or way.internal or DECODER_MASK in way.named
     short = [min(length, longest) for length in LENGTHS]
     found = [_case(subjects, fields, short if padded else [short[0]] * 4, seed, padded=padded)]

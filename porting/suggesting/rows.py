@@ -9,7 +9,8 @@ from torch import Tensor
 
 from porting.suggesting.arguments import DECODER_IDS, DECODER_MASK, IDS, MASK, PIXELS, POSITIONS, SEGMENTS
 from porting.suggesting.fields import Role
-from porting.suggesting.subject import Subjects, end_of, image_of, number_of
+from porting.suggesting.signals import signals
+from porting.suggesting.subject import Subjects, end_of, number_of
 from porting.verification.inputs import Case
 
 LENGTHS = (1, 2, 3, 5, 8, 16, 27, 32, 48)
@@ -23,9 +24,13 @@ def other_rows(subjects: Subjects, config: Mapping[str, object], *, seed: int) -
     """
     fields = dict(config)
     if IDS not in subjects.available:
-        generator = torch.Generator().manual_seed(seed)
-        image = torch.randn(1, *image_of(fields), dtype=torch.float64, generator=generator)
-        yield Case("one image", {PIXELS: image.float()})
+        made = signals(subjects.available, fields, 1, seed)
+        lengths = [one for one in LENGTHS if one <= number_of(config, Role.POSITIONS, 64)]
+        if DECODER_IDS not in subjects.available:
+            yield Case("one image" if PIXELS in made else "one sound", made)
+        for length in lengths if DECODER_IDS in subjects.available else ():
+            name = f"one sound, {length} word{'s' if length > 1 else ''}"
+            yield Case(name, made | {DECODER_IDS: _drawn(subjects, config, 1, length, seed + length)})
         return
     for number, length in enumerate(one for one in LENGTHS if one <= subjects.longest):
         rows = 1 if number % 2 else 2

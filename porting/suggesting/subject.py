@@ -18,6 +18,7 @@ from porting.notation.field import held, value_of
 from porting.suggesting.arguments import (
     DECODER_IDS,
     DECODER_MASK,
+    FEATURES,
     IDS,
     LENGTH,
     MASK,
@@ -36,6 +37,7 @@ from porting.suggesting.fields import NESTED, Role, fields_of
 from porting.suggesting.finding import Side
 from porting.suggesting.readying import doubled, is_lazy, refuse_computed, warm
 from porting.suggesting.returning import numbers_of
+from porting.suggesting.signals import heard_way, shapes_of
 from porting.suggesting.tracing import run
 from porting.suggesting.twin import Twin, draw, is_mask, make_twin
 from porting.target import named_tensors, plain_tensors
@@ -119,6 +121,8 @@ def prepare(
     causal = _causal(twin.reference, available, vocabulary, padding)
     if inputs:
         way = told_way(module, available, inputs)
+    elif FEATURES in available:
+        way = heard_way(module, available, twin.config, vocabulary, padding, ask)
     else:
         way = find_way(module, available, vocabulary, padding, causal=causal, ask=ask)
     return Subjects(
@@ -208,6 +212,8 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
         names = [name for name in names if name != SEGMENTS]
     if PIXELS in names and IDS not in names:
         return (PIXELS,)
+    if FEATURES in taken and IDS not in names:
+        return (FEATURES, DECODER_IDS) if DECODER_IDS in names else (FEATURES,)
     if not config.get("is_encoder_decoder"):
         names = [name for name in names if not name.startswith("decoder")]
     return tuple(names)
@@ -217,15 +223,6 @@ def end_of(config: Mapping[str, object]) -> int | None:
     """The word that ends a row, where a model may look for it; None if there is none of its own."""
     end, padding = config.get("eos_token_id"), config.get("pad_token_id")
     return end if isinstance(end, int) and end != padding and end < _number(config, Role.VOCABULARY, 0) else None
-
-
-def image_of(config: Mapping[str, object]) -> tuple[int, int, int]:
-    """Channels, height and width of an image."""
-    inner = config.get("vision_config")
-    fields = {**config, **(inner if isinstance(inner, dict) else {})}
-    size = fields.get("image_size") or 12
-    high, wide = size if isinstance(size, list | tuple) else (size, size)
-    return _number(fields, Role.CHANNELS, 3), int(str(high)), int(str(wide))
 
 
 def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, padding: int) -> bool:
@@ -274,7 +271,7 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
     twin, way, module = subjects.twin, subjects.way, subjects.built.module
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     heard = [name for name in subjects.available if name in way.named]
-    batch = sample(heard, vocabulary, padding, seed=seed, image=image_of(twin.config), end=end_of(twin.config))
+    batch = sample(heard, vocabulary, padding, seed=seed, shapes=shapes_of(twin.config), end=end_of(twin.config))
     theirs = {**batch}
     if way.internal or way.unmasked or MASK not in batch:
         theirs.pop(MASK, None)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.attention import attention_probes, ordered
+from porting.suggesting.generalise import indexed
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.per_head import PerHead
 from tests.zoo.raw_heads import RawHeads
@@ -110,3 +111,13 @@ def test_a_head_says_what_the_comments_mean_only_where_there_are_some(source: Pa
         meant = any("  # " in line for line in text.splitlines() if line.startswith(('"', "[[")))
         assert ("Lines with a comment" in text) == meant
     assert "# written into the module, whatever a config says" in plain
+
+
+def test_an_index_counts_from_zero_whatever_the_names_begin_with() -> None:
+    assert indexed([("conv1.w", "stem.2"), ("conv2.w", "stem.4")]) == [("conv{i+1}.w", "stem.{2*i+2}")]
+    assert indexed([("h.2.n", "b.1.n"), ("h.0.n", "b.0.n")]) == [("h.{2*i}.n", "b.{i}.n")]
+
+
+def test_numbers_with_a_gap_are_no_index() -> None:
+    names = [("h.0.n", "b.0.n"), ("h.1.n", "b.1.n"), ("h.3.n", "b.2.n")]
+    assert indexed(names) == names
