@@ -175,6 +175,9 @@ def export(
             differing = _differing(checkpoint, path)
         nbytes = sum((path / name).stat().st_size for name in written.files)
         verdict = "byte for byte those of the checkpoint"
+        if differing:
+            other = all(file.format != "safetensors" for file in checkpoint.files)
+            verdict = f"{'safetensors in the place of' if other else 'not the same bytes:'} {', '.join(differing)}"
         screen.document({**asdict(written), "path": str(written.path), "bytes": nbytes, "differing": differing})
         screen.facts(
             {
@@ -182,7 +185,7 @@ def export(
                 "exported to": str(path),
                 "architecture": written.architecture,
                 "files": f"{', '.join(written.files)}: {size(nbytes)}",
-                "weights": f"not the same bytes: {', '.join(differing)}" if differing else verdict,
+                "weights": verdict,
                 "new": ", ".join(written.new),
                 "not written": ", ".join(left.name for left in written.not_written),
                 "not copied": ", ".join(written.not_copied),

@@ -267,4 +267,5 @@ def verify_files(
             screen.line(("every byte is as it was written", "bold green"))
             screen.next("inspect", str(folder))
         else:
+            screen.next("convert", "--help")  # what was lost has to be made again: the record says how it was made
             raise typer.Exit(DIFFERENT)

@@ -26,7 +26,7 @@ from porting.mutating.process import Ended, Running
 from porting.mutating.serving import Client, listen
 
 CAUGHT, SURVIVED, TIMED_OUT = "caught", "survived", "timed out"
-PASSED, FAILED, INTERRUPTED, NO_TESTS = 0, 1, 2, 5
+PASSED, FAILED, INTERRUPTED, MISUSED, NO_TESTS = 0, 1, 2, 4, 5
 """Exit codes of pytest; 2 is also what an error while the tests are imported gives."""
 
 SHORTEST = 30.0
@@ -225,6 +225,9 @@ def _useful(first: Ended, seen: Seen | None, run: _Run) -> Seen:
         message, hint = "the tests did not end in time as they are", f"give them more: {option('timeout')}"
     elif first.code == NO_TESTS:
         message, hint = "pytest found no tests", "name files, folders or tests as for pytest"
+    elif first.code == MISUSED:
+        message = f"pytest cannot run them: {last.removeprefix('ERROR: ')}"
+        hint = "name files, folders or tests as for pytest"
     elif first.code != PASSED:
         message, hint = f"the tests fail as they are: {last}", "they have to pass before a mistake is planted"
     elif seen is not None and not seen.imported:

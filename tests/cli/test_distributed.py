@@ -84,7 +84,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         ("mutate", "test_mine.py", *OWN, "--only", "tanh GELU for another activation"),
         "1 of 1 caught",
     ),
-    "export": (("export", SOURCE, "exported"), "architecture  BertForPreTraining"),
+    "export": (("export", SOURCE, "exported"), "weights       safetensors in the place of .metadata, __0_0.distcp"),
     "convert": (("convert", SOURCE, "ported", "--table", "bert"), "tensors       62, 4.66 MB"),
     "convert, to its own kind": (("convert", SOURCE, "again", "--table", "bert", "--to", "dcp/model"), "62, 4.66 MB"),
     "convert, back from it": (("convert", "again/model", "back", "--table", "bert", "--reverse"), "read backwards"),

@@ -92,6 +92,7 @@ def test_a_flipped_bit_is_a_difference(run: Run, checkpoint: Path) -> None:
     result = run("verify-files", "out")
     assert result.exit_code == 1
     assert result.stdout.startswith("differs: model.safetensors: tensor '")
+    assert result.stdout.splitlines()[-1] == "next: porting convert --help"
     document = json.loads(run("verify-files", "out", "--json").stdout)
     assert document["same"] is False
     assert len(document["problems"]) == 1

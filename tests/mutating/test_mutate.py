@@ -134,6 +134,8 @@ def test_wrong_use_is_refused(folder: Path) -> None:
     (folder / "test_unbuilt.py").write_text("import mine\n\ndef test_it():\n    assert mine.build\n", encoding="utf-8")
     with pytest.raises(MutationError, match=r"test_unbuilt.py: the tests never call mine:build \(build the port by it"):
         mutate(["test_unbuilt.py"], "mine:build")
+    with pytest.raises(MutationError, match=r"pytest cannot run them: file or directory not found: test_nowhere.py"):
+        mutate(["test_nowhere.py"], "mine:build")
     (folder / "test_none.py").write_text("import mine\n", encoding="utf-8")
     with pytest.raises(MutationError, match=r"test_none.py: pytest found no tests"):
         mutate(["test_none.py"], "mine:build")
