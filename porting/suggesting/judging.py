@@ -71,6 +71,8 @@ def judge(
     the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
     """
     reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped), *behind.reasons])
+    if not reasons and not any(_last(found, one) for one in found.divergences) and not _own_parts(unmapped):
+        reasons = [*_strange(found)]  # whatever else was noted on the way: what is returned has to be the reference's
     refused = {one.reference for one in found.divergences if one.what == "shape" and _last(found, one)}
     lacking = [unit for unit in found.reference.units if unit in found.lacking or refused & set(unit.names)]
     missing = tuple(patterns([name for unit in lacking for name in unit.names], _mapped(found)))
@@ -110,6 +112,11 @@ def _rows_left(subjects: Subjects, found: Found) -> Iterator[str]:
             yield f"{name} but for row 0"
 
 
+def _own_parts(unmapped: Sequence[Unmapped]) -> bool:
+    """Whether the module has parts that the checkpoint has not, as a new head is one."""
+    return any(one.side == "module" for one in unmapped)
+
+
 def _small(one: Reason) -> bool:
     """Whether a reason is a difference with a cause, and no more than an approximation."""
     return not one.shown and one.size is not None and one.size <= CLOSE and one.kind != "unknown"
@@ -138,7 +145,7 @@ def _all(
     yield from () if rounded else puzzles(left)
     tiny = [*fine(proof)]
     yield from tiny
-    strange = [] if found.divergences or any(one.side == "module" for one in unmapped) else [*_strange(found)]
+    strange = [] if found.divergences or _own_parts(unmapped) else [*_strange(found)]
     yield from strange
     kinds |= {one.kind for one in (*causes, *tiny, *strange)}
     explained = bool(kinds) or any(one.cause for one in found.divergences)

@@ -340,17 +340,19 @@ class Search(Between):
     ) -> float:
         """How far the run with these values is from the reference's, at the place where that shows first."""
         last = max(one.number for one in group)
-        until = following.number if following is not None else None
+        beside = self._beside(group, following)
+        until = None if following is None else max([following.number, *beside])
         again = self.port.run(until=until, forced=self._forced)
         by_number = {one.number: one for one in again.units}
         own = 0.0
         if len(group) == 1 and len(mates) == 1 and group[0].kind is Kind.LINEAR:  # features in another order show later
             own = apart(by_number[group[0].number].output, mates[0].output)
         if following is not None and following.number in by_number:
-            now = by_number[following.number]
-            like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
-            skipped = [0.0 for one in later if one not in mates and skips(now, one)]
-            return max(own, min([*(self._apart(now, one) for one in like), *skipped], default=float("inf")))
+            for now in (by_number[number] for number in (following.number, *beside) if number in by_number):
+                like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
+                skipped = [0.0 for one in later if one not in mates and skips(now, one)]
+                own = max(own, min([*(self._apart(now, one) for one in like), *skipped], default=float("inf")))
+            return own
         if own > SAME:
             return own
         outputs = again.outputs or [by_number[number].output for number in by_number if number >= last]
@@ -359,6 +361,12 @@ class Search(Between):
             (min((apart(one, other) for other in theirs), default=float("inf")) for one in outputs[:1]),
             default=float("inf"),
         )
+
+    def _beside(self, group: Sequence[Unit], following: Unit | None) -> list[int]:
+        """Norms that are given what the group makes and nothing else, besides the next place: of queries, of keys."""
+        numbers = {one.number for one in group}
+        made = [one for one in self.found.trace.units if one.behind and one.behind <= numbers and one is not following]
+        return [one.number for one in made if one.kind is Kind.NORM and len(group) > 1]
 
     def _by_habit(self, ways: Iterator[tuple[Move, ...]]) -> Iterator[tuple[Move, ...]]:
         """What was chosen in an earlier layer first."""

@@ -14,6 +14,9 @@ from tests.suggesting.variants import Variant
 WITHOUT = (2, 4, 7, 8, 9, 11)
 """Seeds of RoBERTa, BERT with a head that is tied by hand, ELECTRA, ALBERT, GPT-NeoX and ViT."""
 
+MUTE = {"query": "ma", "key": "mb", "value": "mc", "query norm": "md", "key norm": "me"}
+"""Names that say nothing."""
+
 
 @pytest.mark.parametrize("seed", WITHOUT)
 def test_what_is_called_proven_is_right(seed: int) -> None:
@@ -40,6 +43,15 @@ def test_words_and_positions_in_one_table_beside_segments_and_without_a_norm() -
     assert one.found is not None, one.said
     assert one.found.verdict is Verdict.IMPOSSIBLE, str(one.found)
     assert "the module has no embeddings.LayerNorm before" in one.said
+
+
+def test_keys_and_values_of_one_size_are_told_by_the_norm_of_the_keys() -> None:
+    """The queries' norm stands behind the three first, and shows nothing of the other two."""
+    style = next(style for seed in range(1000) if (style := drawn(seed, flawed=False)).family.normed)
+    one = tried(
+        replace(style, qkv="separate", order=("query", "value", "key"), lazy=False, names={**style.names, **MUTE})
+    )
+    assert (one.came, one.false_proof) == ("exact", False), str(one.found)
 
 
 @pytest.mark.parametrize("flaw", ["unscaled attention", "other gelu"])
