@@ -284,6 +284,27 @@ def _biases(
     return None if left is None or right is None else (Move((left,), (right,)),)
 
 
+def padded(
+    port: Unit, reference: Unit, port_shapes: Mapping[str, Shape], reference_shapes: Mapping[str, Shape]
+) -> Iterator[tuple[Move, ...]]:
+    """A head with more rows than the reference's: the words behind them are nobody's."""
+    ours, theirs = matrix([port], port_shapes), matrix([reference], reference_shapes)
+    if len(ours.shape) != 2 or len(theirs.shape) != 2 or ours.summed != theirs.summed or ours.out <= theirs.out:
+        return
+    sides = [("e o" if theirs.into_first else "o e"), ("e (o|_rest)" if ours.into_first else "(o|_rest) e")]
+    moves = [
+        Move(
+            (Piece(theirs.weights[0], theirs.weights, sides[0]),),
+            (Piece(ours.weights[0], ours.weights, sides[1]),),
+            fill=0.0,
+        )
+    ]
+    if ours.biases and theirs.biases:
+        bias = Piece(ours.biases[0], ours.biases, "(o|_rest)")
+        moves.append(Move((Piece(theirs.biases[0], theirs.biases, "o"),), (bias,), fill=0.0))
+    yield tuple(moves)
+
+
 _PARTS = "abfjlmuwx"
 """Indices of parts of different sizes; the other letters have sizes of their own."""
 

@@ -27,6 +27,7 @@ class Filling:
         most: the bound on trials.
         seconds: the bound on time.
         tell: told about progress.
+        asleep: the module's tensors that change nothing and have no source.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Filling:
         most: int,
         seconds: float,
         tell: Tell,
+        asleep: frozenset[str] = frozenset(),
     ) -> None:
         self.port, self.reference = port, reference
         self._sizes, self._config, self._scales = dict(sizes), config, scales
@@ -50,7 +52,8 @@ class Filling:
         self._most, self._until = most, time.monotonic() + seconds
         self._tell = tell
         self.found = Found()
-        self._filled: set[str] = set()
+        self._filled: set[str] = set(asleep)
+        self._asleep = asleep
         self._used: set[str] = set()
         self._forced = Forced()
         self._habits: list[tuple[str, ...]] = []

@@ -15,7 +15,7 @@ from porting.suggesting.arguments import IDS, MASK
 from porting.suggesting.basis import ROUNDED, Basis
 from porting.suggesting.beyond import Beyond
 from porting.suggesting.finding import CLOSE, SAME, Divergence, Found
-from porting.suggesting.layouts import distance
+from porting.suggesting.layouts import distance, first_columns
 from porting.suggesting.places import laid_out
 from porting.suggesting.proving import Proof
 from porting.suggesting.reasons import elsewhere, fine, known, puzzles, several, unknown
@@ -86,7 +86,7 @@ def judge(
         verdict = Verdict.NOT_FOUND
     elif small:
         verdict = Verdict.APPROXIMATE
-    elif missing or ours or _reordered(found):
+    elif missing or ours or _reordered(found) or _wider(found):
         verdict = Verdict.TRUNK
     else:
         verdict = Verdict.EXACT
@@ -227,8 +227,12 @@ def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[in
 
 
 def _order(verdict: Verdict, found: Found) -> str:
-    """What is to be known of a module that returns the residual stream in its own order."""
-    if verdict is Verdict.IMPOSSIBLE or verdict is Verdict.NOT_FOUND or not _reordered(found):
+    """What is to be known of a module that returns the residual stream in its own order, or more than is wanted."""
+    if verdict is Verdict.IMPOSSIBLE or verdict is Verdict.NOT_FOUND:
+        return ""
+    if more := _wider(found):
+        return f" What it returns has {more} columns more behind the reference's, which are no words of the checkpoint."
+    if not _reordered(found):
         return ""
     basis = found.basis
     return f" What it returns has its features in the order ({basis.ours}), where the reference's is ({basis.theirs})."
@@ -244,6 +248,16 @@ def _reordered(found: Found) -> bool:
     return not any(torch.allclose(one, ours) for one in alike) and any(
         torch.allclose(found.basis.turned(one), ours) for one in alike
     )
+
+
+def _wider(found: Found) -> int:
+    """How many columns more the module returns, where the first ones are what the reference returns."""
+    for value in found.outputs[:1]:
+        for other in (one for one in found.reference.outputs if one.ndim == value.ndim == 3):
+            more = value.shape[-1] - other.shape[-1]
+            if more > 0 and distance(first_columns(value, other), other) <= SAME:
+                return int(more)
+    return 0
 
 
 def _said(proof: Proof) -> str:
@@ -324,7 +338,8 @@ def _strange(found: Found) -> Iterator[Reason]:
     for number, value in enumerate(found.outputs):
         values = [*found.reference.values, *found.reference.outputs]
         parts = value.unbind(0) if value.ndim > 3 else (value,)  # several activations in one, as caches have them
-        if value.ndim > 1 and any(not any(_is(part, other, found.basis) for other in values) for part in parts):
+        strange = value.ndim > 1 and any(not any(_is(part, one, found.basis) for one in values) for part in parts)
+        if strange and not (number == 0 and _wider(found)):
             said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
             yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")
 

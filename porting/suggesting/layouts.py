@@ -184,6 +184,12 @@ def order(axes: Sequence[Sequence[str]], kept: set[str]) -> tuple[str, ...]:
     return tuple(name for axis in axes for name in axis if name in kept)
 
 
+def first_columns(value: Tensor, like: Tensor) -> Tensor:
+    """A value without the columns that it has behind those of another: words that are nobody's, mostly."""
+    more = value.ndim > 1 and like.ndim > 1 and value.shape[-1] > like.shape[-1]
+    return value[..., : like.shape[-1]] if more else value
+
+
 def distance(one: Tensor, other: Tensor) -> float:
     """How far two activations are from each other whatever their layouts, relative to the larger's scale.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from porting.suggesting.basis import Basis
 from porting.suggesting.generalise import indexed
-from porting.suggesting.layouts import Move
+from porting.suggesting.layouts import Move, first_columns
 from porting.suggesting.naming import likeness
 
 Axes = tuple[str, str]
@@ -40,6 +40,9 @@ def probes(
     for theirs, value in reference.items():
         for ours, other in port.items():
             axes = _equal(value, other, 0.05 if loose else NEAR, basis)
+            if axes is None and not ours and value.ndim == 3 and other.shape[-1:] > value.shape[-1:]:
+                inside = _equal(value, first_columns(other, value), 0.05 if loose else NEAR)
+                axes = None if inside != ("", "") else ("b t e", "b t (e|_rest)")
             if axes is not None:
                 equal.append((theirs or ROOT, ours or ROOT, axes))
     shapes = Counter(_kind(theirs, ours) for theirs, ours, _ in equal)

@@ -25,6 +25,7 @@ from porting.suggesting.attention import attention, attention_probes, ordered
 from porting.suggesting.beyond import Beyond, beyond
 from porting.suggesting.building import Builder, build_for
 from porting.suggesting.clock import OutOfTime, bounded
+from porting.suggesting.dormant import dormant
 from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.evidence import evidence
 from porting.suggesting.finding import GUESS, Found
@@ -39,11 +40,15 @@ from porting.suggesting.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.suggesting.tracing import Kind
 from porting.suggesting.twin import architecture_of, usual_architectures
 from porting.suggesting.writing import Draft, write
+from porting.target import TargetError
 from porting.tracing.trace import ARROW
 from porting.verification.compare import Progress
 
 TRIALS, LIMIT = 4000, 120.0
 """The search ends at so many candidates, or where so many seconds are spent."""
+
+BUILT = 640_000_000
+"""A module of so many bytes is built with its weights, where it cannot be built without."""
 
 LOOSE = 0.05
 """So far apart attention may be, relative to its scale, where the module computes a little otherwise."""
@@ -221,6 +226,7 @@ def _searched(
         most=trials,
         seconds=seconds,
         tell=tell,
+        asleep=dormant(port, reference, subjects.zeros),
     )
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
     try:
@@ -303,7 +309,7 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subject
         elif subjects.lazy:
             module = subjects.readied(build_for(into, subjects.config).module)
         else:
-            module = build(maker(table, checkpoint, into, None, trust=False)[0])
+            module = _built(table, checkpoint, into, subjects)
         floating = {info.dtype for info in checkpoint.tensors.values() if info.dtype.is_floating_point}
         built = {tensor.dtype for tensor in module.parameters() if not tensor.is_meta}
         cast = next(iter(built)) if len(built) == 1 and built != floating else None
@@ -311,6 +317,16 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subject
     except PortingError as error:
         return error.faults
     return ()
+
+
+def _built(table: Table, checkpoint: Checkpoint, into: Builder, subjects: Subjects) -> nn.Module:
+    """The module to the checkpoint's size: without memory for its weights, or built as it is where that is small."""
+    try:
+        return build(maker(table, checkpoint, into, None, trust=False)[0])
+    except TargetError:
+        if sum(info.nbytes for info in checkpoint.tensors.values()) > BUILT:
+            raise
+        return build_for(into, subjects.config).module
 
 
 def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) -> Draft:

@@ -211,6 +211,10 @@ class Search(Between):
                 ways = bundles.candidates(single, [mate], self.port.shapes, self.reference.shapes, heads)
                 if self._choose(single, [mate], ways, self._next(single, trace), trace):
                     return
+            if self._next(single, trace) is None:
+                ways = bundles.padded(single[0], ranked[0], self.port.shapes, self.reference.shapes)
+                if self._choose(single, ranked[:1], ways, None, trace):
+                    return
             self._give_up(group[0], ranked[0])
 
     def _tied(self, unit: Unit, matches: Sequence[Unit]) -> None:
@@ -248,7 +252,7 @@ class Search(Between):
         inside = {name for one in group for name in one.weights}  # a slice of the same tensor is no place of its own
         return next(
             (one for one in trace.units[last + 1 :] if not set(one.weights) & inside and one.operand is not None
-             and one.kind in {Kind.LINEAR, Kind.NORM} and set(one.names) & self.port.loadable),
+             and one.kind in {Kind.LINEAR, Kind.NORM} and set(one.names) & self.port.loadable - self._asleep),
             None,
         )  # fmt: skip
 

@@ -33,8 +33,10 @@ from porting.suggesting.arguments import (
 )
 from porting.suggesting.asking import Asker
 from porting.suggesting.building import Builder, Built, build_for
+from porting.suggesting.dormant import zeros_of
 from porting.suggesting.fields import NESTED, Role, fields_of
 from porting.suggesting.finding import Side
+from porting.suggesting.hearing import heard
 from porting.suggesting.readying import doubled, is_lazy, refuse_computed, warm
 from porting.suggesting.returning import numbers_of
 from porting.suggesting.signals import heard_way, shapes_of
@@ -58,6 +60,7 @@ class Subjects:
         available: the reference's inputs.
         longest: the longest row that both take.
         lazy: some of the module's parameters have a shape after a first run only.
+        zeros: the module's matrices that it was built with at zero.
     """
 
     twin: Twin
@@ -68,6 +71,7 @@ class Subjects:
     available: tuple[str, ...]
     longest: int
     lazy: bool = False
+    zeros: frozenset[str] = frozenset()
 
     def readied(self, module: nn.Module) -> nn.Module:
         """Another one of the user's modules, its lazy parameters in shape."""
@@ -114,7 +118,7 @@ def prepare(
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     refuse_computed(built.module)
-    lazy = is_lazy(built.module)
+    lazy, zeros = is_lazy(built.module), zeros_of(built.module)
     module = doubled(warm(built.module, available, vocabulary, padding))
     draw(module, seed + 1, buffers=False)
     tell("finding out what forward takes", 0, 0)
@@ -125,6 +129,7 @@ def prepare(
         way = heard_way(module, available, twin.config, vocabulary, padding, ask)
     else:
         way = find_way(module, available, vocabulary, padding, causal=causal, ask=ask)
+        way = heard(module, way, vocabulary, padding) if causal else way
     return Subjects(
         twin=twin,
         built=built,
@@ -134,6 +139,7 @@ def prepare(
         available=available,
         longest=_longest(twin, module, way, available, vocabulary, padding),
         lazy=lazy,
+        zeros=zeros,
     )
 
 

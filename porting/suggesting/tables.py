@@ -83,7 +83,7 @@ def _single(
     if squeezed == rows[::-1] and rows[0] != rows[1]:
         yield Move((Piece(source, (source,), left),), (Piece(name, (name,), _axes(shape, "e", "t")),))
     if squeezed[1] == rows[1]:
-        tabular = Kind.TABLE in {ours.kind, theirs.kind}
+        tabular = Kind.TABLE in {ours.kind, theirs.kind} or squeezed[0] > rows[0]
         for parts, others in _rows(squeezed[0] - rows[0], their_shape, shape, tabular=tabular):
             yield Move((Piece(source, (source,), parts),), (Piece(name, (name,), others),), fill=0.0)
 
@@ -94,7 +94,8 @@ def _rows(more: int, theirs: Shape, ours: Shape, *, tabular: bool) -> Iterator[t
     Args:
         more: how many rows ours has more; negative for fewer.
         theirs, ours: the shapes.
-        tabular: the rows are positions, so that tables of different lengths have the first ones in common.
+        tabular: tables of different lengths have the first rows in common: they are positions, or words that are
+            followed by some that nobody has, since so many are a rounder number.
     """
     left, right = _axes(theirs, "t", "e"), _axes(ours, "t", "e")
     number = abs(more)

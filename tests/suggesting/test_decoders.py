@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import porting
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subject import own_inner
 from porting.suggesting.tracing import run
 from porting.suggesting.twin import draw
-from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama
+from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama, builder
 from tests.suggesting.oracle import BOUND, apart, source
 
 GPT = {"vocab_size": 113, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 30}
@@ -194,3 +195,86 @@ def test_memory_as_it_was_found_is_drawn_and_a_frozen_table_is_not() -> None:
     draw(module, 0)
     assert module.get_parameter("empty").isfinite().all()
     assert (module.get_parameter("table") == 0.5).all()
+
+
+def test_words_that_are_nobodys_behind_the_checkpoints_with_a_tied_head(tmp_path: Path) -> None:
+    reference = source("GPT2LMHeadModel", GPT, tmp_path)
+
+    def build(vocab_size: int, n_embd: int, n_layer: int, n_head: int, n_positions: int) -> nn.Module:
+        return Small(-(-vocab_size // 64) * 64, n_embd, n_layer, n_head, n_positions, first=True)
+
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    assert 'target = "embed.weight [(t|_rest) e]"' in found.text
+    assert '"lm_head [b t e]" = ". [b t (e|_rest)]"' in found.text
+    assert "What it returns has 31 columns more behind the reference's" in found.proof
+    words = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    module = cut(build(113, 24, 3, 4, 30).double(), 113)
+    assert apart(reference, tmp_path, module, found, {"input_ids": words}, {"tokens": words}) < BOUND
+
+
+def test_words_that_are_nobodys_with_a_head_of_its_own(tmp_path: Path) -> None:
+    source("LlamaForCausalLM", FIELDS, tmp_path)
+    made = builder()
+
+    def build(
+        vocab_size: int, dim: int, n_layers: int, n_heads: int, n_kv_heads: int, intermediate_size: int,
+        max_seq_len: int, norm_eps: float,
+    ) -> nn.Module:  # fmt: skip
+        padded = -(-vocab_size // 64) * 64
+        return made(padded, dim, n_layers, n_heads, n_kv_heads, intermediate_size, max_seq_len, norm_eps)
+
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    assert found.unmapped == ()
+    assert 'target = "output.weight [(o|_rest) e]"' in found.text
+    assert found.shown == (30, 30)
+
+
+def cut(module: nn.Module, words: int) -> nn.Module:
+    """The same, which returns so many columns."""
+    kind = type(module)
+    module.__class__ = type("Cut", (kind,), {"forward": lambda self, tokens: kind.forward(self, tokens)[..., :words]})
+    return module
+
+
+class LowRank(nn.Linear):
+    """A matrix with an update of low rank, which begins at zero."""
+
+    def __init__(self, into: int, out: int) -> None:
+        super().__init__(into, out)
+        self.a, self.b = nn.Parameter(torch.randn(3, into)), nn.Parameter(torch.zeros(out, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.a.T @ self.b.T
+
+
+class Adapted(Small):
+    """Its mask is the loss's: what is returned does not depend on it."""
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None, loss_mask: Tensor | None = None) -> Tensor:
+        out = super().forward(tokens)
+        return out if labels is None or loss_mask is None else F.cross_entropy(out.mT, labels) * loss_mask
+
+
+def test_an_update_that_begins_at_zero_and_a_mask_that_is_not_attentions(tmp_path: Path) -> None:
+    reference = source("GPT2LMHeadModel", GPT, tmp_path)
+
+    def build(vocab_size: int, n_embd: int, n_layer: int, n_head: int, n_positions: int) -> nn.Module:
+        made = Adapted(vocab_size, n_embd, n_layer, n_head, n_positions, first=True)
+        for block in made.blocks:
+            block.up = LowRank(n_embd, 4 * n_embd)
+        return made
+
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    assert found.missing == ()
+    assert '"blocks.{i}.up.a" = "the checkpoint has none"' in found.text
+    assert '"attention_mask" = ' not in found.text
+    words = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    module = build(113, 24, 3, 4, 30).double()
+    with pytest.warns(porting.loading.PortingWarning, match="6 parameters are new and untrained"):
+        loaded = porting.load(tmp_path, module, found.table, fresh=True).eval()
+    with torch.no_grad():
+        far = loaded(words) - reference(words)[0]
+    assert float(far.abs().max()) < 1e-9
