@@ -238,7 +238,7 @@ def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, p
     inputs = sample([one for one in available if one != POSITIONS], vocabulary, padding)
     other = {**inputs, IDS: inputs[IDS].clone()}
     other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
-    with torch.no_grad():
+    with torch.no_grad(), lifted(reference):
         pairs = zip(numbers_of(reference(**inputs)), numbers_of(reference(**other)), strict=True)
         rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == LENGTH]
     return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
@@ -256,7 +256,7 @@ def _longest(twin: Twin, module: nn.Module, way: Way, available: tuple[str, ...]
         given = {IDS: words, MASK: torch.ones_like(words), SEGMENTS: torch.zeros_like(words), DECODER_IDS: words[:, :5]}
         given |= {POSITIONS: torch.arange(length)[None], DECODER_MASK: torch.ones_like(words[:, :5])}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), lifted(twin.reference):
                 twin.reference(
                     **{name: value for name, value in given.items() if name in available and name != POSITIONS}
                 )

@@ -10,6 +10,7 @@ frequencies of a rotary embedding are float32 numbers, and mean these.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -104,6 +105,8 @@ class Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does no
         if less in LESS and any(self._changed(one, less) for one in tree_leaves(args)):
             kwargs["dtype"] = torch.float64
             self.found.setdefault(running(), {})[str(func).removesuffix(".default")] = None
+        elif func in _MAKERS and less in {None, torch.float32} and any(_large(one) for one in args):
+            kwargs["dtype"] = torch.float64  # the least number of float64, for a mask, which float32 does not have
         return func(*args, **kwargs)
 
     def _changed(self, value: object, less: torch.dtype) -> bool:
@@ -113,6 +116,13 @@ class Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does no
         with _disable_current_modes():
             constant = _address(value) in self._constants
             return not constant or not torch.equal(value.to(less).to(value.dtype).nan_to_num(), value.nan_to_num())
+
+
+_MAKERS = frozenset({torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default})
+
+
+def _large(value: object) -> bool:
+    return isinstance(value, float) and torch.finfo(torch.float32).max < abs(value) < math.inf
 
 
 def _address(tensor: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,19 @@ def test_a_cast_under_inference_mode_is_left_out_as_well() -> None:
         inferred = norm(x)
     assert torch.equal(inferred, expected)
     assert found
+
+
+def test_the_least_number_of_float64_can_be_made_where_nothing_says_its_dtype() -> None:
+    """As a mask is filled with it; without a dtype it is float32's to hold, and is none of its numbers."""
+
+    class Filled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.maximum(x, torch.full((), torch.finfo(x.dtype).min))
+
+    module, x = Filled(), torch.randn(3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="cannot be converted"):
+        module(x)
+    with lifted(module):
+        assert torch.equal(module(x), x)
+        assert torch.full((), 3.0).dtype == torch.float32
+        assert torch.full((), math.inf).dtype == torch.float32
