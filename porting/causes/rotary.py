@@ -70,6 +70,8 @@ def _with_theta(pair: list[Rotation], dtype: torch.dtype, scaled: Speeds, theta:
 
 
 def _theta(theta: str, known: float | None) -> str:
+    if known and math.isclose(float(theta), known, rel_tol=1e-5):
+        return f"theta is {known:.6g} on both sides, but for how its angles are rounded"
     return f"theta is {theta} where the reference has {f'{known:.6g}' if known else 'scaled angles'}"
 
 

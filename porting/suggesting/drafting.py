@@ -18,6 +18,7 @@ from porting.suggesting.arrangements import Heads, sizes
 from porting.suggesting.fields import NESTED, Role, fields_of, role_of
 from porting.suggesting.finding import Found
 from porting.suggesting.generalise import Line, lines
+from porting.suggesting.indices import needed, plainer
 from porting.suggesting.layouts import Move
 from porting.suggesting.leftover import leftover
 from porting.suggesting.naming import numbered
@@ -26,8 +27,6 @@ from porting.suggesting.subject import Subjects, number_of
 from porting.suggesting.unmapped import Unmapped
 from porting.suggesting.writing import Draft, patterns, write
 from porting.target import named_tensors, slots
-
-_INDEX = re.compile(r"[a-z]")
 
 _NO_PLACE, _NONE = "the module has no place for it", "the checkpoint has none"
 _OPEN = "no counterpart was found"
@@ -94,7 +93,7 @@ def draft(
         The draft, its lines, and the tensors of both sides that have no counterpart.
     """
     twin, module = subjects.twin, subjects.built.module
-    made = lines(found.moves)
+    made = [plainer(line) for line in lines(found.moves)]
     used = {one for move in found.moves for one in move.reads}
     written = {one for move in found.moves for one in move.writes}
     drops, copies = _left_out(subjects, used)
@@ -107,13 +106,6 @@ def draft(
             {name: _OPEN if said in {_NO_PLACE, _NONE} else said for name, said in some.items()}
             for some in (drops, fresh)
         )
-    text = " ".join(axes for line in made for _, axes in (*line.sources, *line.targets))
-    letters = set(_INDEX.findall(re.sub(r"[a-z]{2,}", "", text)))
-    sizes = sizes_of(subjects.config)
-    named = " ".join(name for line in made for name, _ in (*line.sources, *line.targets))
-    known = {
-        index: expression for index, expression in sizes.texts.items() if index in letters or f"{{{index}}}" in named
-    }
     return (
         Draft(
             name=name,
@@ -122,7 +114,7 @@ def draft(
             prefix=twin.prefix,
             config={NESTED.get(theirs, theirs): ours for ours, theirs in subjects.built.asked.items()},
             require=_required(subjects),
-            sizes=known,
+            sizes=needed(sizes_of(subjects.config).texts, made),
             lines=made,
             drops=drops,
             copies=copies,

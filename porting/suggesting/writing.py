@@ -54,6 +54,9 @@ class Draft:
     approximate: tuple[str, float] | None = None
 
 
+_TURNED = "# padding: the module's mask is 1 or True where the checkpoint's is 0, at what is not to be attended to"
+
+
 def quoted(text: str) -> str:
     """A text as TOML writes it."""
     return json.dumps(text, ensure_ascii=False)
@@ -81,7 +84,7 @@ def write(draft: Draft) -> str:
     parts.append(_section("ties", ((quoted(name), quoted(other)) for name, other in draft.ties.items())))
     parts.append(_section("fresh", ((quoted(name), quoted(reason)) for name, reason in draft.fresh.items())))
     for section, pairs, comment in (
-        ("inputs", draft.inputs, ""),
+        ("inputs", draft.inputs, _TURNED if any("-> padding" in ours for _, ours in draft.inputs) else ""),
         ("probes", draft.probes, "# the activations that are compared, in the order of the reference"),
     ):
         parts.append(_section(section, ((quoted(theirs), quoted(ours)) for theirs, ours in pairs), comment))
