@@ -151,7 +151,7 @@ def _all(
     explained = bool(kinds) or any(one.cause for one in found.divergences)
     if proof.late:
         yield Reason(kind="bound", said=f"the limit was met before the proof had ended: {_more()}")
-    elif not proof.exact and not explained and not left and not rounded:
+    elif proof.report is None or not (proof.exact or explained or left or rounded):
         holds = "could not be run" if proof.report is None else "does not hold"
         yield Reason(kind="proof", said=f"the float64 proof {holds}: {_said(proof)}")
     for one in fits:

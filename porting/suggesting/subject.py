@@ -156,11 +156,12 @@ def _sized(
         small = None
     else:
         small = built if built.asked else None
-    if small is not None and _one_depth(small, config):
+    even = small is not None and _one_depth(small, config)
+    if even:
         twin = make_twin(config, architecture, folder / "even", small=True, seed=seed, even=True)
         small = build_for(into, complete(twin.config, architecture))
     if small is not None and (inner := own_inner(small.module, twin.config)):
-        twin = make_twin(config, architecture, folder / "inner", small=True, seed=seed, inner=inner)
+        twin = make_twin(config, architecture, folder / "inner", small=True, seed=seed, even=even, inner=inner)
         small = build_for(into, complete(twin.config, architecture))
     if small is not None and _could(small.module, twin):
         return twin, small

@@ -94,7 +94,7 @@ class Bart(nn.Module):
         if self.first:
             self.source_end, self.target_end = nn.LayerNorm(e, eps), nn.LayerNorm(e, eps)
 
-    def around(self, x: Tensor, norm: nn.Module, part: Any) -> Tensor:
+    def around(self, x: Tensor, norm: Any, part: Any) -> Tensor:
         """A part with its norm and its residual."""
         out: Tensor = x + part(norm(x)) if self.first else norm(x + part(x))
         return out
@@ -169,6 +169,18 @@ class Marian(Bart):
     def begun(self, words: Tensor, places: Any, norm: Any) -> Tensor:
         """The words with their places, [b s e]."""
         return words * self.scale + self.table[: words.shape[1]]
+
+
+class Unfair(Marian):
+    """Pegasus with norms that divide by the unbiased deviation."""
+
+    first, eps = True, 1e-5
+
+    def around(self, x: Tensor, norm: Any, part: Any) -> Tensor:
+        """A part with its norm, taken by hand, and its residual."""
+        spread = x.std(-1, keepdim=True) + 1e-6
+        out: Tensor = x + part((x - x.mean(-1, keepdim=True)) / spread * norm.weight + norm.bias)
+        return out
 
 
 class MBart(Bart):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from porting.suggesting import Suggestion, Verdict, suggest
+from porting.suggesting import Suggestion, Verdict, proposing, suggest
+from porting.suggesting.proving import Proof
 from tests.suggesting.oracle import BOUND, apart, source
-from tests.suggesting.pairs import T5, Bart, Flat, Marian, MBart, TwoTables, Unbiased
+from tests.suggesting.pairs import T5, Bart, Flat, Marian, MBart, TwoTables, Unbiased, Unfair
 
 BART = {
     "vocab_size": 113, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -118,3 +120,31 @@ def test_positions_that_are_rounded_and_another_eps_come_together(tmp_path: Path
     found = suggest(tmp_path, Marian)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
     assert {one.kind for one in found.reasons} == {"norms", "rounding"}
+
+
+class Fixed(Bart):
+    """One depth for both sides, and the inner width is written into it."""
+
+    def __init__(self, config: Any) -> None:
+        depth, wide = config.encoder_layers, 52
+        fields = ("d_model", "encoder_attention_heads", "vocab_size", "max_position_embeddings", "scale_embedding")
+        sizes = {"encoder_layers": depth, "decoder_layers": depth, "encoder_ffn_dim": wide, "decoder_ffn_dim": wide}
+        super().__init__(SimpleNamespace(**{name: getattr(config, name) for name in fields}, **sizes))
+
+
+def test_one_depth_and_an_inner_width_of_its_own(tmp_path: Path) -> None:
+    model = source("BartForConditionalGeneration", BART | {"encoder_layers": 3, "decoder_layers": 3}, tmp_path)
+    model.final_logits_bias.zero_()
+    model.save_pretrained(tmp_path)
+    found = suggest(tmp_path, Fixed)
+    assert found.verdict is Verdict.EXACT, str(found)
+
+
+def test_nothing_is_said_to_be_small_that_was_not_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = source("PegasusForConditionalGeneration", BART | {"scale_embedding": True}, tmp_path)
+    model.final_logits_bias.zero_()
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(proposing, "prove", lambda *args, **kwargs: Proof(report=None, refused="no reason"))
+    found = suggest(tmp_path, Unfair)
+    assert found.verdict is Verdict.NOT_FOUND, str(found)
+    assert "the float64 proof could not be run: no reason" in {one.said for one in found.reasons}
