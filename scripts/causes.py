@@ -1,6 +1,7 @@
 """The catalogue of causes and its score: ``make causes``.
 
 python -m scripts.causes                       # plant every mistake everywhere, and print the matrix
+python -m scripts.causes --jobs 2 --write      # the whole of it, in two processes
 python -m scripts.causes --only bert_into      # in the pairs whose name has this in it
 python -m scripts.causes --faithful 500        # compare faithful ports, and count the false alarms
 python -m scripts.causes --write               # with any of these: keep what was found, and write docs/causes.md
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,7 @@ import typer
 
 from scripts.causes_page import SCORE, page
 from scripts.causes_score import NONE, TIE, UNIQUE, Result, Scored, faithful, keep, score
-from tests.families.pairs import PAIRS
+from tests.families.pairs import PAIRS, Pair
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "causes.md"
 
@@ -28,17 +30,18 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "causes.md"
 def main(
     only: Annotated[str, typer.Option("--only", help="Only pairs whose name has this in it; - for none.")] = "",
     comparisons: Annotated[int, typer.Option("--faithful", help="Compare faithful ports so many times.")] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="So many processes, each with pairs of its own.")] = 1,
     write: Annotated[bool, typer.Option("--write", help="Keep what was found, and write docs/causes.md.")] = False,
 ) -> None:
     """Score the catalogue, count false alarms, write the page."""
     found: dict[str, Scored] = {}
-    for pair in PAIRS:
-        if only != "-" and only in str(pair) and not comparisons:
-            found[str(pair)] = score(pair)
-            if write:
-                keep(SCORE, found, _measured())
-            _tell(f"{pair}, everywhere", found[str(pair)].everywhere)
-            _tell(f"{pair}, in one layer", found[str(pair)].alone)
+    chosen = [pair for pair in PAIRS if only != "-" and only in str(pair) and not comparisons]
+    for pair, scored in _scored(chosen, jobs):
+        found[str(pair)] = scored
+        if write:
+            keep(SCORE, found, _measured())
+        _tell(f"{pair}, everywhere", scored.everywhere)
+        _tell(f"{pair}, in one layer", scored.alone)
     facts = _measured() if found else {}
     if comparisons:
         done, alarms = faithful(comparisons)
@@ -48,6 +51,15 @@ def main(
         if facts:
             keep(SCORE, found, facts)
         PAGE.write_text(page(), encoding="utf-8")
+
+
+def _scored(pairs: Sequence[Pair], jobs: int) -> Iterator[tuple[Pair, Scored]]:
+    """Each pair with its score, in order; in several processes, which take one pair after the other."""
+    if jobs == 1:
+        yield from ((pair, score(pair)) for pair in pairs)
+        return
+    with get_context("spawn").Pool(jobs) as pool:  # torch's threads do not survive a fork
+        yield from zip(pairs, pool.imap(score, pairs), strict=True)
 
 
 def _tell(title: str, cells: Mapping[str, Result]) -> None:

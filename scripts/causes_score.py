@@ -71,11 +71,11 @@ def score(pair: Pair, names: Container[str] | None = None, *, alone: bool = True
         ported = make(pair, Path(folder))
         watched = ported.load()
         inventory = watch(watched)
-        calls: list[Call] = []
-        watched.register_forward_pre_hook(lambda module, *call: calls.append(call), with_kwargs=True)
+        heard = _Heard()
+        watched.register_forward_pre_hook(heard, with_kwargs=True)
         cases = _verify(ported, watched).cases
         for meddling in (one for one in PLANTS if names is None or one.name in names):
-            sites = _sites(ported, meddling, inventory, calls[-len(cases) :])
+            sites = _sites(ported, meddling, inventory, heard.calls[-len(cases) :])
             if not sites:
                 continue
             everywhere[meddling.name] = result = _try(ported, meddling, inventory)
@@ -89,6 +89,19 @@ def score(pair: Pair, names: Container[str] | None = None, *, alone: bool = True
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a forward pass."""
+
+
+class _Heard:
+    """The calls of a model and of its copies, which all tell this one."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.calls.append((args, kwargs))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Heard:
+        return self
 
 
 @torch.no_grad()

@@ -56,6 +56,7 @@ class Scores:
         scale: what their product is multiplied by.
         bias: what is added to it and is no mask, or None.
         allowed: where a query may look, [... q k] of bool, or None for everywhere.
+        cap: the product is capped softly at it; 0 for no cap.
         mixed: bias and mask came as one, so that nobody knows the bias where it is masked.
     """
 
@@ -64,12 +65,18 @@ class Scores:
     scale: float = 1.0
     bias: Tensor | None = None
     allowed: Tensor | None = None
+    cap: float = 0.0
     mixed: bool = False
 
     def product(self) -> Tensor:
         """Without any mask, [... q k]."""
         found = self.query @ self.key.mT * self.scale
+        found = self.cap * torch.tanh(found / self.cap) if self.cap else found
         return found if self.bias is None else found + self.bias
+
+    def times(self, factor: float) -> Scores:
+        """What they are when they are multiplied."""
+        return replace(self, scale=self.scale * factor, cap=self.cap * factor)
 
     def masked(self, scores: Tensor | None = None) -> Tensor:
         """With the mask."""

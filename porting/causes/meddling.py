@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from porting.causes.events import Event, Inventory, Meddling, Pass, Scores
+from porting.causes.following import BEND, SAME, SUM, is_product, mask_of, stepped
 from porting.causes.written import Written, rms_norm
 
 
@@ -71,22 +70,9 @@ _NORM: set[Callable[..., Any]] = {F.layer_norm, torch.layer_norm}
 _ACTIVATION: set[Callable[..., Any]] = {F.gelu, F.relu, F.silu, torch.tanh, Tensor.tanh, torch.relu, F.tanh}
 _EMBEDDING: set[Callable[..., Any]] = {F.embedding}
 _DROPOUT: set[Callable[..., Any]] = {F.dropout}
-_SUM: set[Callable[..., Any]] = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 _SOFTMAX: set[Callable[..., Any]] = {F.softmax, torch.softmax, Tensor.softmax}
 _PRODUCT: set[Callable[..., Any]] = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm}
-_TIMES: set[Callable[..., Any]] = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
-_OVER: set[Callable[..., Any]] = {Tensor.div, Tensor.__truediv__, torch.div}
-_FILL: set[Callable[..., Any]] = {Tensor.masked_fill, torch.masked_fill}
 _POOL: set[Callable[..., Any]] = {Tensor.__getitem__, Tensor.select}
-_SAME: set[Callable[..., Any]] = {
-    Tensor.to,
-    Tensor.float,
-    Tensor.double,
-    Tensor.contiguous,
-    Tensor.type_as,
-    F.dropout,
-    F.linear,
-}
 
 
 class _Mode(TorchFunctionMode):
@@ -146,7 +132,7 @@ class _Mode(TorchFunctionMode):
 
     def _by_hand(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """What a step gives that completes a norm or an activation, if it was written out."""
-        if any(func in functions for kind, functions in _KINDS.items() if kind != "sum"):
+        if _KIND.get(func, "sum") != "sum":
             return result
         norm = self._written.norm(func, args, result)
         if norm is not None:
@@ -188,12 +174,14 @@ class _Mode(TorchFunctionMode):
             found = self._event("scores", func, args, kwargs, scores=scores)
             self._weighed[id(found)] = scores
             return found
-        if func in _PRODUCT or (func is torch.einsum and _is_product(*args)):
+        if func in _PRODUCT or (func is torch.einsum and is_product(*args)):
             return self._product(func, args, kwargs)
         return self._other(func, args, kwargs)
 
     def _other(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kind = next((kind for kind, functions in _KINDS.items() if func in functions), None)
+        kind = _KIND.get(func)
+        if func in BEND and args and id(args[0]) in self._scores:
+            kind = None  # a soft cap of scores, and no activation
         if kind == "sum" and len(args) == 2 and isinstance(args[1], Tensor) and not self._attending(args):
             if any(id(one) in self._looked_up for one in args) and not any(id(one) in self._from for one in args):
                 made = func(*args, **kwargs)
@@ -226,10 +214,10 @@ class _Mode(TorchFunctionMode):
         held = next((one for one in args if id(one) in self._scores), None)
         if held is not None:
             rest = [one for one in args if one is not held]
-            known = _stepped(self._scores[id(held)], func, rest)
+            known = stepped(self._scores[id(held)], func, rest)
             if known is not None:
                 self._scores[id(result)] = known
-        if id(args[0]) in self._weighed and func in _SAME:
+        if id(args[0]) in self._weighed and func in SAME:
             self._weighed[id(result)] = self._weighed[id(args[0])]
 
     def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -315,7 +303,7 @@ class _Mode(TorchFunctionMode):
             self._from[id(split)] = self._from[id(made)]
             self._kept.append(split)
             heads.append(split)
-        mask = _mask_of(options.get("key_padding_mask"), options.get("attn_mask"), heads[0])
+        mask = mask_of(options.get("key_padding_mask"), options.get("attn_mask"), heads[0])
         context = self._fused(heads[0], heads[1], heads[2], mask)  # [b h s d]
         merged = context.permute(2, 0, 1, 3).flatten(2)  # [s b e]
         self._from[id(merged)] = self._from[id(context)]
@@ -389,15 +377,6 @@ class _Mode(TorchFunctionMode):
         return found
 
 
-def _is_product(equation: Any, *operands: Any) -> bool:
-    """Whether an einsum is attention's: ``bhqd,bhkd->bhqk`` or ``bhqk,bhkd->bhqd``."""
-    found = re.fullmatch(r"(\w+)(\w)(\w),\1(\w)(\w)->\1\2(\w)", str(equation).replace(" ", ""))
-    if found is None or len(operands) != 2:
-        return False
-    inner, one, two, out = found.group(3, 4, 5, 6)
-    return (two == inner and out == one) or (one == inner and out == two)
-
-
 _RMS = ((1, "normalized_shape"), (2, "weight"), (3, "eps"))
 """Where F.rms_norm has what a layer norm has elsewhere."""
 
@@ -412,35 +391,8 @@ _KINDS: dict[str, set[Callable[..., Any]]] = {
     "activation": _ACTIVATION,
     "embedding": _EMBEDDING,
     "dropout": _DROPOUT,
-    "sum": _SUM,
+    "sum": SUM,
     "pool": _POOL,
 }
 
-
-def _stepped(scores: Scores, func: Callable[..., Any], rest: list[Any]) -> Scores | None:
-    """The scores after a step, None when it is no step that attention takes."""
-    if func in _TIMES and rest and isinstance(rest[0], int | float):
-        return replace(scores, scale=scores.scale * rest[0])
-    if func in _OVER and rest and isinstance(rest[0], int | float):
-        return replace(scores, scale=scores.scale / rest[0])
-    if func in _SUM and rest and isinstance(rest[0], Tensor):
-        return scores.added(rest[0])
-    if func in _FILL and rest and isinstance(rest[0], Tensor):
-        return scores.closed(~rest[0])
-    return scores if func in _SAME else None
-
-
-def _mask_of(padding: Tensor | None, mask: Tensor | None, heads: Tensor) -> Tensor | None:
-    """One additive mask [b 1 q k] of the two that ``torch.nn.MultiheadAttention`` takes, True or low = ignore."""
-    found: Tensor | None = None
-    for one, shape in ((padding, (heads.shape[0], 1, 1, -1)), (mask, None)):
-        if one is None:
-            continue
-        low = torch.finfo(heads.dtype).min / 4
-        added = torch.zeros(one.shape, dtype=heads.dtype).masked_fill(one, low) if one.dtype == torch.bool else one
-        if shape is not None:
-            added = added.view(shape)
-        elif added.ndim == 3:  # [(b h) q k]
-            added = added.view(heads.shape[0], heads.shape[1], *added.shape[1:])
-        found = added if found is None else found + added
-    return None if found is None else found.clamp_min(torch.finfo(heads.dtype).min / 2)
+_KIND: dict[Callable[..., Any], str] = {function: kind for kind, functions in _KINDS.items() for function in functions}

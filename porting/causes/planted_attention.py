@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,8 +38,7 @@ def times(factor: Callable[[Scores], float]) -> Callable[[Scores], Tensor | None
     """The product by a factor."""
 
     def change(scores: Scores) -> Tensor | None:
-        made = scores.query @ scores.key.mT * (scores.scale * factor(scores))
-        return scores.masked(made if scores.bias is None else made + scores.bias)
+        return scores.masked(replace(scores, scale=scores.scale * factor(scores)).product())
 
     return change
 
@@ -150,9 +150,61 @@ def shifted(constant: float) -> Callable[[Scores], Tensor | None]:
 
 def unbiased(scores: Scores) -> Tensor | None:
     """No learned bias."""
-    if scores.bias is None or not scores.bias.any():
+    if scores.bias is None or not scores.bias.any() or rises(scores):
         return None
     return scores.masked(scores.query @ scores.key.mT * scores.scale)
+
+
+def rises(scores: Scores) -> bool:
+    """Whether the bias is linear: it rises by the same from each key to the next."""
+    bias = scores.bias
+    if bias is None or bias.ndim < 3 or bias.shape[-3] < 2 or bias.shape[-1] < 3 or scores.mixed:
+        return False
+    steps = bias[..., -1, :].diff(dim=-1)
+    return bool(steps.any()) and torch.allclose(steps, steps[..., :1].expand_as(steps), rtol=1e-4, atol=1e-6)
+
+
+def sloped(factor: float) -> Callable[[Scores], Tensor | None]:
+    """The linear bias by a factor."""
+
+    def change(scores: Scores) -> Tensor | None:
+        if scores.bias is None or not rises(scores):
+            return None
+        return scores.masked(scores.query @ scores.key.mT * scores.scale + factor * scores.bias)
+
+    return change
+
+
+def capped(scores: Scores) -> Tensor | None:
+    """A soft cap of 2."""
+    return None if scores.cap else scores.masked(2.0 * torch.tanh(scores.product() / 2.0))
+
+
+def uncapped(scores: Scores) -> Tensor | None:
+    """No soft cap."""
+    return scores.masked(replace(scores, cap=0.0).product()) if scores.cap else None
+
+
+def shared(heads: Tensor) -> Tensor | None:
+    """Heads [b h s d] of which each was repeated, repeated as a whole; None where none was."""
+    count = heads.shape[1] if heads.ndim == 4 else 0
+    for times in (one for one in range(2, count) if count % one == 0):
+        alone = heads[:, ::times]
+        if torch.equal(heads, alone.repeat_interleave(times, 1)):
+            return alone.repeat(1, times, 1, 1)
+    return None
+
+
+def keys_tiled(scores: Scores) -> Tensor | None:
+    """The keys of other groups."""
+    key = shared(scores.key)
+    return None if key is None else scores.masked(replace(scores, key=key).product())
+
+
+def values_tiled(event: Event) -> Any:
+    """The values of other groups."""
+    value = shared(event.args[1])
+    return SKIP if value is None else event.args[0] @ value
 
 
 def heads(change: Callable[[Tensor], Tensor]) -> Action:

@@ -15,18 +15,28 @@ from porting.causes.events import Action, Event
 SKIP: Any = NotImplemented
 
 
-def norm_of(formula: Callable[[Tensor, float], Tensor], *, gain: bool = True, bias: bool = True) -> Action:
-    """A norm whose statistics are others."""
+def norm_of(
+    formula: Callable[[Tensor, float], Tensor], *, gain: bool = True, bias: bool = True, more: float = 0.0
+) -> Action:
+    """A norm whose statistics are others, or whose gain has more added to it than the model adds."""
 
     def action(event: Event) -> Any:
         weight, offset = event.argument(2, "weight"), event.argument(3, "bias")
         if (not gain and weight is None) or (not bias and offset is None):
             return SKIP
+        if more and (weight is None or _one_added(event, weight) != (more < 0)):
+            return SKIP
         made = formula(event.args[0], float(event.argument(4, "eps", 1e-5)))
-        made = made * weight if gain and weight is not None else made
+        made = made * (weight + more if more else weight) if gain and weight is not None else made
         return made + offset if bias and offset is not None else made
 
     return action
+
+
+def _one_added(event: Event, gain: Tensor) -> bool:
+    """Whether a gain is a parameter with 1 added."""
+    vectors = (one for one in event.pass_.model.parameters() if one.shape == gain.shape)
+    return any(torch.equal(gain, 1 + one.to(gain)) for one in vectors)
 
 
 def plain(x: Tensor, eps: float) -> Tensor:
@@ -58,6 +68,16 @@ def bessel(x: Tensor, eps: float) -> Tensor:
 def outside(x: Tensor, eps: float) -> Tensor:
     """The eps added to the deviation."""
     return (x - x.mean(-1, True)) / (x.var(-1, unbiased=False, keepdim=True).sqrt() + eps)
+
+
+def rms_outside(x: Tensor, eps: float) -> Tensor:
+    """The eps added to the root."""
+    return x / (x.pow(2).mean(-1, True).sqrt() + eps)
+
+
+def by_length(x: Tensor, eps: float) -> Tensor:
+    """The sum of squares for their mean."""
+    return x / (x.pow(2).sum(-1, True) + eps).sqrt()
 
 
 def rms(x: Tensor, eps: float) -> Tensor:

@@ -46,7 +46,7 @@ CAUSES: tuple[Cause, ...] = (
         kind=RMS,
     ),
     GainMoved(
-        name="gain g for 1 + g",
+        name="norm gain without 1 added",
         what="the norm multiplies by its weight, where the reference multiplies by 1 + weight",
         looks="everything is nearly 0: such weights are kept as their distance from 1",
         fix="x * (1 + weight), as Gemma has it; or add 1 to the weights when they are loaded",
@@ -54,7 +54,7 @@ CAUSES: tuple[Cause, ...] = (
         more=-1.0,
     ),
     GainMoved(
-        name="gain 1 + g for g",
+        name="norm gain with 1 added",
         what="the norm multiplies by 1 + weight, where the reference multiplies by its weight",
         looks="everything is twice as large: such weights are near 1",
         fix="x * weight: Llama and most others keep the gain itself, Gemma what is added to 1",

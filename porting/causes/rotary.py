@@ -16,6 +16,7 @@ from porting.causes.cause import Cause
 from porting.causes.fitting import Dial, geometric
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
+    THETAS,
     Rotation,
     Scaling,
     Speeds,
@@ -28,9 +29,6 @@ from porting.causes.rotations import (
     rotated,
     scaling_of,
 )
-
-THETAS = (100.0, 1000.0, 10_000.0, 160_000.0, 500_000.0, 1_000_000.0)
-"""Bases of rotations that models have, and what people write; any other is solved for."""
 
 ROTATED_IN = (torch.float64, torch.float32)
 """Angles are computed in the working dtype, or in float32 whatever the model computes in."""

@@ -14,6 +14,9 @@ from porting.causes.functions import SUM
 from porting.causes.replay import Rewrite, Values
 from porting.causes.tape import Call, Ref, Tape
 
+THETAS = (100.0, 1000.0, 10_000.0, 160_000.0, 500_000.0, 1_000_000.0)
+"""Bases of rotations that models have, and what people write; any other is solved for."""
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -133,7 +136,7 @@ def base_of(anatomy: Anatomy, one: Rotation) -> float | None:
 def _base(speeds: Tensor) -> float | None:
     if len(speeds) < 2 or not bool((speeds > 0).all()):
         return None
-    theta = float(speeds[1]) ** -len(speeds)
+    theta = _second(speeds)
     return theta if torch.allclose(speeds, _powers(theta, len(speeds)), rtol=1e-4) else None
 
 
@@ -169,9 +172,21 @@ def scaling_of(anatomy: Anatomy, one: Rotation) -> Scaling | None:
     if linear:
         theta = _base(speeds / speeds[0])
         return None if theta is None else Scaling(theta, 1 / float(speeds[0]), linear)
-    theta = float(f"{float(speeds[1]) ** -len(speeds):.5g}")
-    ratio = _powers(theta, len(speeds)) / speeds
-    return Scaling(theta, float(ratio.max()), linear) if bool((ratio > 0.999).all()) else None
+    ratios = {theta: _powers(theta, len(speeds)) / speeds for theta in (float(f"{_second(speeds):.5g}"), *THETAS)}
+    rising = [one for one in ratios.items() if bool((one[1].diff() > -1e-3).all()) and float(one[1].max()) > 1.001]
+    found = min(rising, key=lambda one: _doubt(one[1]), default=None)
+    return None if found is None else Scaling(found[0], float(found[1].max()), linear)
+
+
+def _doubt(ratio: Tensor) -> tuple[bool, bool]:
+    """The smaller the likelier: a whole factor, and speeds beside each other that are scaled alike or not at all."""
+    alike = any(math.isclose(*pair, rel_tol=1e-4) for pair in (ratio[:2].tolist(), ratio[-2:].tolist()))
+    return not math.isclose(float(ratio[-1]), round(float(ratio[-1])), rel_tol=1e-4), not alike
+
+
+def _second(speeds: Tensor) -> float:
+    """The base by the second speed, which no scaling may have reached."""
+    return float(speeds[1]) ** -len(speeds)
 
 
 Turn = Callable[[Values, Rotation], Tensor]

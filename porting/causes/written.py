@@ -130,13 +130,19 @@ class Written:
         tensors = [one for one in args if isinstance(one, Tensor)]
         known = next((self._norms[id(one)] for one in tensors if id(one) in self._norms), None)
         other = next((one for one in tensors if id(one) not in self._norms and one.ndim == 1), None)
-        if known is None or other is None or id(other) not in self._parameters:
+        if known is None or other is None:
             return None
-        if name == "mul" and known.weight is None and known.bias is None:
+        if name == "mul" and known.weight is None and known.bias is None and self._gains(other):
             return Norm(known.kind, known.given, known.eps, other)
-        if name == "add" and known.bias is None:
+        if name == "add" and known.bias is None and id(other) in self._parameters:
             return Norm(known.kind, known.given, known.eps, known.weight, other)
         return None
+
+    def _gains(self, vector: Tensor) -> bool:
+        """Whether a vector is a parameter, or one with a number added."""
+        step = self._made.get(id(vector))
+        given = () if step is None or step.name != "add" else step.given
+        return id(vector) in self._parameters or any(id(one) in self._parameters for one in given)
 
     def activation(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Tensor | None:
         """What an activation was written for whose last step this is."""

@@ -23,9 +23,20 @@ FINE = 2.0**-24
 """A difference in float64 that float32 cannot tell, of the activation's scale: half of its last digit."""
 
 _THEMES = MappingProxyType({cause.name: theme for theme, causes in THEMES.items() for cause in causes})
-_FUNCTIONS = frozenset({"norms", "activations", "masks", "structure", "outputs"})
-_OF_WEIGHTS = frozenset({"LayerNorm gain missing", "LayerNorm bias missing", "layers in another order"})
-_NO_WEIGHTS = frozenset({"softmax over the queries", "softmax over the heads", "number of heads"})
+_FUNCTIONS = frozenset({"norms", "activations", "masks", "structure", "limits", "outputs"})
+_OF_WEIGHTS = frozenset(
+    {
+        "LayerNorm gain missing", "LayerNorm bias missing", "RMSNorm gain missing", "length for root mean square",
+        "norm gain with 1 added", "norm gain without 1 added", "layers in another order",
+    }
+)  # fmt: skip
+_NO_WEIGHTS = frozenset(
+    {
+        "softmax over the queries", "softmax over the heads", "number of heads", "rotary theta", "rotary missing",
+        "rotary scaling", "rotary scaling missing", "rotary on a part of the head", "rotary on the whole head",
+        "rotary positions counted around padding", "ALiBi missing", "ALiBi of the other sign", "ALiBi slopes",
+    }
+)  # fmt: skip
 """Entries of these themes say that another function is computed, whatever the weights are; of the others, that other
 weights might do it: moved, scaled or in another order, as a table can have them.  The names are the exceptions."""
 

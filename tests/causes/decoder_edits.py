@@ -76,8 +76,8 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
     "RMSNorm for LayerNorm": (Edit("mpt", {"if self.config.centred else x\n": "if False else x\n"}),),
     "length for root mean square": (Edit("llama", {"square().mean(": "square().sum("}),),
     "RMSNorm gain missing": (Edit("llama", {"return normed * gain": "return normed"}),),
-    "gain 1 + g for g": (Edit("llama", {GAIN: "gain = 1 + self.weight"}),),
-    "gain g for 1 + g": (Edit("gemma2", {GAIN: "gain = self.weight"}),),
+    "norm gain with 1 added": (Edit("llama", {GAIN: "gain = 1 + self.weight"}),),
+    "norm gain without 1 added": (Edit("gemma2", {GAIN: "gain = self.weight"}),),
     "query and key norm missing": (
         Edit("qwen3", {NORM_OF_HEADS: "return x"}),
         Edit("olmo2", {NORM_OF_WIDTH: "pass"}),

@@ -7,8 +7,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
+from porting.causes.events import Inventory
+from porting.causes.meddling import plant
+from porting.causes.planting import planted
+from porting.loading import load
 from porting.verification import Report, verify
 from tests.causes.decoder_edits import EDITS, Edit, edited
 from tests.causes.decoders import FAMILIES, written
@@ -16,7 +19,7 @@ from tests.verification.conftest import one_thread
 
 __all__ = ["one_thread"]  # a fixture that is used by all
 
-Verified = Callable[[Edit], Report]
+Verified = Callable[..., Report]
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +28,13 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Verified:
     def checkpoint(name: str) -> Path:
         return written(FAMILIES[name], tmp_path_factory.mktemp(name))
 
-    def report(edit: Edit, dtypes: tuple[torch.dtype, ...] = ()) -> Report:
-        family = FAMILIES[edit.family]
-        return verify(
-            checkpoint(edit.family),
-            lambda: edited(edit, family.config),
-            family.table,
-            architecture=family.architecture,
-            dtypes=dtypes,
-            longest=16,
-        )
+    def report(edit: Edit, mistake: str = "") -> Report:
+        family, path = FAMILIES[edit.family], checkpoint(edit.family)
+        model = load(path, lambda: edited(edit, family.config), family.table)
+        for one in planted(mistake):
+            plant(model, one, Inventory())
+        architecture = family.architecture
+        return verify(path, model, family.table, architecture=architecture, dtypes=(), longest=16, loaded=True)
 
     return report
 
@@ -59,3 +59,16 @@ def test_a_mistake_is_named(verified: Verified, name: str, edit: Edit) -> None:
     for found in report.causes:
         assert found.name == name, [(one.names, one.detail, one.probes, one.nearest) for one in report.causes]
         assert edit.detail in found.detail
+
+
+PLANTED = {
+    "llama": ("RMSNorm eps", "RMSNorm gain missing", "norm gain with 1 added", "key and value heads tiled"),
+    "gemma2": ("LayerNorm for RMSNorm", "norm gain without 1 added", "soft cap of scores missing"),
+    "mpt": ("ALiBi missing", "ALiBi of the other sign", "soft cap of scores that should not be there"),
+}
+
+
+@pytest.mark.parametrize(("family", "name"), [(family, name) for family, names in PLANTED.items() for name in names])
+def test_a_planted_mistake_is_named(verified: Verified, family: str, name: str) -> None:
+    report = verified(Edit(family, {}), name)
+    assert [found.name for found in report.causes] == [name]

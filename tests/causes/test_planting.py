@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -125,10 +126,20 @@ def test_every_mistake_is_another_one() -> None:
     assert len({one.name for one in PLANTS}) == len(PLANTS) >= 50
 
 
+BERT = (
+    "norm gain with 1 added", "LayerNorm with Bessel's correction", "ReLU for another activation", "value bias missing",
+    "square weight transposed", "query and key swapped", "1/sqrt(d) twice", "heads merged in the wrong order",
+    "softmax over the queries", "padding mask inverted", "padding mask added as 0 and 1", "mask precedence",
+    "token types ignored", "position offset", "vocabulary shifted", "residual doubled", "layers in another order",
+    "pooled from the wrong place", "dropout active", "bfloat16 norm",
+)  # fmt: skip
+"""Each kind of event, and each way in which a planted mistake answers it; make causes plants them all, everywhere."""
+
+
 @pytest.mark.parametrize(
     ("table", "names"),
     [
-        ("bert", [one.name for one in PLANTS if "causal mask missing" not in one.name][::2]),
+        ("bert", BERT),
         (
             "openai_gpt",
             ["causal mask missing", "padding mask ignored", "key bias missing", "LayerNorm over the wrong axis"],
@@ -142,7 +153,7 @@ def test_every_mistake_is_another_one() -> None:
         ),
     ],
 )
-def test_what_is_planted_is_named(table: str, names: list[str]) -> None:
+def test_what_is_planted_is_named(table: str, names: Sequence[str]) -> None:
     pair = next(pair for pair in PAIRS if pair.table == table)
     scored = score(pair, names, alone=False)
     found = scored.everywhere

@@ -99,8 +99,18 @@ def test_a_root_mean_square_norm_that_is_written_out_and_one_of_torch() -> None:
         _, wrong, _ = with_mistake(port, "LayerNorm for RMSNorm")
         torch.testing.assert_close(wrong, F.layer_norm(hidden, (8,), port.gain, None, 1e-6), rtol=1e-4, atol=1e-5)
         cure(port)
-        _, wrong, _ = with_mistake(port, "LayerNorm gain missing")
+        _, wrong, _ = with_mistake(port, "RMSNorm gain missing")
         torch.testing.assert_close(wrong, F.rms_norm(hidden, (8,), None, 1e-6), rtol=1e-4, atol=1e-5)
+
+
+def test_a_gain_that_is_kept_as_its_distance_from_one() -> None:
+    port = Port(lambda port, x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1.0 + port.shift))
+    hidden = port.map(given())
+    _, wrong, _ = with_mistake(port, "norm gain without 1 added")
+    torch.testing.assert_close(wrong, F.rms_norm(hidden, (8,), port.shift, 1e-6), rtol=1e-4, atol=1e-5)
+    cure(port)
+    right, wrong, sites = with_mistake(port, "norm gain with 1 added")
+    assert (sites, torch.equal(right, wrong)) == ([], True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""A handwritten Llama with a mistake in it: suggest says by what it differs, and whether weights could take it away."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from porting.suggesting import Verdict, suggest
+from tests.suggesting import llama
+from tests.suggesting.oracle import source
+
+SCORES = "(query @ key.transpose(-1, -2) * self.size**-0.5)"
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
+LLAMA3 = {
+    "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "verdict", "said"),
+    [
+        ({}, {"self.weight = eps,": "self.weight = 1e-6,"}, Verdict.APPROXIMATE, "RMSNorm eps (eps is 1e-06 where"),
+        ({}, {SCORES: f"(50 * ({SCORES} / 50).tanh())"}, Verdict.APPROXIMATE, "scores are capped at 50 where"),
+        ({}, {"self.eps) * self.weight": "self.eps) * (1 + self.weight)"}, Verdict.NOT_FOUND, "norm gain with 1 added"),
+        (LINEAR, {}, Verdict.IMPOSSIBLE, "rotary scaling missing (the reference divides all angles by 4)"),
+        (LLAMA3, {}, Verdict.IMPOSSIBLE, "rotary scaling missing (the reference divides the slow angles by 8)"),
+    ],
+)
+def test_what_it_does_otherwise_is_named(
+    tmp_path: Path, fields: Mapping[str, object], changes: Mapping[str, str], verdict: Verdict, said: str
+) -> None:
+    text = Path(llama.__file__ or "").read_text(encoding="utf-8")
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    module = ModuleType("edited_llama")
+    sys.modules[module.__name__] = module
+    exec(compile(text, module.__name__, "exec"), module.__dict__)  # noqa: S102  # it is our own file
+    source("LlamaForCausalLM", {**llama.FIELDS, **fields}, tmp_path)
+    found = suggest(tmp_path, module.builder())
+    assert found.verdict is verdict, str(found)
+    assert said in found.reasons[0].said
