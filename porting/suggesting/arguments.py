@@ -30,6 +30,7 @@ from porting.verification.inputs import for_port
 
 IDS, MASK, SEGMENTS, POSITIONS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values"
 DECODER_IDS, DECODER_MASK, FEATURES = "decoder_input_ids", "decoder_attention_mask", "input_features"
+_DECODERS = {DECODER_IDS: IDS, DECODER_MASK: MASK}
 
 _WORDS = {
     SEGMENTS: r"token_type.*|segment.*|seg|segs|types?|kinds?|type_ids|token_types|sentence.*",
@@ -136,6 +137,8 @@ def roles(
 def _role(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
     """What an argument of that name means, given what those before it do."""
     role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
+    if role in _DECODERS and role not in available:  # a decoder that stands alone
+        role = _DECODERS[role]
     if role != IDS:
         return role
     if IDS not in available:

@@ -8,7 +8,7 @@ differs takes the proof away, and what could not be tried is said.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +22,7 @@ from porting.suggesting.proving import Proof, cases, prove
 from porting.suggesting.rows import other_masks, other_rows
 from porting.suggesting.subject import Subjects, number_of
 from porting.suggesting.suggestion import Reason
-from porting.suggesting.twin import DEEP, make_twin
+from porting.suggesting.twin import DEEP, SMALL, make_twin
 from porting.verification.inputs import Case
 
 Proven = Callable[[Sequence[Case], Checkpoint], Proof]
@@ -94,8 +94,10 @@ def _deep(subjects: Subjects, proven: Proven, seed: int) -> tuple[Proof | None, 
     """The proof on a twin with as many layers as the checkpoint, more heads and other sizes; and how many layers."""
     kind = subjects.twin.architecture
     with TemporaryDirectory(prefix="porting-deep-") as folder:
+        words = number_of(subjects.twin.config, Role.VOCABULARY)
+        sizes = DEEP if words == SMALL.vocabulary else replace(DEEP, vocabulary=words)  # the module's own
         try:
-            other = make_twin(subjects.config, kind, Path(folder), small=True, seed=seed + 1, to=DEEP)
+            other = make_twin(subjects.config, kind, Path(folder), small=True, seed=seed + 1, to=sizes)
         except PortingError:
             return None, 0
         spare = number_of(subjects.twin.config, Role.POSITIONS, subjects.longest) - subjects.longest

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 
+from porting.suggesting import partial
 from porting.suggesting.layouts import Matrix, Move, Piece, Shape, matrix, order, spread, written
 from porting.suggesting.naming import likeness, pattern
 from porting.suggesting.tracing import Unit
@@ -120,6 +121,10 @@ def _bundle(ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[str
     if len(ours) == 1 and len(theirs) == 1 and len(first.weights) == 1:
         yield from _alone(first, other, heads)
     elif len({one.out for one in theirs}) == 1 and len({one.out for one in ours}) == 1:
+        if partial.is_partial(ours, theirs):
+            for moves in _selected(partial.bare(ours), partial.bare(theirs), heads):
+                if partial.in_blocks(moves):
+                    yield (*moves, *partial.biases(ours, theirs))
         yield from _selected(ours, theirs, heads)
     else:
         yield from _concatenated(ours, theirs)

@@ -15,6 +15,7 @@ from porting.notation.field import held
 from porting.notation.table import parse_table
 from porting.plan.align import align
 from porting.suggesting.arrangements import Heads, sizes
+from porting.suggesting.blind import BLIND
 from porting.suggesting.fields import NESTED, Role, fields_of, role_of
 from porting.suggesting.finding import Found
 from porting.suggesting.generalise import Line, lines
@@ -96,10 +97,12 @@ def draft(
     made = [plainer(line) for line in lines(found.moves)]
     used = {one for move in found.moves for one in move.reads}
     written = {one for move in found.moves for one in move.writes}
-    drops, copies = _left_out(subjects, used)
-    fresh, ties, rest = _unwritten(module, written)
+    drops, copies = _left_out(subjects, used | set(found.blind))
+    drops |= dict.fromkeys(_numbered(found.blind), BLIND)
+    fresh, ties, rest = _unwritten(module, written | set(found.idle))
+    fresh |= dict.fromkeys(_numbered(found.idle), BLIND)
     shapes = {name: slot.shape for name, slot in slots(module).items() if name in rest}
-    unused = [name for name in twin.tensors if name not in used and name not in copies]
+    unused = [name for name in twin.tensors if name not in used and name not in copies and name not in found.blind]
     unmapped = leftover(shapes, twin.tensors, found, unused)
     if any(one.near for one in unmapped):  # what is left on either side may belong together
         drops, fresh = (

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from porting.suggesting.arrangements import Heads
-from porting.suggesting.finding import Divergence, Forced, Found, Side, Tell
-from porting.suggesting.layouts import Move, carry
+from porting.suggesting.blind import is_blind
+from porting.suggesting.finding import SAME, Divergence, Forced, Found, Side, Tell
+from porting.suggesting.layouts import Move, carry, distance
 from porting.suggesting.places import alike, apart, normed, shared, together
+from porting.suggesting.remaining import remaining
 from porting.suggesting.tracing import Kind, Trace, Unit
 
 
@@ -116,10 +118,18 @@ class Filling:
     def _uneven(self, unit: Unit, mate: Unit) -> None:
         """Note a bias that one side has and the other has not."""
         if mate.biases and not unit.biases:
+            if is_blind(self.reference, mate.biases, mate.weights):
+                self.found.blind += mate.biases
+                self._used |= set(mate.biases)
+                return
             self._note("bias", unit, mate)
             self._used |= set(mate.biases)
             self._silence([mate])
         elif unit.biases and not mate.biases and set(unit.biases) - self._filled:
+            if is_blind(self.port, unit.biases, unit.weights):
+                self.found.idle += unit.biases
+                self._filled |= set(unit.biases)
+                return
             self._note("surplus", unit, mate)
             self._filled |= set(unit.biases)
             self._put({name: torch.zeros_like(self.port.leaves[name]) for name in unit.biases})
@@ -136,6 +146,24 @@ class Filling:
         for old, new in zip(self.found.reference.units, again.units, strict=True):
             old.operand, old.output = new.operand, new.output
         self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
+
+    def _is_own(self, unit: Unit) -> bool:
+        """Whether torch's norm is given what the reference computes as well, or is given itself."""
+        if unit.eps is None:  # by hand: a scale, or a norm that is only seen at its end
+            return False
+        values = [*self.found.reference.values, *(one.operand for one in self.found.reference.units)]
+        return any(
+            one is not None and unit.operand is not None and distance(unit.operand, one) <= SAME for one in values
+        )
+
+    def _remaining(self) -> None:
+        """Fill what no place has shown, where both sides plainly have the same."""
+        known = {*self.port.leaves} - self.port.loadable | self._filled
+        ours = {name: one for name, one in self.port.leaves.items() if name not in known}
+        theirs = {name: one for name, one in self.reference.leaves.items() if name not in self._used}
+        units = [*self.found.trace.units, *self.found.reference.units]
+        for move, value in remaining(ours, theirs, frozenset(name for one in units for name in one.names)):
+            self._accept([move], {move.writes[0]: value.detach().clone()}, [], [])
 
     def _untold(self, trace: Trace) -> None:
         """Note biases of the reference's behind matrices that were filled in another place: a tied decoder's."""

@@ -54,7 +54,7 @@ class Side:
     def run(self, until: int | None = None, forced: Forced | None = None, *, keep: bool = False) -> Trace:
         """One run."""
         forced = forced or Forced()
-        return run(
+        found = run(
             self.module,
             self.call,
             self.leaves,
@@ -64,6 +64,10 @@ class Side:
             after=forced.outputs,
             keep=keep,
         )
+        for unit in found.units:  # a bias made of several: without what the module itself puts there
+            if len(unit.biases) > 1:
+                unit.biases = tuple(one for one in unit.biases if one in self.loadable) or unit.biases
+        return found
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -134,6 +138,8 @@ class Found:
         mates: the module's unit number -> the reference's unit.
         basis: the order of the residual stream's features.
         choices: what was tried, place after place.
+        blind: biases of the reference's that the module has not, and that softmax does not see.
+        idle: biases of the module's that the reference has not, and that softmax does not see.
         rounded: how far the module's positions are from the reference's, in whose place they were during the search.
     """
 
@@ -149,4 +155,6 @@ class Found:
     mates: dict[int, Unit] = field(default_factory=dict)
     basis: Basis = field(default_factory=Basis)
     choices: list[Choice] = field(default_factory=list)
+    blind: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
     rounded: float = 0.0

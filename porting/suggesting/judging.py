@@ -22,6 +22,7 @@ from porting.suggesting.reasons import elsewhere, fine, known, puzzles, several,
 from porting.suggesting.stopping import stopped
 from porting.suggesting.subject import Subjects
 from porting.suggesting.suggestion import Reason, Stop, Verdict
+from porting.suggesting.surplus import is_last, surplus
 from porting.suggesting.tracing import Kind
 from porting.suggesting.unmapped import Unmapped
 from porting.suggesting.unshown import unshown
@@ -71,9 +72,9 @@ def judge(
     the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
     """
     reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped), *behind.reasons])
-    if not reasons and not any(_last(found, one) for one in found.divergences) and not _own_parts(unmapped):
+    if not reasons and not any(is_last(found, one) for one in found.divergences) and not _own_parts(unmapped):
         reasons = [*_strange(found)]  # whatever else was noted on the way: what is returned has to be the reference's
-    refused = {one.reference for one in found.divergences if one.what == "shape" and _last(found, one)}
+    refused = {one.reference for one in found.divergences if one.what == "shape" and is_last(found, one)}
     lacking = [unit for unit in found.reference.units if unit in found.lacking or refused & set(unit.names)]
     missing = tuple(patterns([name for unit in lacking for name in unit.names], _mapped(found)))
     missing = tuple(one.removesuffix(".{*rest}") for one in missing)
@@ -131,7 +132,7 @@ def _all(
     checkpoint: Checkpoint,
     unmapped: Sequence[Unmapped],
 ) -> Iterator[Reason]:
-    parts = [*_mask(subjects), *_parts(subjects, found, proof, checkpoint)]
+    parts = [*_mask(subjects), *_parts(subjects, found, proof, checkpoint), *surplus(found)]
     yield from parts
     kinds = {one.kind for one in parts}
     causes = [one for one in known(proof, guessed=bool(kinds & {"extra", "shape"})) if not _seen(one, kinds)]
@@ -308,12 +309,12 @@ def _parts(subjects: Subjects, found: Found, proof: Proof, checkpoint: Checkpoin
             case "second":
                 said = f"{one.port} needs the values of {one.near[0][0]}, since the checkpoint has one tensor for both"
                 yield Reason(kind="tie", said=f"{said}, which is read once: tie them in the module", shown=True)
-            case "extra" if not _last(found, one):
+            case "extra" if not is_last(found, one):
                 yield Reason(
                     kind="extra", said=f"the module has {one.port}, and nothing of the checkpoint is due there"
                 )
                 return
-            case "shape" if not _last(found, one):
+            case "shape" if not is_last(found, one):
                 yield _shapes(one, subjects)
                 return
             case "activation" | "norm" if puzzled and not one.size <= CLOSE and not one.cause:
@@ -378,9 +379,3 @@ def _zero(checkpoint: Checkpoint, subjects: Subjects, name: str) -> bool:
 
 def _blank(name: str) -> str:
     return "".join("#" if character.isdigit() else character for character in name)
-
-
-def _last(found: Found, one: Divergence) -> bool:
-    """Whether a part that only the module has stands behind all that was found, as a new head does."""
-    places = [unit.number for unit in found.trace.units if one.port in unit.names]
-    return bool(places) and min(places) > max(found.mates, default=-1)

@@ -90,6 +90,7 @@ class Matrix:
         out: how many features come out, of all heads together.
         summed: how many go in.
         into_first: whether the axis that is summed over is the first of two; None when that did not show.
+        parts: the tensors of a bias that is made of several.
     """
 
     weights: tuple[str, ...]
@@ -99,6 +100,7 @@ class Matrix:
     out: int
     summed: int
     into_first: bool | None
+    parts: tuple[str, ...] = ()
 
 
 def matrix(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Matrix:
@@ -117,6 +119,7 @@ def matrix(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Matrix:
         out=len(units) * total // (summed or 1),
         summed=summed,
         into_first=first.into_first,
+        parts=first.biases if len(units) == 1 and len(first.biases) > 1 else (),
     )
 
 

@@ -166,7 +166,7 @@ def _proposed(
     made, lines, unmapped = draft(subjects, found, name, (), close=bool(found.divergences))
     plain = made
     made = replace(made, probes=ordered([*made.probes, *inner], found.reference.modules))
-    fresh = any(one.side == "module" for one in unmapped)
+    fresh = any(one.side == "module" for one in unmapped) or bool(found.idle)
     proof = prover.on_twin(made, fresh=fresh)
     wrong = differing(proof)
     if inner and wrong and all(ARROW in one for one in wrong):

@@ -61,6 +61,7 @@ class Search(Between):
             if known == (len(self._filled), len(found.divergences)):
                 self._give_up(unit, None)  # nothing came of it, and nothing else would the next time
         self._untold(found.trace)
+        self._remaining()
         found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
         found.open = [name for name in self.port.loadable if name not in self._filled]
         found.lacking = [one for one in theirs if not set(one.names) & self._used]
@@ -289,18 +290,20 @@ class Search(Between):
         behind = following.names[0] if following is not None else ""
         rivals = sorted((one for one in tried if list(one[0]) != chosen), key=lambda one: one[1])[:2]
         self.found.choices.append(Choice(moves=chosen, far=far, behind=behind, tried=len(tried), rivals=rivals))
-        chosen = [explained(one, why, proven=any(one not in moves for moves, _ in tried)) for one in chosen]
+        chosen = [explained(one, one.why or why, proven=any(one not in moves for moves, _ in tried)) for one in chosen]
         custom = tuple(habit(move) for move in chosen)
         if custom not in self._habits:
             self._habits.append(custom)
         self._accept(chosen, values, group, mates)
+        partly = {name for move in chosen if move.fill is not None for name in move.reads} if far <= SAME else set()
         for ours in group:
             for mate in mates:
-                if set(mate.names) & {
-                    name for move in chosen if set(move.writes) & set(ours.names) for name in move.reads
-                }:
-                    self._uneven(ours, mate)
-                    break
+                reads = {name for move in chosen if set(move.writes) & set(ours.names) for name in move.reads}
+                if set(mate.names) & reads:
+                    if not set(mate.biases) & partly:
+                        self._uneven(ours, mate)
+                    if ours.biases:
+                        break
         return True
 
     def _in_basis(
@@ -393,8 +396,11 @@ class Search(Between):
         """
         mate = min(like, key=lambda one: self._apart(unit, one), default=None)
         if mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate):
-            self._note("extra", unit, None)
+            own = unit.kind is Kind.NORM and self._is_own(unit)
+            self._note("surplus norm" if own else "extra", unit, None)
             self._filled |= set(unit.names)
+            if own and unit.operand is not None:
+                self._forced.outputs[unit.last] = unit.operand  # what comes behind is seen as if it were not there
             return []
         far = self._apart(unit, mate)
         skipped = next((one for one in theirs if self._free(one) and skips(unit, one)), None)
@@ -411,7 +417,7 @@ class Search(Between):
 
     def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: Trace) -> bool:
         """Whether nothing of the reference is due: a norm like none of its, where the module has more of them."""
-        if unit.kind is not Kind.NORM or self._apart(unit, mate) <= CLOSE:
+        if unit.kind is not Kind.NORM or (self._apart(unit, mate) <= CLOSE and not self._is_own(unit)):
             return False
         ours = [one for one in trace.units if self._is_open(one) and one.kind is Kind.NORM]
         return len(like) < len(ours)

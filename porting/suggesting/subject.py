@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from porting.suggesting.readying import doubled, is_lazy, refuse_computed, warm
 from porting.suggesting.returning import numbers_of
 from porting.suggesting.signals import heard_way, shapes_of
 from porting.suggesting.tracing import run
-from porting.suggesting.twin import Twin, draw, is_mask, make_twin
+from porting.suggesting.twin import SMALL, Twin, draw, is_mask, make_twin
 from porting.target import named_tensors, plain_tensors
 from porting.tracing.faults import VerifyError
 from porting.tracing.lift import lifted
@@ -156,12 +156,15 @@ def _sized(
         small = None
     else:
         small = built if built.asked else None
-    even = small is not None and _one_depth(small, config)
-    if even:
-        twin = make_twin(config, architecture, folder / "even", small=True, seed=seed, even=True)
-        small = build_for(into, complete(twin.config, architecture))
+    own: dict[str, Any] = {}
+    if small is not None and _one_depth(small, config):
+        own["even"] = True
+    if small is not None and (words := own_words(small, config)):
+        own["to"] = replace(SMALL, vocabulary=words)
     if small is not None and (inner := own_inner(small.module, twin.config)):
-        twin = make_twin(config, architecture, folder / "inner", small=True, seed=seed, even=even, inner=inner)
+        own["inner"] = inner
+    if small is not None and own:
+        twin = make_twin(config, architecture, folder / "own", small=True, seed=seed, **own)
         small = build_for(into, complete(twin.config, architecture))
     if small is not None and _could(small.module, twin):
         return twin, small
@@ -182,6 +185,14 @@ def _could(module: nn.Module, twin: Twin) -> bool:
     sizes = {size for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor) for size in tensor.shape}
     lazy = any(nn.parameter.is_lazy(tensor) for _, tensor in named_tensors(module))
     return lazy or not width or width in sizes
+
+
+def own_words(built: Built, config: Mapping[str, object]) -> int:
+    """How many words there are where a module asks nobody and has as many as the checkpoint; 0 where it asks."""
+    count = _number(config, Role.VOCABULARY, 0)
+    asked = set(fields_of(Role.VOCABULARY, config)) & set(built.asked.values())
+    sizes = set() if is_lazy(built.module) else {size for one in built.module.parameters() for size in one.shape}
+    return count if count in sizes and SMALL.vocabulary not in sizes and not asked else 0
 
 
 def own_inner(module: nn.Module, config: Mapping[str, object]) -> int:

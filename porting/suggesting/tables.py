@@ -109,6 +109,8 @@ def _rows(more: int, theirs: Shape, ours: Shape, *, tabular: bool) -> Iterator[t
     else:
         for shift in (2, 1):  # the reference's rows begin later, and the module's table has as many
             yield _axes(theirs, f"(_{shift}|t)", "e"), _axes(ours, f"(t|_{shift})", "e")
+        for shift in (2, 1) if tabular else ():  # or the module's do
+            yield _axes(theirs, f"(t|_{shift})", "e"), _axes(ours, f"(_{shift}|t)", "e")
 
 
 def _axes(shape: Shape, rows: str, columns: str) -> str:

@@ -267,8 +267,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         if weights and active and number in self._instead:
             args = self._substituted(args, self._instead[number])
         result = func(*args, **kwargs)
-        if number in self._after and isinstance(result, Tensor):
-            result = self._after[number].reshape(result.shape).clone()
+        if number in self._after:
+            first, *rest = result if isinstance(result, tuple) else (result,)
+            given_back = self._after[number].reshape(first.shape).clone()
+            result = (given_back, *rest) if isinstance(result, tuple) else given_back
         outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
         self._kept += outputs
         if any(part in name for part in NEW):
@@ -358,8 +360,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
             unit.eps = next((one for one in reversed(args) if isinstance(one, float)), None)
         elif name in {"mul", "div"}:
             unit.kind, unit.operand, unit.centred = Kind.NORM, value.detach().clone(), False
-        elif name in {"add", "sub", "rsub"}:
-            merged = self._merged(pure[0][0], weights, before, output)
+        elif name in {"add", "sub", "rsub"} or _is_added(name, pure[0][0], args):
+            merged = self._merged(pure[0][0], weights, before, output) if "scaled" not in name else None
             if merged is not None:
                 self._units[merged].last = number
                 return merged
@@ -415,6 +417,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
     @property
     def _scope(self) -> str:
         return self._scopes[-1] if self._scopes else ""
+
+
+def _is_added(name: str, weight: Tensor, args: Sequence[object]) -> bool:
+    """Whether a weight is what torch's own attention adds to its scores."""
+    return "scaled_dot_product" in name and not any(one is weight for one in args[:3])
 
 
 def _spans(added: Tensor, output: Tensor) -> bool:

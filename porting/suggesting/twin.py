@@ -261,19 +261,31 @@ def is_mask(tensor: Tensor) -> bool:
     return len(torch.unique(tensor)) == 2
 
 
+def is_frequencies(tensor: Tensor) -> bool:
+    """Whether a buffer is a geometric row, as rotary embeddings compute it.
+
+    >>> is_frequencies(10000.0 ** -torch.arange(0, 1, 0.25)), is_frequencies(torch.ones(4))
+    (True, False)
+    """
+    if isinstance(tensor, nn.Parameter) or tensor.ndim != 1 or tensor.numel() < 3 or not tensor.is_floating_point():
+        return False
+    steps = tensor[1:].double() / tensor[:-1].double()
+    return bool(steps[0] != 1.0) and bool(torch.allclose(steps, steps[0].expand_as(steps), rtol=1e-5))
+
+
 def draw(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
     """Draw every parameter at the scale that training leaves behind.
 
     Args:
         model: what is drawn.
         seed: of the numbers.
-        buffers: draw the buffers that are saved as well, masks left out.
+        buffers: draw the buffers that are saved as well, masks and rotary frequencies left out.
     """
     generator = torch.Generator().manual_seed(seed)
     saved = set(model.state_dict())
     with torch.no_grad():
         kept = [(name, one) for name, one in model.named_buffers() if name in saved and one.is_floating_point()]
-        kept = [(name, one) for name, one in kept if buffers and not is_mask(one)]
+        kept = [(name, one) for name, one in kept if buffers and not (is_mask(one) or is_frequencies(one))]
         for name, tensor in (*model.named_parameters(), *kept):
             frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
             if frozen and bool(tensor.abs().max() < _WILD):

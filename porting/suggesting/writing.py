@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from porting.suggesting.finding import GUESS
 from porting.suggesting.generalise import Line
 from porting.suggesting.naming import numbered
+from porting.suggesting.partial import UNSEEN
+from porting.suggesting.remaining import COMPUTED, UNRUN
 
 WIDTH = 118
 
@@ -131,8 +133,8 @@ def _rule(line: Line) -> list[str]:
 
 def _mark(line: Line) -> str:
     """What decided a line, where that is no matter of course."""
-    if line.why == GUESS:
-        return f"  # {GUESS}"
+    if line.why in {GUESS, UNSEEN, COMPUTED, UNRUN}:
+        return f"  # {line.why}"
     return f"  # by {line.why}" if line.proven else ""
 
 

@@ -87,12 +87,90 @@ class Pictures(nn.Module):
         return torch.stack(logits).mean(0)
 
 
+class Near(Layer):
+    """A number for each distance between two patches is handed to torch's own attention as a mask."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        side = config.image_size // config.patch_size
+        self.table = nn.Parameter(torch.zeros((2 * side - 1) ** 2 + 3, self.heads))
+        at = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+        away = at[:, None] - at[None] + side - 1
+        places = F.pad(away[..., 0] * (2 * side - 1) + away[..., 1], (1, 0, 1, 0))
+        places[0], places[:, 0], places[0, 0] = len(self.table) - 3, len(self.table) - 2, len(self.table) - 1
+        self.register_buffer("places", places, persistent=False)
+
+    def attended(self, x: Tensor) -> Tensor:
+        q, k, v = (one.reshape(*one.shape[:2], self.heads, -1).transpose(1, 2) for one in self.projected(x))
+        near = self.table[self.get_buffer("places")].permute(2, 0, 1)[None]
+        found: Tensor = self.out(F.scaled_dot_product_attention(q, k, v, near).transpose(1, 2).flatten(2))
+        return found
+
+
 class InSlices(Pictures):
     kind = Sliced
 
 
+class NearTrunk(Pictures):
+    kind: type[Layer] = Near
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        del self.heads
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.end(self.seen(images))
+        return found
+
+
 class TwoWords(Pictures):
     words = 2
+
+
+class NormedPatches(Pictures):
+    """Patches are normed, and what is made of them once more."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.after = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def cut(self, images: Tensor) -> Tensor:
+        found: Tensor = self.after(super().cut(images))
+        return found
+
+
+class ScaledPatches(Pictures):
+    """Each feature of the patches is multiplied: a table could leave that at one."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.scale = nn.Parameter(torch.ones(config.hidden_size))
+
+    def cut(self, images: Tensor) -> Tensor:
+        return super().cut(images) * self.scale
+
+
+class Scaling(Layer):
+    """What a layer adds is scaled, as in DINOv2."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.first, self.second = (nn.Parameter(torch.ones(config.hidden_size)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first * self.attended(self.n1(x))
+        found: Tensor = x + self.second * self.down(F.gelu(self.up(self.n2(x))))
+        return found
+
+
+class Masked(NearTrunk):
+    """With a word for patches that are masked, which a picture alone does not use."""
+
+    kind = Scaling
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.mask_token = nn.Parameter(torch.zeros(1, config.hidden_size))
 
 
 class OneNormed(Pictures):
@@ -151,3 +229,34 @@ def test_what_only_the_search_sees_is_no_proof(tmp_path: Path) -> None:
     found = suggest(written(tmp_path, "ViTModel"), OneNormedOtherwise)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
     assert "end is given or gives something else than the reference's layernorm" in str(found)
+
+
+def test_what_torch_s_own_attention_adds_to_its_scores_is_a_table(tmp_path: Path) -> None:
+    more = {"use_absolute_position_embeddings": True, "layer_scale_init_value": 0.0, "use_mean_pooling": False}
+    found = suggest(written(tmp_path, "BeitModel", use_relative_position_bias=True, **more), NearTrunk)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert found.trials < 60
+
+
+def test_a_norm_too_many_is_named(vit: Path) -> None:
+    found = suggest(vit, NormedPatches)
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    assert "the module norms with after, and the checkpoint's model has no norm there" in str(found)
+
+
+def test_a_scale_too_many_is_no_reason(vit: Path) -> None:
+    found = suggest(vit, ScaledPatches)
+    assert found.verdict is not Verdict.IMPOSSIBLE, str(found)
+    assert not found.proven
+
+
+def test_a_weight_that_never_runs_on_either_side_goes_by_its_name(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    fields = {**SIZES, "num_hidden_layers": 3, "mlp_ratio": 4}  # as deep as no twin is: its stages are named after that
+    model: Any = transformers.Dinov2Model(transformers.Dinov2Config(**fields))
+    draw(model, 0)
+    model.save_pretrained(tmp_path)
+    found = suggest(tmp_path, Masked)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"embeddings.mask_token" = "mask_token"  # it never runs: by its name' in found.text
+    assert found.shown[0] == found.shown[1] - 1
