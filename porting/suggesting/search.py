@@ -373,7 +373,7 @@ class Search(Between):
         """Norms that are given what the group makes and nothing else, besides the next place: of queries, of keys."""
         numbers = {one.number for one in group}
         made = [one for one in self.found.trace.units if one.behind and one.behind <= numbers and one is not following]
-        return [one.number for one in made if one.kind is Kind.NORM and len(group) > 1]
+        return [one.number for one in made if one.kind is Kind.NORM]
 
     def _by_habit(self, ways: Iterator[tuple[Move, ...]]) -> Iterator[tuple[Move, ...]]:
         """What was chosen in an earlier layer first."""

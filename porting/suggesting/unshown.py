@@ -34,9 +34,9 @@ def unshown(subjects: Subjects, proof: Proof, own: Proof | None, behind: Beyond)
     if reports and not any(probe.port == "." for probe in reports[0].probes):
         yield "what is returned, but for one batch: no rule says how it comes from what the reference returns"
     yield from behind.limits
-    words = [set(report.unseen) for report in reports]
+    whats = [{_what(one) for one in report.unseen} for report in reports]
     for one in reports[-1].unseen if reports else ():
-        if all(one in some for some in words) and not one.startswith("rows of at most"):
+        if all(_what(one) in some for some in whats) and not one.startswith("position"):
             yield one
     unread = [name for name in (reports[0].shown.copy if reports else ()) if _everywhere(name, reports)]
     if unread:
@@ -49,6 +49,11 @@ def unshown(subjects: Subjects, proof: Proof, own: Proof | None, behind: Beyond)
     ]
     if branches:
         yield f"code that no batch led to: {_some([f'{one.condition} ({one.where})' for one in branches])}"
+
+
+def _what(text: str) -> str:
+    """What was not shown, without the why."""
+    return text.partition(" (")[0]
 
 
 def _everywhere(name: str, reports: Sequence[Report]) -> bool:

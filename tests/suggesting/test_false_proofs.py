@@ -8,8 +8,11 @@ import pytest
 from torch import Tensor
 
 from porting.suggesting import proposing, suggest
+from tests.suggesting import oracle
 from tests.suggesting.attacks import LARGE, SAID, SEEN, VERDICTS
+from tests.suggesting.styles import drawn
 from tests.suggesting.test_verdicts import Plain
+from tests.suggesting.variants import builder
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -69,3 +72,14 @@ def test_that_the_checkpoint_s_own_size_was_not_run_is_said(source: Path, monkey
     found = suggest(source, Plain)
     assert found.proven, str(found)
     assert [one for one in found.limits if "the checkpoint's own sizes" in one], found.limits
+
+
+def test_a_window_that_no_row_is_longer_than_is_said(tmp_path: Path) -> None:
+    """A module that sees all words is right for a checkpoint with a window, up to the window's edge."""
+    drawings = (drawn(seed, flawed=False) for seed in range(1000))
+    style = next(one for one in drawings if one.family.architecture == "LlamaModel" and not one.lazy)
+    fields = {**style.family.fields, "max_position_embeddings": 8192, "sliding_window": 4096}
+    oracle.source("MistralModel", fields, tmp_path)
+    found = suggest(tmp_path, builder(style))
+    assert found.proven, str(found)
+    assert any(one.startswith("the window's edge (sliding_window = 4096") for one in found.limits), found.limits

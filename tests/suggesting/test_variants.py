@@ -45,12 +45,11 @@ def test_words_and_positions_in_one_table_beside_segments_and_without_a_norm() -
     assert "the module has no embeddings.LayerNorm before" in one.said
 
 
-def test_keys_and_values_of_one_size_are_told_by_the_norm_of_the_keys() -> None:
+@pytest.mark.parametrize("qkv", ["separate", "fused"])
+def test_keys_and_values_of_one_size_are_told_by_the_norm_of_the_keys(qkv: str) -> None:
     """The queries' norm stands behind the three first, and shows nothing of the other two."""
     style = next(style for seed in range(1000) if (style := drawn(seed, flawed=False)).family.normed)
-    one = tried(
-        replace(style, qkv="separate", order=("query", "value", "key"), lazy=False, names={**style.names, **MUTE})
-    )
+    one = tried(replace(style, qkv=qkv, order=("query", "value", "key"), lazy=False, names={**style.names, **MUTE}))
     assert (one.came, one.false_proof) == ("exact", False), str(one.found)
 
 
