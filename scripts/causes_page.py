@@ -28,9 +28,10 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
 ```
 
 - **One cause is reported once**, with all the probes that it explains; a port with two mistakes gets both.
-- **Numbers are solved for.** An eps, a rotation's theta, the factor of scores, embeddings, branches or logits, the
-  width of a window, a position's offset, an activation's steepness: the usual values are tried as they are, and any
-  other is found from the port's own values, confirmed by what it leaves, and said as a person would have written it:
+- **Numbers are solved for.** An eps, a rotation's theta or scaling, the slopes of linear biases, a soft cap, a clamp,
+  the factor of scores, embeddings, branches or logits, the width of a window, a position's offset, an activation's
+  steepness: the usual values are tried as they are, and any other is found from the port's own values, confirmed by
+  what it leaves, and said as a person would have written it:
   `eps is 3e-06 where the reference has 1e-12`, `scores are multiplied by 1 / sqrt(10) where 1 / sqrt(8) is expected`.
 - **Ties are ties.** Entries that give the same values on these inputs are all named.
 - **Unknown is unknown.** When no entry fits, the three that explain most of the difference are listed, with how much.
@@ -47,7 +48,9 @@ can be solved for only where a probe has more rows than the layer has inputs; a 
 where the port's kernels round as the reference's do, which a fused or differently laid out product need not; what a
 port does to channels that its table has put in another order is to the reference another mistake, so that a weight that
 is transposed there is no more than other weights; a difference at the noise floor that no module makes by itself has no
-cause; and a reference that is a recording has no functions to rewrite.
+cause; a rotation in complex numbers, and linear biases that are an operand of attention's product (as in BLOOM), are
+not seen as such; of Llama 3's scaling all but the factor is taken to be the usual; and a reference that is a recording
+has no functions to rewrite.
 
 This page is written from the catalogue by `python -m scripts.causes --write`.
 """
