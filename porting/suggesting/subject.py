@@ -174,9 +174,11 @@ def _sized(
 
 def _one_depth(built: Built, config: Mapping[str, object]) -> bool:
     """Whether the module has one depth for an encoder and a decoder, which are as deep in the checkpoint."""
-    depths = ("encoder_layers", "decoder_layers")
-    asked = [name for name in depths if name in built.asked.values()]
-    return len(asked) == 1 and config.get(depths[0]) == config.get(depths[1])
+    for depths in (("encoder_layers", "decoder_layers"), ("num_layers", "num_decoder_layers")):
+        asked = [name for name in depths if name in built.asked.values()]
+        if len(asked) == 1 and depths[1] in config and config.get(depths[0]) == config[depths[1]]:
+            return True
+    return False
 
 
 def _could(module: nn.Module, twin: Twin) -> bool:

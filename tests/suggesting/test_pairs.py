@@ -148,3 +148,22 @@ def test_nothing_is_said_to_be_small_that_was_not_proven(tmp_path: Path, monkeyp
     found = suggest(tmp_path, Unfair)
     assert found.verdict is Verdict.NOT_FOUND, str(found)
     assert "the float64 proof could not be run: no reason" in {one.said for one in found.reasons}
+
+
+class T5OneDepth(T5):
+    """One depth for both sides, by the encoder's name."""
+
+    def __init__(self, config: Any) -> None:
+        fields = (
+            "d_model", "num_heads", "d_kv", "d_ff", "vocab_size", "relative_attention_num_buckets",
+            "relative_attention_max_distance", "num_layers",
+        )  # fmt: skip
+        super().__init__(
+            SimpleNamespace(**{name: getattr(config, name) for name in fields}, num_decoder_layers=config.num_layers)
+        )
+
+
+def test_one_depth_by_another_name(tmp_path: Path) -> None:
+    source("T5ForConditionalGeneration", DISTANCES | {"num_layers": 3, "num_decoder_layers": 3}, tmp_path)
+    found = suggest(tmp_path, T5OneDepth)
+    assert found.verdict is Verdict.EXACT, str(found)
