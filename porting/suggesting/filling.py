@@ -84,8 +84,11 @@ class Filling:
     def _accept(
         self, moves: Sequence[Move], values: Mapping[str, Tensor], group: Sequence[Unit], mates: Sequence[Unit]
     ) -> None:
-        self._put(values)
-        self.found.moves += moves
+        again = {
+            name for move in moves if set(move.reads) & self._used for name in move.writes
+        }  # a tensor is read once
+        self._put({name: value for name, value in values.items() if name not in again})
+        self.found.moves += [move for move in moves if not set(move.writes) & again]
         self._filled |= set(values)
         self._used |= {name for move in moves for name in move.reads}
         for one in group if mates else ():

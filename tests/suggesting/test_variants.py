@@ -53,6 +53,14 @@ def test_keys_and_values_of_one_size_are_told_by_the_norm_of_the_keys(qkv: str) 
     assert (one.came, one.false_proof) == ("exact", False), str(one.found)
 
 
+def test_a_head_that_is_not_tied_is_left_to_the_user() -> None:
+    """The word table is read once, so the head's own matrix has no source; a table that read it twice is none."""
+    one = tried(replace(drawn(4, flawed=False), flaw="head not tied", lazy=False))
+    assert one.found is not None, one.said
+    assert (one.found.verdict, one.false_proof) == (Verdict.TRUNK, False), str(one.found)
+    assert [some.name for some in one.found.unmapped if some.side == "module"] == ["vocabulary_matrix"]
+
+
 @pytest.mark.parametrize("flaw", ["unscaled attention", "other gelu"])
 def test_a_flaw_is_never_called_proven(flaw: str) -> None:
     seed = next(seed for seed in range(1000) if drawn(seed, flawed=True).flaw == flaw)
