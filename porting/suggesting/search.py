@@ -373,7 +373,8 @@ class Search(Between):
         """Norms that are given what the group makes and nothing else, besides the next place: of queries, of keys."""
         numbers = {one.number for one in group}
         made = [one for one in self.found.trace.units if one.behind and one.behind <= numbers and one is not following]
-        return [one.number for one in made if one.kind is Kind.NORM]
+        learned = self.port.loadable  # and no table of rotations, which queries are multiplied by as well
+        return [one.number for one in made if one.kind is Kind.NORM and set(one.names) & learned]
 
     def _by_habit(self, ways: Iterator[tuple[Move, ...]]) -> Iterator[tuple[Move, ...]]:
         """What was chosen in an earlier layer first."""
