@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import MagicMock
 
 import torch
 import transformers
@@ -58,7 +59,8 @@ def importing(*folders: Path) -> Iterator[None]:
         for root in roots:
             sys.path.remove(root)
         for name in set(sys.modules) - known:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(tuple(roots)):
+            module = sys.modules[name]
+            if isinstance(module, MagicMock) or str(getattr(module, "__file__", "")).startswith(tuple(roots)):
                 del sys.modules[name]
         sys.modules.update(hidden)
 

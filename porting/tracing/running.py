@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from porting.errors import Code, Fault, option
 from porting.frames import is_users, signature_of, users_line
 from porting.tracing.faults import VerifyError
+from porting.tracing.kept_graph import KeptGraph
 from porting.tracing.lift import Lifted, lifted
 from porting.tracing.trace import Point, Trace, Visit, trace
 
@@ -74,7 +75,7 @@ class Side:
         try:
             exact = any(one.dtype == torch.float64 for one in self.module.parameters())
             nothing: nullcontext[Lifted] = nullcontext({})
-            with nullcontext() if gradients else torch.no_grad(), lifted(self.module) if exact else nothing as found:
+            with KeptGraph() if gradients else torch.no_grad(), lifted(self.module) if exact else nothing as found:
                 seen = trace(
                     self.module,
                     lambda module: module(*places, **names),

@@ -133,7 +133,7 @@ def evolution_bert() -> Build:
 
 
 def evolution_gpt() -> Build:
-    """A GPT with computed positions and the exact GELU."""
+    """A GPT with the exact GELU; its positions begin as computed ones, in a table that can be loaded."""
     model = importlib.import_module("gpt.model")
 
     def build(config: Any) -> nn.Module:
@@ -269,7 +269,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "transformer-evolution-gpt": Recipe(
         folder="transformer-evolution", make=evolution_gpt, architecture="OpenAIGPTModel", fields=GPT2,
-        verdict=Verdict.IMPOSSIBLE, reason="positions",
+        verdict=Verdict.APPROXIMATE, reason="exact GELU",
     ),
     "d2l-en": Recipe(
         folder="d2l-en", make=d2l, architecture="BertModel", fields=BERT, verdict=Verdict.IMPOSSIBLE,

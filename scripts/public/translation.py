@@ -17,20 +17,25 @@ from scripts.public.recipe import SEQ2SEQ, Recipe, without
 
 
 def annotated() -> Callable[..., nn.Module]:
-    """The annotated transformer's encoder-decoder, with one word table for both sides, as its last part has it."""
+    """The annotated transformer's encoder-decoder, with one word table; its loop makes the mask of what is to come."""
     without("pandas", "altair", "spacy", "GPUtil", "torchtext")
     without(*(f"torchtext.{part}" for part in ("data", "data.functional", "datasets", "vocab")))
     model = importlib.import_module("the_annotated_transformer")
 
-    def build(config: Any) -> nn.Module:
-        made: nn.Module = model.make_model(
-            config.vocab_size, config.vocab_size, config.encoder_layers, config.d_model, config.encoder_ffn_dim,
-            config.encoder_attention_heads, 0.0,
-        )  # fmt: skip
-        made.tgt_embed[0].lut.weight = made.src_embed[0].lut.weight  # type: ignore[index,union-attr]  # its own parts
-        return made
+    class Whole(nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.made = model.make_model(
+                config.vocab_size, config.vocab_size, config.encoder_layers, config.d_model, config.encoder_ffn_dim,
+                config.encoder_attention_heads, 0.0,
+            )  # fmt: skip
+            self.made.tgt_embed[0].lut.weight = self.made.src_embed[0].lut.weight
 
-    return build
+        def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor) -> Tensor:
+            out: Tensor = self.made(src, tgt, src_mask.bool(), model.subsequent_mask(tgt.shape[1]))
+            return out
+
+    return Whole
 
 
 def _tied(made: Any, *names: str) -> nn.Module:
