@@ -25,7 +25,7 @@ import typer
 
 from porting.errors import PortingError
 from porting.suggesting import Suggestion, suggest
-from porting.suggesting.twin import draw
+from porting.suggesting.subjects.twin import draw
 from scripts.public import audio, captions, decoders, encoders, translation, vision
 from scripts.public.recipe import Recipe
 

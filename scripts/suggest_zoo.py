@@ -29,8 +29,8 @@ from torch import nn
 import porting
 from porting.errors import PortingError
 from porting.suggesting import Suggestion, suggest
-from porting.suggesting.building import build_for
-from porting.suggesting.twin import draw
+from porting.suggesting.subjects.building import build_for
+from porting.suggesting.subjects.twin import draw
 from tests.suggesting.oracle import uncast
 from tests.suggesting.styles import Style, drawn
 from tests.suggesting.variants import builder, told

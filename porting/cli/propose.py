@@ -192,7 +192,7 @@ _WHY = {
 
 
 def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool) -> None:
-    from porting.suggesting.unmapped import listed
+    from porting.suggesting.draft.unmapped import listed
 
     style = "bold green" if found.exact else "bold yellow" if found.proven else "bold red"
     if table:

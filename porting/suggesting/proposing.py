@@ -20,26 +20,27 @@ from porting.errors import Fault, PortingError, told
 from porting.loading import maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
-from porting.suggesting.asking import Ask, Asker, refolded, where_to_fold, which_architecture
-from porting.suggesting.attention import attention, attention_probes, ordered
-from porting.suggesting.beyond import Beyond, beyond
-from porting.suggesting.building import Builder, build_for
-from porting.suggesting.clock import OutOfTime, bounded
-from porting.suggesting.dormant import dormant
-from porting.suggesting.drafting import draft, heads_of, onto, scales_of, sizes_of
-from porting.suggesting.evidence import evidence
-from porting.suggesting.finding import GUESS, Found
-from porting.suggesting.generalise import Line
-from porting.suggesting.guarding import guarded, outside
-from porting.suggesting.judging import Judgement, judge
-from porting.suggesting.probing import NEAR
-from porting.suggesting.proving import LARGE, Proof, differing, prove
-from porting.suggesting.search import Search
-from porting.suggesting.subject import Subjects, prepare, sides, steady
-from porting.suggesting.suggestion import Reason, Stop, Suggestion, Verdict
-from porting.suggesting.tracing import Kind
-from porting.suggesting.twin import architecture_of, usual_architectures
-from porting.suggesting.writing import Draft, write
+from porting.suggesting.draft.attention import attention, attention_probes, ordered
+from porting.suggesting.draft.drafting import draft, heads_of, onto, scales_of, sizes_of
+from porting.suggesting.draft.generalise import Line
+from porting.suggesting.draft.probing import NEAR
+from porting.suggesting.draft.writing import Draft, write
+from porting.suggesting.search.finding import GUESS, Found
+from porting.suggesting.search.folding import refolded, where_to_fold
+from porting.suggesting.search.search import Search
+from porting.suggesting.subjects.asking import Ask, Asker, which_architecture
+from porting.suggesting.subjects.building import Builder, build_for
+from porting.suggesting.subjects.clock import OutOfTime, bounded
+from porting.suggesting.subjects.dormant import dormant
+from porting.suggesting.subjects.guarding import guarded, outside
+from porting.suggesting.subjects.subject import Subjects, prepare, sides, steady
+from porting.suggesting.subjects.tracing import Kind
+from porting.suggesting.subjects.twin import architecture_of, usual_architectures
+from porting.suggesting.verdict.beyond import Beyond, beyond
+from porting.suggesting.verdict.evidence import evidence
+from porting.suggesting.verdict.judging import Judgement, judge
+from porting.suggesting.verdict.proving import LARGE, Proof, differing, prove
+from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.target import TargetError
 from porting.tracing.trace import ARROW
 from porting.verification.compare import Progress

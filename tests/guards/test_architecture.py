@@ -38,6 +38,9 @@ ROOMS = {
     "porting.plan": ("porting.errors", "porting.notation", "porting.pages", "porting.target"),
 }
 
+# So does a suggestion: no stage imports a later one.
+STAGES = tuple(f"porting.suggesting.{stage}" for stage in ("subjects", "search", "draft", "verdict", "proposing"))
+
 # A family is what the tables are for; rooms such as an encoder have the field's common names and are no families.
 FAMILIES = {
     re.sub("[-_]", "[-_]?", family)
@@ -59,6 +62,19 @@ def test_a_lower_room_imports_no_higher_one(room: str) -> None:
         if inside(module, (room,))
         for name, line in imports(parse(path))
         if inside(name, ("porting",)) and not inside(name, allowed)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_imports_no_later_one(stage: str) -> None:
+    later = STAGES[STAGES.index(stage) + 1 :]
+    wrong = [
+        f"{module} line {line} imports {name}"
+        for module, path in modules().items()
+        if inside(module, (stage,))
+        for name, line in imports(parse(path))
+        if inside(name, later)
     ]
     assert wrong == []
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.suggesting import Suggestion
-from porting.suggesting.twin import draw
+from porting.suggesting.subjects.twin import draw
 
 BOUND = 1e-10
 

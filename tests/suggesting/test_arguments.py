@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor, nn
 
-from porting.suggesting.arguments import roles
+from porting.suggesting.subjects.arguments import roles
 
 IDS, DECODER = "input_ids", "decoder_input_ids"
 BOTH = (IDS, "attention_mask", DECODER, "decoder_attention_mask")

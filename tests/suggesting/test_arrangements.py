@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from scripts.suggest_zoo import tried
 from tests.suggesting.llama import FIELDS, OnlyLast, builder
 from tests.suggesting.oracle import BOUND, apart, source
 from tests.suggesting.styles import drawn
+
+GPT2 = 3
+"""A seed of GPT-2's."""
 
 GROUPED = "[(g (q r s|k z y|v d)) e]"
 
@@ -51,7 +55,9 @@ def test_a_model_may_return_the_last_position_only(tmp_path: Path) -> None:
 
 
 def test_one_fused_tensor_into_another_that_is_interleaved_in_another_order() -> None:
-    one = tried(drawn(255, flawed=False))  # GPT-2's; value, key and query, one after the other in each head
+    style = replace(drawn(GPT2, flawed=False), qkv="interleaved", order=("value", "key", "query"))
+    assert style.family.architecture == "GPT2Model"
+    one = tried(style)
     assert one.found is not None, one.said
     assert (one.verdict, one.false_proof) == (True, False), str(one.found)
     assert "c_attn.weight [e ((q|k|v) h d)]" in one.found.text

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import porting
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.generalise import Line
-from porting.suggesting.indices import needed
+from porting.suggesting.draft.generalise import Line
+from porting.suggesting.draft.indices import needed
 from tests.suggesting.llama import FIELDS, builder
 from tests.suggesting.oracle import source
 

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.twin import draw
+from porting.suggesting.subjects.twin import draw
 from tests.suggesting.llama import FIELDS, Block, Llama, builder
 from tests.suggesting.test_pictures import Layer, Pictures, written
 

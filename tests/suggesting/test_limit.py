@@ -10,8 +10,8 @@ import pytest
 from torch import Tensor
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.clock import OutOfTime
-from porting.suggesting.proving import Proof, prove
+from porting.suggesting.subjects.clock import OutOfTime
+from porting.suggesting.verdict.proving import Proof, prove
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.position_buffer import PositionBuffer
 

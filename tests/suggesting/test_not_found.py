@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from porting.causes import Finding
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.proving import Proof, prove
-from porting.suggesting.reasons import known
+from porting.suggesting.verdict.proving import Proof, prove
+from porting.suggesting.verdict.reasons import known
 from tests.suggesting.test_verdicts import NormedAgain, Plain, each
 from tests.zoo.parts import Config
 

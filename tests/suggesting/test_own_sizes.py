@@ -11,8 +11,8 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.arguments import IDS, MASK, roles
-from porting.suggesting.twin import draw, is_frequencies
+from porting.suggesting.subjects.arguments import IDS, MASK, roles
+from porting.suggesting.subjects.twin import draw, is_frequencies
 from tests.suggesting.test_key_bias import Gpt
 
 WORDS = 33

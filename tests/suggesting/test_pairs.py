@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.suggesting import Suggestion, Verdict, proposing, suggest
-from porting.suggesting.proving import Proof
+from porting.suggesting.verdict.proving import Proof
 from tests.suggesting.oracle import BOUND, apart, source
 from tests.suggesting.pairs import T5, Bart, Flat, Marian, MBart, TwoTables, Unbiased, Unfair
 

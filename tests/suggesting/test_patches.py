@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.twin import draw
+from porting.suggesting.subjects.twin import draw
 
 
 class Patched(nn.Module):

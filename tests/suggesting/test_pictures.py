@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.twin import draw
+from porting.suggesting.subjects.twin import draw
 
 SIZES: Mapping[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96, "image_size": 12,

@@ -18,7 +18,7 @@ from tests.suggesting.oracle import BOUND, apart, source
 
 FIELDS = {
     "vocab_size": 113, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 52,
-    "max_position_embeddings": 30, "type_vocab_size": 2,
+    "max_position_embeddings": 30, "type_vocab_size": 1,
 }  # fmt: skip
 
 

@@ -1,0 +1,160 @@
+"""Which activations a table can compare: outputs of modules that are equal on both sides once the weights are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from porting.suggesting.draft.generalise import indexed
+from porting.suggesting.search.basis import Basis
+from porting.suggesting.search.layouts import Move, first_columns
+from porting.suggesting.search.naming import likeness
+
+Axes = tuple[str, str]
+"""The reference's and the port's, as a table writes them."""
+
+ROOT = "."
+NEAR = 1e-9
+
+
+def probes(
+    port: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    moves: Sequence[Move],
+    *,
+    loose: bool = False,
+    basis: Basis | None = None,
+) -> list[tuple[str, str]]:
+    """The lines of [probes].
+
+    Args:
+        port, reference: path of a module -> its output, of runs with the same weights on the same inputs.
+        moves: what was found; fused projections are compared through their biases' axes.
+        loose: also pair what differs a little, so that a proof says by how much.
+        basis: the order in which the port has the residual stream's features.
+    """
+    equal: list[tuple[str, str, Axes]] = []
+    for theirs, value in reference.items():
+        for ours, other in port.items():
+            axes = _equal(value, other, 0.05 if loose else NEAR, basis)
+            if axes is None and not ours and value.ndim == 3 and other.shape[-1:] > value.shape[-1:]:
+                inside = _equal(value, first_columns(other, value), 0.05 if loose else NEAR)
+                axes = None if inside != ("", "") else ("b t e", "b t (e|_rest)")
+            if axes is not None:
+                equal.append((theirs or ROOT, ours or ROOT, axes))
+    shapes = Counter(_kind(theirs, ours) for theirs, ours, _ in equal)
+    equal.sort(
+        key=lambda one: (
+            -shapes[_kind(one[0], one[1])],
+            one[0].count(".") + one[1].count("."),
+            -likeness(one[0], one[1]),
+        )
+    )
+    order = {path or ROOT: number for number, path in enumerate(reference)}
+    taken: set[str] = set()
+    given: set[str] = set()
+    chosen: list[tuple[str, str, Axes]] = []
+    for theirs, ours, axes in equal:
+        if theirs in taken or ours in given or _again(theirs, ours, chosen, reference, port):
+            continue
+        taken.add(theirs)
+        given.add(ours)
+        chosen.append((theirs, ours, axes))
+    ends = [one for one in equal if one[1] == ROOT]
+    if ends and ROOT not in given:
+        best = max(ends, key=lambda one: order[one[0]])
+        chosen = [one for one in chosen if one[0] != best[0]]
+        chosen.append(best)
+    chosen.sort(key=lambda one: order[one[0]])
+    lines = []
+    for axes in dict.fromkeys(one[2] for one in chosen):
+        left, right = (f" [{text}]" if text else "" for text in axes)
+        alike = indexed([(theirs, ours) for theirs, ours, some in chosen if some == axes])
+        lines += [(f"{a}{left}", f"{b}{right}") for a, b in alike]
+    split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
+    return [*_fused(split, port, reference), *lines]
+
+
+def _kind(theirs: str, ours: str) -> tuple[str, str]:
+    return indexed([(theirs, ours)])[0][0].translate(_DIGITS), ours.translate(_DIGITS)
+
+
+_DIGITS = str.maketrans("0123456789", "##########")
+
+
+def _again(
+    theirs: str,
+    ours: str,
+    chosen: Sequence[tuple[str, str, Axes]],
+    reference: Mapping[str, Tensor],
+    port: Mapping[str, Tensor],
+) -> bool:
+    """Whether the same activation is compared already."""
+    value, other = reference.get("" if theirs == ROOT else theirs), port.get("" if ours == ROOT else ours)
+    for one, another, _ in chosen:
+        known = reference.get("" if one == ROOT else one)
+        also = port.get("" if another == ROOT else another)
+        same = known is not None and value is not None and _equal(known, value, 0.0) is not None
+        if same and also is not None and other is not None and _equal(also, other, 0.0) is not None:
+            return True
+    return False
+
+
+def _equal(one: Tensor, other: Tensor, bound: float, basis: Basis | None = None) -> Axes | None:
+    """The axes under which two are equal, empty where they are as they are; None when they are not."""
+    if one.shape == other.shape and _close(one, other, bound):
+        return "", ""
+    if one.ndim == 3 and other.ndim == 2 and one.numel() == other.numel():  # words one after the other
+        flat = one.flatten(0, 1)
+        return ("b t e", "(b t) e") if flat.shape == other.shape and _close(flat, other, bound) else None
+    return _turned(one, other, bound, basis) if one.ndim == other.ndim == 3 else None
+
+
+def _turned(one: Tensor, other: Tensor, bound: float, basis: Basis | None) -> Axes | None:
+    """The same for two of three axes: sequence first, or in another order of the features."""
+    first = one.transpose(0, 1)
+    if first.shape == other.shape and _close(first, other, bound):
+        return "b t e", "t b e"  # s is the two halves of a head
+    if basis is None or not basis.theirs or one.shape[-1] % 2:
+        return None
+    for value, batch in ((one, "b t"), (first, "t b")):
+        if value.shape == other.shape and _close(basis.turned(value), other, bound):
+            return f"b t ({basis.theirs})", f"{batch} ({basis.ours})"
+    return None
+
+
+def _close(one: Tensor, other: Tensor, bound: float) -> bool:
+    scale = float(one.abs().max()) if one.numel() else 0.0
+    far = float((one - other).abs().max()) if one.numel() else 0.0
+    return far <= bound * (scale or 1.0)
+
+
+def _fused(moves: Sequence[Move], port: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Projections that are fused or cut up on one side: what comes out of them has their biases' axes."""
+    found = []
+    for move in moves:
+        source, target = move.sources[0], move.targets[0]
+        if len(move.sources) != 1 or len(move.targets) != 1 or not source.axes or " e" in f" {source.axes}":
+            continue
+        theirs, ours = ([name.rpartition(".")[0] for name in one.names] for one in (source, target))
+        known = all(path in reference for path in theirs) and all(path in port for path in ours)
+        ends = source.pattern.endswith(".bias") and target.pattern.endswith(".bias")
+        if not known or not ends or any(port[path].ndim != 3 for path in ours):
+            continue
+        first = reference[theirs[0]]
+        sizes = [sum(some[path].numel() for path in paths) for some, paths in ((reference, theirs), (port, ours))]
+        if first.ndim != 3 or sizes[0] != sizes[1]:
+            continue
+        batch = "b t" if port[ours[0]].shape[:2] == first.shape[:2] else "t b"  # s is a half of a head
+        left = f"{source.pattern.removesuffix('.bias')} [b t {source.axes}]"
+        right = f"{target.pattern.removesuffix('.bias')} [{batch} {target.axes}]"
+        found.append((left, right))
+    return [(left, right) for left, right in indexed(found)]
+
+
+def whole(values: Sequence[Tensor]) -> bool:
+    """Whether all numbers are finite."""
+    return all(bool(torch.isfinite(one).all()) for one in values)

@@ -1,0 +1,86 @@
+"""Tensors that have no counterpart, and what is said of them: a line for those of all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from porting.suggesting.search.naming import numbered
+
+MOST = 12
+"""So many lines are said of each side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Near:
+    """A tensor that may belong to another.
+
+    Attributes:
+        name, shape: of it.
+        where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
+        difference: of the activations that the two meet, relative to their scale; None where none was measured.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    where: str = ""
+    difference: float | None = None
+
+    def __str__(self) -> str:
+        shape = f" {list(self.shape)}" if self.shape else ""
+        far = "" if self.difference is None else f" (off by {self.difference:.0e})"
+        return f"{self.name}{shape}{far}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmapped:
+    """A tensor that has no counterpart.
+
+    Attributes:
+        name, shape: of it.
+        side: ``"module"`` or ``"checkpoint"``.
+        where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
+        near: what it may be, of the other side's tensors that have no counterpart, the nearest first.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    side: str = "module"
+    where: str = ""
+    near: tuple[Near, ...] = ()
+
+
+def listed(unmapped: Sequence[Unmapped]) -> list[str]:
+    """What has no counterpart, in words: all of the module's, and what of the checkpoint's may be one of these.
+
+    >>> some = [Unmapped(name=f"h.{i}.up.{w}", shape=(3,), where="never") for i in (0, 1) for w in ("weight", "bias")]
+    >>> listed(some)
+    ['nothing fills h.{i}.up.{weight,bias} [3] (4 tensors), which never run']
+    """
+    return [line for side in ("module", "checkpoint") for line in _side(side, unmapped)]
+
+
+def _side(side: str, unmapped: Sequence[Unmapped]) -> list[str]:
+    groups: dict[str, list[Unmapped]] = {}
+    for one in unmapped:
+        if one.side == side and (side == "module" or one.near):
+            groups.setdefault(numbered(one.name.rpartition(".")[0] or one.name), []).append(one)
+    lines = [_line(side, stem, some) for stem, some in groups.items()]
+    more = sum(len(some) for some in list(groups.values())[MOST:])
+    return lines[:MOST] + ([f"and {more} more tensors of the {side}"] if more else [])
+
+
+def _line(side: str, stem: str, some: Sequence[Unmapped]) -> str:
+    some = sorted(some, key=lambda one: -len(one.shape))  # a matrix says more than its bias
+    first = some[0]
+    ends = list(dict.fromkeys(one.name.rpartition(".")[2] for one in some if "." in one.name))
+    name = f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}" if ends else stem
+    shapes = " and ".join(dict.fromkeys(str(list(one.shape)) for one in some))
+    count = f" ({len(some)} tensors)" if len(some) > max(len(ends), 1) else ""
+    what = "nothing fills" if side == "module" else "nothing reads"
+    plural = len(some) > 1
+    where = f"run{'' if plural else 's'} {numbered(first.where)}"
+    runs = f"never run{'' if plural else 's'}" if first.where == "never" else where
+    nearest = list(dict.fromkeys(numbered(str(one)) for one in first.near))
+    near = f"; nearest: {', '.join(nearest)}" if nearest else ""
+    return f"{what} {name} {shapes}{count}, which {runs}{near}"

@@ -1,0 +1,208 @@
+"""How the elements of some tensors may lie in others: candidates in the notation, the plainest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from porting.notation.expression import Expression
+from porting.notation.faults import NotationError
+from porting.notation.rule import Rule, Term, make_rule
+from porting.plan.align import align
+from porting.plan.move import forward
+from porting.suggesting.subjects.tracing import Unit
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One term of a rule, and the tensors that it stands for.
+
+    Attributes:
+        pattern: the name, with ``{p:...}`` and ``{h}`` where it stands for several; numbers of layers as they are.
+        names: the tensors.
+        axes: ``"(h d) e"``; empty to take the tensor as it is.
+    """
+
+    pattern: str
+    names: tuple[str, ...]
+    axes: str = ""
+
+    @property
+    def term(self) -> str:
+        """As a table writes it."""
+        return f"{self.pattern} [{self.axes}]" if self.axes else self.pattern
+
+
+@dataclass(frozen=True)
+class Move:
+    """A rule for the tensors of one place.
+
+    Attributes:
+        sources, targets: its terms.
+        fold, fill, scale: as in a table.
+        why: what decided it.
+        proven: it was chosen among several by what it computes.
+    """
+
+    sources: tuple[Piece, ...]
+    targets: tuple[Piece, ...]
+    fold: bool = False
+    fill: float | None = None
+    scale: str = ""
+    why: str = ""
+    proven: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The checkpoint's tensors."""
+        return tuple(name for one in self.sources for name in one.names)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The module's tensors."""
+        return tuple(name for one in self.targets for name in one.names)
+
+    @property
+    def rule(self) -> Rule:
+        """As the notation has it."""
+        return make_rule(
+            [Term.parse(one.term, rows=self.fold) for one in self.sources],
+            [Term.parse(one.term) for one in self.targets],
+            fold=self.fold,
+            fill=self.fill,
+            scale=Expression.parse(self.scale) if self.scale else None,
+        )
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix with its bias, on either side, or several that are one for each head.
+
+    Attributes:
+        weights, biases: names of its tensors, one for each head where there are several.
+        shape, bias_shape: of one of them.
+        out: how many features come out, of all heads together.
+        summed: how many go in.
+        into_first: whether the axis that is summed over is the first of two; None when that did not show.
+        parts: the tensors of a bias that is made of several.
+    """
+
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+    shape: Shape
+    bias_shape: Shape | None
+    out: int
+    summed: int
+    into_first: bool | None
+    parts: tuple[str, ...] = ()
+
+
+def matrix(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Matrix:
+    """A unit, or those of the heads of one projection."""
+    first = units[0]
+    shape = shapes[first.weights[0]]
+    total = 1
+    for size in shape:
+        total *= size
+    summed = first.summed or total // shape[0]
+    return Matrix(
+        weights=tuple(one.weights[0] for one in units),
+        biases=tuple(one.biases[0] for one in units if one.biases),
+        shape=shape,
+        bias_shape=shapes[first.biases[0]] if first.biases else None,
+        out=len(units) * total // (summed or 1),
+        summed=summed,
+        into_first=first.into_first,
+        parts=first.biases if len(units) == 1 and len(first.biases) > 1 else (),
+    )
+
+
+def carry(
+    move: Move,
+    sources: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    config: Mapping[str, object],
+) -> dict[str, Tensor] | None:
+    """What the module's tensors become; None when the move does not fit them."""
+    try:
+        rule = move.rule
+    except NotationError:  # a candidate that cannot be written down
+        return None
+    theirs = {name: tuple(sources[name].shape) for name in move.reads}
+    ours = {name: tuple(targets[name].shape) for name in move.writes}
+    alignment = align([rule], theirs, ours, sizes=sizes)
+    if alignment.faults or alignment.unplaced or alignment.unsourced or alignment.unread or not alignment.steps:
+        return None
+    scale = None if rule.scale is None else float(rule.scale.evaluate(config))
+    found: dict[str, Tensor] = {}
+    for step in alignment.steps:
+        found |= dict(forward(step, targets, sources.__getitem__, scale))
+    return found if set(found) == set(move.writes) else None
+
+
+def spread(atoms: Mapping[str, int], shape: Shape) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """The ways of writing a shape's axes as products of these indices, each used once, in the order given first.
+
+    >>> list(spread({"o": 6, "e": 4}, (4, 6)))
+    [(('e',), ('o',))]
+    """
+    if not shape:
+        if not atoms:
+            yield ()
+        return
+    first, *rest = shape
+    if first == 1:
+        for later in spread(atoms, tuple(rest)):
+            yield ((), *later)
+    for count in range(1, len(atoms) + 1):
+        for chosen in permutations(atoms, count):
+            if _product(atoms[one] for one in chosen) != first:
+                continue
+            left = {name: size for name, size in atoms.items() if name not in chosen}
+            for later in spread(left, tuple(rest)):
+                yield (chosen, *later)
+
+
+def _product(sizes: Iterator[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def written(axes: Sequence[Sequence[str]]) -> str:
+    """Axes as the notation writes them."""
+    return " ".join("1" if not one else one[0] if len(one) == 1 else f"({' '.join(one)})" for one in axes)
+
+
+def order(axes: Sequence[Sequence[str]], kept: set[str]) -> tuple[str, ...]:
+    """The order in which some indices stand among the axes."""
+    return tuple(name for axis in axes for name in axis if name in kept)
+
+
+def first_columns(value: Tensor, like: Tensor) -> Tensor:
+    """A value without the columns that it has behind those of another: words that are nobody's, mostly."""
+    more = value.ndim > 1 and like.ndim > 1 and value.shape[-1] > like.shape[-1]
+    return value[..., : like.shape[-1]] if more else value
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """How far two activations are from each other whatever their layouts, relative to the larger's scale.
+
+    Both are sorted: equal numbers in another order are no distance.
+    """
+    if one.numel() != other.numel():
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    left, right = (tensor.detach().double().flatten().sort().values for tensor in (one, other))
+    scale = float(torch.maximum(left.abs().max(), right.abs().max()))
+    far = float((left - right).abs().max()) / (scale or 1.0)
+    return far if far == far else float("inf")  # noqa: PLR0124  # a NaN is not equal to itself

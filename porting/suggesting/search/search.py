@@ -1,0 +1,440 @@
+"""The search: place after place along the module's run, what is open is filled and held against the reference.
+
+All weights that come before a place are right already, so the activation there is the reference's own, and says which
+of the reference's weights are due: those that meet the same activation.  What remains open, such as which of three is
+the key, is tried out, and only as far as the next place, where a wrong choice shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from torch import Tensor, nn
+
+from porting.suggesting.search import bundles, tables, variants
+from porting.suggesting.search.arrangements import arrangements
+from porting.suggesting.search.basis import based, positions, replaced
+from porting.suggesting.search.between import TABLES, Between
+from porting.suggesting.search.finding import CLOSE, GUESS, SAME, Choice, Found
+from porting.suggesting.search.layouts import Move, Piece, matrix
+from porting.suggesting.search.naming import likeness
+from porting.suggesting.search.parts import first_part, size
+from porting.suggesting.search.places import (
+    alike,
+    apart,
+    explained,
+    extents,
+    habit,
+    is_turned,
+    skips,
+    together,
+    vector,
+    whole,
+)
+from porting.suggesting.subjects.fields import Role, fields_of
+from porting.suggesting.subjects.tracing import Kind, Trace, Unit
+
+
+class Search(Between):
+    """One search; see :class:`porting.suggesting.search.filling.Filling` for what it is given."""
+
+    def search(self) -> Found:
+        """Fill what can be filled."""
+        found = self.found
+        found.reference = self.reference.run(keep=True)
+        theirs = found.reference.units
+        total = len(self.port.loadable)
+        self._positions(self.port.run())
+        while True:
+            trace = found.trace = self.port.run(forced=self._forced)
+            unit = next((one for one in trace.units if self._is_open(one)), None)
+            self._tell("matching", len(self._filled), total)
+            if unit is None:
+                break
+            if found.trials >= self._most or time.monotonic() > self._until:
+                found.exhausted = True
+                break
+            known = len(self._filled), len(found.divergences)
+            self._settle(unit, trace, theirs)
+            if known == (len(self._filled), len(found.divergences)):
+                self._give_up(unit, None)  # nothing came of it, and nothing else would the next time
+        self._untold(found.trace)
+        self._remaining()
+        found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
+        found.open = [name for name in self.port.loadable if name not in self._filled]
+        found.lacking = [one for one in theirs if not set(one.names) & self._used]
+        if found.lacking:
+            for unit in found.trace.units:
+                kept = [one for one in unit.names if one not in self.port.loadable]
+                learned = any(isinstance(self.port.leaves[one], nn.Parameter) for one in kept)
+                if kept and (learned or unit.kind is Kind.LINEAR):
+                    self._note("unloadable", unit, None)
+                    break
+        return found
+
+    def _positions(self, trace: Trace) -> None:
+        """Leave tables of positions alone that both sides compute, and note the order of their columns.
+
+        Where they are rounded otherwise, the module is given the reference's for the time of the search: what still
+        differs then does not come from the rounding.
+        """
+        learned = frozenset(name for name, one in self.port.leaves.items() if isinstance(one, nn.Parameter))
+        known = positions(trace, self.found.reference, learned)
+        if known is None:
+            return
+        self.found.basis = known.basis
+        self._filled |= set(known.values)
+        if known.basis.apart > SAME and known.values:
+            done = [replaced(self.port.leaves[name], *both) for name, both in known.values.items()]
+            self.found.rounded = known.basis.apart if all(done) else 0.0
+
+    def _settle(self, unit: Unit, trace: Trace, theirs: Sequence[Unit]) -> None:
+        free = [one for one in theirs if self._free(one)]
+        if unit.kind in TABLES:
+            self._settle_tables(unit, trace, free)
+            return
+        like = [one for one in free if one.kind is unit.kind]
+        matches = [one for one in like if self._apart(unit, one) <= SAME]
+        matches = [one for one in matches if whole(one, unit)] or matches
+        if not matches:
+            matches = self._diverged(unit, trace, like, theirs)
+            if not matches:
+                return
+        group = [one for one in trace.units if self._is_open(one) and one.kind is unit.kind and together(one, unit)]
+        group = [
+            one
+            for number, one in enumerate(group)
+            if not any(set(one.weights) & set(b.weights) for b in group[:number])
+        ]
+        if unit.kind is Kind.NORM:
+            self._norm(unit, matches[0], trace)
+            return
+        ours, others = first_part(group, trace.units), first_part(matches, theirs)
+        if size(ours, self.port.shapes) == size(others, self.reference.shapes):
+            group, matches = ours, others
+        if set(unit.weights) <= self._filled:
+            self._tied(unit, matches)
+            return
+        self._matrices(group, matches, trace)
+
+    # ---------------------------------------------------------------------------------------------- tables
+
+    def _settle_tables(self, unit: Unit, trace: Trace, free: Sequence[Unit]) -> None:
+        """All tables up to the first weight of another kind, at once: only their sum shows."""
+        group: list[Unit] = []
+        for one in trace.units[trace.units.index(unit) :]:
+            if one.kind not in TABLES:
+                break
+            if self._is_open(one) and not any(one.names == other.names for other in group):
+                group.append(one)
+        theirs: list[Unit] = []
+        for one in free:
+            if one.kind not in TABLES:
+                break
+            if not any(one.names == other.names for other in theirs):
+                theirs.append(one)
+        following = self._next(group, trace)
+        seconds = self._seconds(group, theirs)
+        rest = [one for one in group if one.names[0] not in seconds]
+        ways = tables.candidates(rest, theirs, self.port.shapes, self.reference.shapes, self._scales)
+        if rest and not (theirs and self._choose(rest, theirs, ways, following, trace)):
+            self._give_up(rest[0], theirs[0] if theirs else None)
+        if seconds and self._verdict(group, (), (), following, self.found.reference.units) <= CLOSE:
+            for one in group:
+                if one.names[0] in seconds:
+                    mate, other = seconds[one.names[0]]
+                    self._filled.add(one.names[0])
+                    self._note("second", one, mate, near=((other, 0.0),))
+
+    # ---------------------------------------------------------------------------------------------- norms
+
+    def _norm(self, unit: Unit, mate: Unit, trace: Trace) -> None:
+        pieces = []
+        for ours, others in ((unit.weights, mate.weights), (unit.biases, mate.biases)):
+            if ours and others:
+                pieces.append(Move((Piece(others[0], others[:1]),), (Piece(ours[0], ours[:1]),), why="its place"))
+        self._uneven(unit, mate)
+        values = self._values(pieces)
+        if is_turned(unit, mate, self.found.basis):
+            turned = [based(move, self.found.basis, "e", ("e", "e")) for move in pieces]
+            pieces = [move for move in turned if move is not None]
+            values = self._values(pieces)
+        if values is None:
+            axes = [vector(move, self.port.shapes, self.reference.shapes) for move in pieces]
+            values = self._values(axes)
+            pieces = axes
+        if values is None:
+            self._give_up(unit, mate)
+            return
+        self._accept(pieces, values, [unit], [mate])
+        far, now = self._normed_apart(unit, mate)
+        if far <= SAME or (mate.biases and not unit.biases):
+            return
+        corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel()) for move in pieces[:1]]
+        values = self._values(corrected)
+        cause = ""
+        if values is not None and variants.is_unbiased(now, mate):
+            self._put(values)
+            far, now = self._normed_apart(unit, mate)
+            self.found.moves = [one for one in self.found.moves if one.writes != corrected[0].writes] + corrected
+            cause = ": it divides by the unbiased deviation, which the gain takes in, and adds eps elsewhere"
+        if far > SAME:
+            self._note("norm", unit, mate, far, cause)
+            if now is not None:
+                self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis)
+
+    def _normed_apart(self, unit: Unit, mate: Unit) -> tuple[float, Unit | None]:
+        again = self.port.run(until=unit.last, forced=self._forced)
+        now = next((one for one in again.units if one.number == unit.number), None)
+        return (float("inf"), None) if now is None else (apart(now.output, mate.output), now)
+
+    def _bessel(self) -> str:
+        """What a gain is multiplied by to take in Bessel's correction, over the config."""
+        width = next(fields_of(Role.HIDDEN, self._config), "hidden_size")
+        return f"({width} / ({width} - 1)) ** 0.5"
+
+    # ---------------------------------------------------------------------------------------------- matrices
+
+    def _matrices(self, group: list[Unit], matches: Sequence[Unit], trace: Trace) -> None:
+        heads = {name: size for name, size in self._sizes.items() if name == "h" or (name == "g" and self._grouped)}
+        ways = bundles.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
+        ways = chain(ways, self._arranged(group, matches))
+        if not any(one.biases for one in group):
+            self._silence(matches)
+        following = self._next(group, trace)
+        self._fill_between(group, following, trace)
+        if not self._choose(group, matches, ways, following, trace):
+            single = group[:1]
+            ranked = sorted(matches, key=lambda one: -likeness(one.names[0], single[0].names[0]))
+            for mate in ranked:
+                ways = bundles.candidates(single, [mate], self.port.shapes, self.reference.shapes, heads)
+                if self._choose(single, [mate], ways, self._next(single, trace), trace):
+                    return
+            if self._next(single, trace) is None:
+                ways = bundles.padded(single[0], ranked[0], self.port.shapes, self.reference.shapes)
+                if self._choose(single, ranked[:1], ways, None, trace):
+                    return
+            self._give_up(group[0], ranked[0])
+
+    def _tied(self, unit: Unit, matches: Sequence[Unit]) -> None:
+        """A bias behind a matrix that has its values already, as a decoder's that is the word table."""
+        sources = {name for move in self.found.moves if set(unit.weights) & set(move.writes) for name in move.reads}
+        mate = next((one for one in matches if set(one.weights) & sources), None)
+        if mate is None:
+            self._give_up(unit, matches[0])
+            return
+        if mate.biases:
+            moves = [
+                Move((Piece(mate.biases[0], mate.biases),), (Piece(unit.biases[0], unit.biases),), why="its place")
+            ]
+            values = self._values(moves)
+            if values is None:
+                moves = [vector(move, self.port.shapes, self.reference.shapes) for move in moves]
+                values = self._values(moves)
+            if values is None:
+                self._give_up(unit, mate)
+                return
+            self._accept(moves, values, [unit], [mate])
+        self._uneven(unit, mate)
+
+    def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[Move, ...]]:
+        """The arrangements of an attention's projections."""
+        if self._heads is None:
+            return
+        ours = [matrix([one], self.port.shapes) for one in group if one.weights]
+        theirs = [matrix([one], self.reference.shapes) for one in matches if one.weights]
+        yield from arrangements(ours, theirs, self._heads, rotary=self._rotary)
+
+    def _next(self, group: Sequence[Unit], trace: Trace) -> Unit | None:
+        """The first place behind a group that has something to fill, or whose operand can be known."""
+        last = max(trace.units.index(one) for one in group)
+        inside = {name for one in group for name in one.weights}  # a slice of the same tensor is no place of its own
+        return next(
+            (one for one in trace.units[last + 1 :] if not set(one.weights) & inside and one.operand is not None
+             and one.kind in {Kind.LINEAR, Kind.NORM} and set(one.names) & self.port.loadable - self._asleep),
+            None,
+        )  # fmt: skip
+
+    def _choose(
+        self,
+        group: Sequence[Unit],
+        mates: Sequence[Unit],
+        ways: Iterator[tuple[Move, ...]],
+        following: Unit | None,
+        trace: Trace,
+    ) -> bool:
+        """Try ways until one shows the reference's own activation at the next place, and take it or the nearest."""
+        best: tuple[float, list[Move], dict[str, Tensor]] | None = None
+        before = {name: self.port.leaves[name].detach().clone() for one in group for name in one.names}
+        tried: list[tuple[tuple[Move, ...], float]] = []
+        later = list(self.found.reference.units)
+        for moves in self._by_habit(self._in_basis(group, mates, ways)):
+            values = self._values(moves)
+            if values is None:
+                continue
+            self.found.trials += 1
+            self._put(values)
+            far = self._verdict(group, mates, moves, following, later)
+            tried.append((moves, far))
+            if best is None or far < best[0] * 0.5:
+                best = (far, list(moves), values)
+            if far <= SAME or len(tried) >= bundles.MOST or time.monotonic() > self._until:
+                break
+        self._put(before)
+        if best is None:
+            return False
+        far, chosen, values = best
+        why = GUESS if far > CLOSE else "what it computes" if len(tried) > 1 else "its place"
+        behind = following.names[0] if following is not None else ""
+        rivals = sorted((one for one in tried if list(one[0]) != chosen), key=lambda one: one[1])[:2]
+        self.found.choices.append(Choice(moves=chosen, far=far, behind=behind, tried=len(tried), rivals=rivals))
+        chosen = [explained(one, one.why or why, proven=any(one not in moves for moves, _ in tried)) for one in chosen]
+        custom = tuple(habit(move) for move in chosen)
+        if custom not in self._habits:
+            self._habits.append(custom)
+        self._accept(chosen, values, group, mates)
+        partly = {name for move in chosen if move.fill is not None for name in move.reads} if far <= SAME else set()
+        for ours in group:
+            for mate in mates:
+                reads = {name for move in chosen if set(move.writes) & set(ours.names) for name in move.reads}
+                if set(mate.names) & reads:
+                    if not set(mate.biases) & partly:
+                        self._uneven(ours, mate)
+                    if ours.biases:
+                        break
+        return True
+
+    def _in_basis(
+        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Iterator[tuple[Move, ...]]
+    ) -> Iterator[tuple[Move, ...]]:
+        """The ways with what goes in and what comes out in the two sides' orders of the residual stream."""
+        basis = self.found.basis
+        if not basis.theirs:
+            yield from ways
+            return
+        if group[0].kind is not Kind.LINEAR:
+            for moves in ways:
+                turned = [based(move, basis, "e", ("t e", "t e")) for move in moves]
+                yield tuple(move for move in turned if move is not None)
+            return
+        inside = is_turned(group[0], mates[0], basis)
+        for moves in ways:
+            given = [self._sided(move, group, mates, "e") for move in moves] if inside else list(moves)
+            out = [self._sided(move, group, mates, "o") for move in given if move is not None]
+            both = [tuple(move for move in some if move is not None) for some in (given, out)]
+            yield from (some for some in both[:: 1 if inside else -1] if len(some) == len(moves))
+
+    def _sided(self, move: Move, group: Sequence[Unit], mates: Sequence[Unit], index: str) -> Move | None:
+        """A matrix's or a bias's move with an index in the two sides' orders."""
+        sides = []
+        for units, names in ((mates, move.reads), (group, move.writes)):
+            bias = any(names[0] in one.biases for one in units)
+            first = next((one.into_first for one in units if names[0] in one.weights), False)
+            sides.append("o" if bias else "e o" if first else "o e")
+        if index == "e" and "o" in sides:
+            return move
+        return based(move, self.found.basis, index, (sides[0], sides[1]))
+
+    def _verdict(
+        self,
+        group: Sequence[Unit],
+        mates: Sequence[Unit],
+        moves: Sequence[Move],
+        following: Unit | None,
+        later: Sequence[Unit],
+    ) -> float:
+        """How far the run with these values is from the reference's, at the place where that shows first."""
+        last = max(one.number for one in group)
+        beside = self._beside(group, following)
+        until = None if following is None else max([following.number, *beside])
+        again = self.port.run(until=until, forced=self._forced)
+        by_number = {one.number: one for one in again.units}
+        own = 0.0
+        if len(group) == 1 and len(mates) == 1 and group[0].kind is Kind.LINEAR:  # features in another order show later
+            own = apart(by_number[group[0].number].output, mates[0].output)
+        if following is not None and following.number in by_number:
+            for now in (by_number[number] for number in (following.number, *beside) if number in by_number):
+                like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
+                skipped = [0.0 for one in later if one not in mates and skips(now, one)]
+                own = max(own, min([*(self._apart(now, one) for one in like), *skipped], default=float("inf")))
+            return own
+        if own > SAME:
+            return own
+        outputs = again.outputs or [by_number[number].output for number in by_number if number >= last]
+        theirs = [*self.found.reference.outputs, *(one.output for one in mates), *self.found.reference.modules.values()]
+        return max(
+            (min((apart(one, other) for other in theirs), default=float("inf")) for one in outputs[:1]),
+            default=float("inf"),
+        )
+
+    def _beside(self, group: Sequence[Unit], following: Unit | None) -> list[int]:
+        """Norms that are given what the group makes and nothing else, besides the next place: of queries, of keys."""
+        numbers = {one.number for one in group}
+        made = [one for one in self.found.trace.units if one.behind and one.behind <= numbers and one is not following]
+        learned = self.port.loadable  # and no table of rotations, which queries are multiplied by as well
+        return [one.number for one in made if one.kind is Kind.NORM and set(one.names) & learned]
+
+    def _by_habit(self, ways: Iterator[tuple[Move, ...]]) -> Iterator[tuple[Move, ...]]:
+        """What was chosen in an earlier layer first."""
+        listed = []
+        for moves in ways:
+            listed.append(moves)
+            if len(listed) >= bundles.MOST:
+                break
+        known = {habit: number for number, habit in enumerate(self._habits)}
+        worst = len(known)
+        return iter(sorted(listed, key=lambda moves: known.get(tuple(habit(move) for move in moves), worst)))
+
+    # ---------------------------------------------------------------------------------------------- what differs
+
+    def _diverged(self, unit: Unit, trace: Trace, like: Sequence[Unit], theirs: Sequence[Unit]) -> list[Unit]:
+        """The units of the reference that are due where the activation is none of the reference's own.
+
+        The module computes something else on the way here: it is noted, and the search goes on with the reference's
+        activation in the place of the module's.
+        """
+        mate = min(like, key=lambda one: self._apart(unit, one), default=None)
+        if mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate):
+            own = unit.kind is Kind.NORM and self._is_own(unit)
+            self._note("surplus norm" if own else "extra", unit, None)
+            self._filled |= set(unit.names)
+            if own and unit.operand is not None:
+                self._forced.outputs[unit.last] = unit.operand  # what comes behind is seen as if it were not there
+            return []
+        far = self._apart(unit, mate)
+        skipped = next((one for one in theirs if self._free(one) and skips(unit, one)), None)
+        if skipped is not None:
+            self._note("missing", unit, skipped, far)
+            self._used |= set(skipped.names)
+            mate = next((one for one in like if theirs.index(one) > theirs.index(skipped)), mate)
+        else:
+            if far > CLOSE:
+                mate = self._in_order(unit, like)
+            self._note("activation", unit, mate, far, near=self._nearest(unit, like))
+        self._force(unit, mate)
+        return [one for one in like if together(one, mate)]
+
+    def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: Trace) -> bool:
+        """Whether nothing of the reference is due: a norm like none of its, where the module has more of them."""
+        if unit.kind is not Kind.NORM or (self._apart(unit, mate) <= CLOSE and not self._is_own(unit)):
+            return False
+        ours = [one for one in trace.units if self._is_open(one) and one.kind is Kind.NORM]
+        return len(like) < len(ours)
+
+    def _is_gate(self, unit: Unit, mate: Unit) -> bool:
+        """Whether it is no norm of the reference's at all: far from the nearest, and made of other parts."""
+        alike = (bool(unit.weights), bool(unit.biases)) == (bool(mate.weights), bool(mate.biases))
+        return unit.kind is Kind.NORM and not alike and self._apart(unit, mate) > CLOSE
+
+    def _in_order(self, unit: Unit, like: Sequence[Unit]) -> Unit:
+        """The first of these whose tensors have the sizes of the unit's."""
+        shapes, others = self.port.shapes, self.reference.shapes
+        fits = [one for one in like if extents(one.names[:1], others) == extents(unit.names[:1], shapes)]
+        return (fits or list(like))[0]
+
+    def _nearest(self, unit: Unit, like: Sequence[Unit]) -> tuple[tuple[str, float], ...]:
+        """What of the reference's comes nearest to what the unit is given."""
+        far = sorted((self._apart(unit, one), one.names[0]) for one in like)
+        return tuple((name, size) for size, name in far[:3] if size < float("inf"))

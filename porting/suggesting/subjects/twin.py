@@ -1,0 +1,325 @@
+"""A small random model of the checkpoint's own architecture, on which everything is tried out.
+
+Its config is the checkpoint's with small sizes, all different, so that a shape says which axis is which.  Its weights
+are drawn as training leaves them: no bias is zero and no gain is one, for those would hide what a table gets wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.errors import Code, Fault, option
+from porting.loading import same_bits
+from porting.notation.field import held
+from porting.suggesting.subjects.fields import NESTED, Role, fields_of, role_of
+from porting.target import named_tensors
+from porting.tracing.faults import VerifyError
+from porting.verification.reference import load_reference
+
+
+@dataclass(frozen=True)
+class Measures:
+    """A twin's sizes; no two of these or of their products are equal, so that a shape says which axis is which."""
+
+    heads: int
+    head_size: int
+    vocabulary: int
+    positions: int
+    depth: int
+    loud: bool = False
+    narrow: int = 24
+
+
+SMALL, DEEP = Measures(5, 8, 97, 61, 2), Measures(6, 12, 131, 83, 64, loud=True)
+"""The twin that is searched; and one with as many layers as the checkpoint, up to 64, and with loud features, as large
+models have them, so that a clamp shows."""
+
+LOUD = 40.0
+"""The gain of a loud feature."""
+
+_WILD = 1e6
+"""No weight is larger: a tensor that is has never been given values."""
+
+_OF_DEPTH = frozenset({"stage_names", "out_features", "out_indices"})
+"""Fields of a backbone that follow from its depth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin:
+    """The twin.
+
+    Attributes:
+        checkpoint: it as a checkpoint.
+        architecture: its class, as transformers spells it.
+        reference: it as a module, in float64.
+        tensors: what its file holds, in float64, by name.
+        files: the reference's parameter or buffer -> the name in the file.
+        prefix: what the names of the trunk begin with where a head stands on it; may be empty.
+        shrunk: whether its sizes are its own, and not the checkpoint's.
+    """
+
+    checkpoint: Checkpoint
+    architecture: str
+    reference: nn.Module
+    tensors: Mapping[str, Tensor]
+    files: Mapping[str, str]
+    prefix: str
+    shrunk: bool
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """Its ``config.json``."""
+        return self.checkpoint.config
+
+
+def architecture_of(config: Mapping[str, object], asked: str | None) -> str:
+    """The class that transformers runs the checkpoint with.
+
+    Raises:
+        VerifyError: nothing says which.
+    """
+    declared = config.get("architectures")
+    names = [asked] if asked else list(declared) if isinstance(declared, list) else []
+    if not names:
+        message = "config.json does not say which architecture the reference has"
+        hint = f"name it: {option('architecture')}, as transformers spells it"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
+    return str(names[0])
+
+
+def usual_architectures(config: Mapping[str, object]) -> tuple[str, ...]:
+    """The classes that transformers has for such a config, the plain model first; none for a model type of others."""
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415  # as in make_twin
+
+    kinds = ("MODEL", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL_FOR_PRETRAINING")
+    named: list[str] = []
+    for kind in kinds:
+        found = getattr(modeling_auto, f"{kind}_MAPPING_NAMES", {}).get(config.get("model_type"), ())
+        named += [found] if isinstance(found, str) else found
+    return tuple(dict.fromkeys(named))
+
+
+def shrink(
+    config: Mapping[str, object], *, inner: int = 0, even: bool = False, to: Measures = SMALL
+) -> dict[str, object]:
+    """The config with small sizes.
+
+    Args:
+        config: the checkpoint's, with every field that transformers knows.
+        even: give a decoder as many layers as the encoder, where the checkpoint has them so.
+        inner: the size of the feed-forward part, where a module reckons its own; else so many times the width as in the
+            checkpoint, if that is a whole number: a module may say ``4 *``.
+        to: the sizes.
+    """
+    small = dict(config)
+    sizes = {name: value for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)}
+    hidden, heads, groups = (_first(role, sizes) for role in (Role.HIDDEN, Role.HEADS, Role.GROUPS))
+    count = 1 if heads == 1 else to.heads
+    shared = heads // groups if groups and heads else 1
+    if shared > 1 and groups > 1:  # several heads share a key
+        count = 2 * min(shared, 3)
+    width = (count if count > 1 else to.heads) * to.head_size
+    new: dict[Role | None, int] = {
+        Role.HIDDEN: width,
+        Role.HEADS: count,
+        Role.HEAD_SIZE: to.head_size,
+        Role.VOCABULARY: to.vocabulary,
+        Role.POSITIONS: to.positions,
+        Role.IMAGE: 12,
+        Role.PATCH: 4,
+    }
+    for name, value in sizes.items():
+        role = _role(name, sizes) if value > 0 else None
+        if role is Role.HIDDEN and name == "embedding_size" and value != hidden:
+            small[name] = to.narrow
+        elif role in new:
+            small[name] = new[role]
+        elif role is Role.DEPTH and "group" not in name:
+            small[name] = min(value, to.depth + ("decoder" in name and not even))
+        elif role is Role.GROUPS:
+            small[name] = count if value == heads else 1 if value == 1 else 2
+        elif role is Role.INNER:
+            ratio = value / hidden if hidden else 4.0
+            small[name] = inner or (round(ratio * width) if ratio == int(ratio) else 4 * width - 4)
+        elif name.endswith("token_id") and value >= to.vocabulary:
+            small[name] = to.vocabulary - 1
+    layers = config.get("layer_types")
+    if isinstance(layers, list):
+        small["layer_types"] = layers[: to.depth]
+    return small
+
+
+def _role(name: str, sizes: Mapping[str, int]) -> Role | None:
+    if name == "hidden_dim":  # the width where it stands alone, the inner size next to another word for the width
+        return Role.INNER if any(one in sizes for one in ("dim", "d_model", "hidden_size")) else Role.HIDDEN
+    return Role.POSITIONS if name == "n_ctx" else role_of(name)
+
+
+def _first(role: Role, config: Mapping[str, object]) -> int:
+    value = next((config[one] for one in fields_of(role, config)), 0)
+    return value if isinstance(value, int) else 0
+
+
+def make_twin(
+    config: Mapping[str, object],
+    architecture: str,
+    folder: Path,
+    *,
+    small: bool,
+    seed: int,
+    even: bool = False,
+    inner: int = 0,
+    to: Measures = SMALL,
+) -> Twin:
+    """Make a twin and write it as a checkpoint.
+
+    Args:
+        config: the checkpoint's ``config.json``.
+        architecture: its class.
+        folder: where to write it.
+        small: with small sizes, else with the checkpoint's own.
+        seed: of its weights.
+        even: with as many layers in the decoder as in the encoder.
+        inner: as in :func:`shrink`.
+        to: the small sizes.
+
+    Raises:
+        VerifyError: transformers has no such class, or cannot build it with these sizes.
+    """
+    import transformers  # noqa: PLC0415  # as in verification/reference.py: only those who run it pay for it
+
+    found = getattr(transformers, architecture, None)
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+        message = f"transformers {transformers.__version__} has no model {architecture!r}"
+        hint = f"name another: {option('architecture')}, as transformers spells it"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
+    kind: Any = found  # its methods have no types
+    plain = {name: value for name, value in config.items() if not held(config, NESTED.get(name, "").partition("/")[0])}
+    complete: Any = kind.config_class.from_dict(plain)
+    if small:
+        known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
+        named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
+        made = shrink({**named, **known}, even=even, inner=inner, to=to)
+        for part in ("text_config", "vision_config"):
+            if isinstance(known.get(part), dict):
+                made[part] = shrink(known[part], to=to)
+        complete = kind.config_class.from_dict({name: made[name] for name in known})
+    torch.manual_seed(seed)
+    try:
+        model: nn.Module = kind._from_config(complete, attn_implementation="eager")
+    except Exception as error:  # the reference may refuse a size for reasons of its own
+        said = str(error).strip().partition("\n")[0]
+        message = f"transformers cannot build {architecture} with these sizes: {type(error).__name__}: {said}"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
+    draw(model, seed)
+    if to.loud:
+        _raise(model)
+    saving: Any = model
+    folder.mkdir(parents=True, exist_ok=True)
+    complete.architectures = [architecture]
+    saving.save_pretrained(folder)
+    _complete(folder / "config.json", config, complete.to_dict())
+    checkpoint = open_checkpoint(folder)
+    reference = load_reference(checkpoint, architecture, torch.float64)
+    stored = {name: checkpoint.read(name, own=True) for name in checkpoint.tensors}
+    base = str(getattr(kind, "base_model_prefix", ""))
+    return Twin(
+        checkpoint=checkpoint,
+        architecture=architecture,
+        reference=reference,
+        tensors={name: one.double() if one.is_floating_point() else one for name, one in stored.items()},
+        files=_named(reference, stored),
+        prefix=f"{base}." if base and any(name.startswith(f"{base}.") for name in stored) else "",
+        shrunk=small,
+    )
+
+
+def _complete(path: Path, config: Mapping[str, object], known: Mapping[str, object]) -> None:
+    """Have the twin's config say every field that the checkpoint's says, also those at their default."""
+    said = json.loads(path.read_text(encoding="utf-8"))
+    said |= {name: known[name] for name in config if name not in said and name in known}
+    path.write_text(json.dumps(said, indent=2, default=str), encoding="utf-8")
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a buffer is a constant of two values, such as a causal mask: nothing that is learned.
+
+    >>> is_mask(torch.ones(3, 3).tril()), is_mask(torch.zeros(3, 3))
+    (True, False)
+    """
+    if isinstance(tensor, nn.Parameter) or tensor.numel() < 3 or tensor.is_meta:
+        return False
+    return len(torch.unique(tensor)) == 2
+
+
+def is_frequencies(tensor: Tensor) -> bool:
+    """Whether a buffer is a geometric row, as rotary embeddings compute it.
+
+    >>> is_frequencies(10000.0 ** -torch.arange(0, 1, 0.25)), is_frequencies(torch.ones(4))
+    (True, False)
+    """
+    if isinstance(tensor, nn.Parameter) or tensor.ndim != 1 or tensor.numel() < 3 or not tensor.is_floating_point():
+        return False
+    steps = tensor[1:].double() / tensor[:-1].double()
+    return bool(steps[0] != 1.0) and bool(torch.allclose(steps, steps[0].expand_as(steps), rtol=1e-5))
+
+
+def draw(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
+    """Draw every parameter at the scale that training leaves behind.
+
+    Args:
+        model: what is drawn.
+        seed: of the numbers.
+        buffers: draw the buffers that are saved as well, masks and rotary frequencies left out.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    saved = set(model.state_dict())
+    with torch.no_grad():
+        kept = [(name, one) for name, one in model.named_buffers() if name in saved and one.is_floating_point()]
+        kept = [(name, one) for name, one in kept if buffers and not (is_mask(one) or is_frequencies(one))]
+        for name, tensor in (*model.named_parameters(), *kept):
+            frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            if frozen and bool(tensor.abs().max() < _WILD):
+                continue  # a table that is computed; memory as it was found is none
+            noise = torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
+            gain = tensor.ndim == 1 and name.endswith("weight")
+            spread = 0.2 if tensor.ndim < 2 else max(0.1, 1.0 / math.sqrt(tensor.shape[-1]))
+            tensor.copy_((1.0 if gain else 0.0) + spread * noise)
+
+
+def _raise(model: nn.Module) -> None:
+    """Make every eleventh feature of a norm loud."""
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.ndim == 1 and name.endswith("weight"):
+                tensor[::11] *= LOUD
+
+
+def _named(reference: nn.Module, held: Mapping[str, Tensor]) -> dict[str, str]:
+    """Which name of the file each of the reference's tensors has: by the bits, since those are all different."""
+    found: dict[str, str] = {}
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for name, tensor in held.items():
+        by_shape.setdefault(tuple(tensor.shape), []).append(name)
+    for name, tensor in named_tensors(reference):
+        if name in held and _same(tensor, held[name]):
+            found[name] = name
+            continue
+        alike = by_shape.get(tuple(tensor.shape), ())
+        match = next((one for one in alike if _same(tensor, held[one])), None)
+        if match is not None:
+            found[name] = match
+    return found
+
+
+def _same(tensor: Tensor, stored: Tensor) -> bool:
+    return tensor.shape == stored.shape and same_bits(tensor.detach().to(stored.dtype), stored)

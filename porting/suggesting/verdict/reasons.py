@@ -1,0 +1,137 @@
+"""What remains of a difference, by name: the catalogue's entries that turn the reference into the module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from porting.causes.catalogue import THEMES
+from porting.causes.naming import Finding
+from porting.suggesting.draft.generalise import indexed
+from porting.suggesting.search.finding import CLOSE
+from porting.suggesting.verdict.proving import Proof
+from porting.suggesting.verdict.suggestion import Reason
+
+MOSTLY = 0.99
+"""A small difference is put down to the nearest entry if that explains so much of it."""
+
+ALSO = 0.9
+"""And so much of it is enough where the entry is named elsewhere and the rest has a cause of its own."""
+
+FINE = 2.0**-24
+"""A difference in float64 that float32 cannot tell, of the activation's scale: half of its last digit."""
+
+_THEMES = MappingProxyType({cause.name: theme for theme, causes in THEMES.items() for cause in causes})
+_FUNCTIONS = frozenset({"norms", "activations", "masks", "structure", "limits", "outputs"})
+_OF_WEIGHTS = frozenset(
+    {
+        "LayerNorm gain missing", "LayerNorm bias missing", "RMSNorm gain missing", "length for root mean square",
+        "norm gain with 1 added", "norm gain without 1 added", "layers in another order",
+    }
+)  # fmt: skip
+_NO_WEIGHTS = frozenset(
+    {
+        "softmax over the queries", "softmax over the heads", "number of heads", "rotary theta", "rotary missing",
+        "rotary scaling", "rotary scaling missing", "rotary on a part of the head", "rotary on the whole head",
+        "rotary positions counted around padding", "ALiBi missing", "ALiBi of the other sign", "ALiBi slopes",
+    }
+)  # fmt: skip
+"""Entries of these themes say that another function is computed, whatever the weights are; of the others, that other
+weights might do it: moved, scaled or in another order, as a table can have them.  The names are the exceptions."""
+
+
+def known(proof: Proof, *, guessed: bool = False) -> list[Reason]:
+    """Each cause that the catalogue names, with the size of the difference that it makes.
+
+    Args:
+        proof: the proof.
+        guessed: some places were filled without being sure.  A cause that is found with weights that may be others'
+            shows nothing; nor does one behind a place that nobody can explain.
+    """
+    order = [] if proof.report is None else [probe.port for probe in proof.report.probes]
+    first = min((order.index(one.probes[0]) for one in unknown(proof) if one.probes[0] in order), default=len(order))
+    found = []
+    for one in _findings(proof):
+        if one.name:
+            sure = not guessed and one.probes[0] in order[:first]
+            found.append(_reason(one) if sure else replace(_reason(one), shown=False))
+        elif _near(one):
+            found.append(_mostly(one))
+    return found
+
+
+def unknown(proof: Proof) -> list[Finding]:
+    """What the catalogue has no name for."""
+    return [one for one in _unnamed(proof) if one.difference > FINE]
+
+
+def elsewhere(one: Finding, proof: Proof) -> bool:
+    """Whether a small difference comes mostly from a cause that is named at other places."""
+    names = {other.name for other in _findings(proof) if other.name}
+    return one.difference <= CLOSE and any(near.name in names and near.share >= ALSO for near in one.nearest[:1])
+
+
+def fine(proof: Proof) -> Iterator[Reason]:
+    """Differences without a name that float32 cannot tell, as a constant makes that is kept in it or typed by hand."""
+    some = [one for one in _unnamed(proof) if one.difference <= FINE]
+    if some:
+        size, where = max(one.difference for one in some), several([probe for one in some for probe in one.probes])
+        text = f"{where} is rounded otherwise, as with a constant in float32 or in few digits: {_far(size)}"
+        yield Reason(kind="rounding", said=text, size=size)
+
+
+def _unnamed(proof: Proof) -> list[Finding]:
+    return [one for one in _findings(proof) if not one.name and not _near(one)]
+
+
+def _findings(proof: Proof) -> Sequence[Finding]:
+    return () if proof.report is None else proof.report.causes
+
+
+def _near(one: Finding) -> bool:
+    return one.difference <= CLOSE and bool(one.nearest) and one.nearest[0].share >= MOSTLY
+
+
+def _reason(one: Finding) -> Reason:
+    kind = _THEMES.get(one.name, "several")
+    final = (kind in _FUNCTIONS and one.name not in _OF_WEIGHTS) or one.name in _NO_WEIGHTS
+    detail = f" ({one.detail})" if one.detail else ""
+    advice = "" if final or one.difference <= CLOSE else "; weights that are moved or scaled might do it, by hand"
+    text = f"{one.name}{detail}, at {several(one.probes)}: {_far(one.difference)}{advice}"
+    return Reason(kind=kind, said=text, size=one.difference, shown=final and one.difference > CLOSE)
+
+
+def _mostly(one: Finding) -> Reason:
+    near = one.nearest[0]
+    detail = f" ({near.detail})" if near.detail else ""
+    text = f"{near.name}{detail}, at {several(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
+    return Reason(kind=_THEMES.get(near.name, "several"), said=text, size=one.difference)
+
+
+def _far(size: float) -> str:
+    return f"off by {size:.0e} of the activation's scale"
+
+
+def several(probes: Sequence[str]) -> str:
+    """A few names for many places.
+
+    >>> several(["h.0.norm", "h.1.norm", "."])
+    'h.{i}.norm and what is returned'
+    """
+    names = ["what is returned" if one == "." else one for (one,) in indexed([(probe,) for probe in probes])]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    names = names[:3]
+    return f"{', '.join(names)}{more}" if more else " and ".join(", ".join(names).rsplit(", ", 1))
+
+
+def puzzles(findings: Sequence[Finding]) -> Iterator[Reason]:
+    """What nobody can name, with what comes nearest to it."""
+    for one in findings[:1]:
+        near = "; ".join(
+            f"{some.name}{f' ({some.detail})' if some.detail else ''} would explain {100 * some.share:.0f} % of it"
+            for some in one.nearest
+            if some.share >= 0.1
+        )
+        text = f"{several(one.probes)} computes something else: {_far(one.difference)}"
+        yield Reason(kind="unknown", said=f"{text}{f'; {near}' if near else ''}", size=one.difference)

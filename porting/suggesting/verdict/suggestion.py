@@ -1,0 +1,179 @@
+"""What came of a suggestion: the table, the verdict, and the reasons for it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from porting.checkpoint.atomic import check_destination, new_file, write_all
+from porting.notation.table import Table, parse_table
+from porting.suggesting.draft.unmapped import Near, Unmapped, listed
+from porting.suggesting.subjects.asking import Decision
+
+
+class Verdict(StrEnum):
+    """How much of the checkpoint can live in the module, as far as it was shown."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+    TRUNK = "trunk only"
+    IMPOSSIBLE = "impossible"
+    NOT_FOUND = "not found"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why a verdict is not *exact*.
+
+    Attributes:
+        kind: what it is about: ``"bias"``, ``"missing norm"``, ``"mask"`` ..., or the theme of the catalogue of causes
+            that names it: ``"norms"``, ``"activations"``, ``"structure"`` ...
+        said: in one sentence.
+        size: the difference that it makes, relative to the activation's scale; None where none was measured.
+        shown: it was shown, and no table can do anything about it.
+    """
+
+    kind: str
+    said: str
+    size: float | None = None
+    shown: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What speaks for a line of the table.
+
+    Attributes:
+        line: the line.
+        decided: ``"its place"`` when nothing else was possible there, ``"what it computes"`` when several were tried,
+            or that it is a guess.
+        said: in words, a line each: its place, what the names say, what was tried and by how much the nearest others
+            lost, and what was proven.
+    """
+
+    line: str
+    decided: str
+    said: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """How far a search came that found no table.
+
+    Attributes:
+        proven, places: so many activations in a row are the reference's own, of how many that were compared.
+        behind: the last of them, a module's path; empty where there is none.
+        at: the tensor of the module where it went no further; empty where all was mapped.
+        near: what of the reference's comes nearest there.
+    """
+
+    proven: int
+    places: int
+    behind: str = ""
+    at: str = ""
+    near: tuple[Near, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        count = f"{self.proven} of {self.places} activations compared"
+        until = f"everything up to {self.behind} is proven ({count})" if self.behind else "nothing could be proven"
+        at = f"; then nothing fits {self.at}" if self.at else ""
+        near = f", nearest there: {', '.join(map(str, self.near))}" if self.near else ""
+        return f"{until}{at}{near}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """The result of :func:`porting.suggest`.
+
+    Attributes:
+        verdict: how much of the checkpoint can live in the module.
+        text: the table, as TOML.
+        reasons: why the verdict is not *exact*.
+        missing: parts of the reference that the module does not have.
+        unmapped: tensors of either side that have no counterpart.
+        limits: what the proof did not see, in words.
+        stop: how far it came, where nothing was found.
+        evidence: what speaks for each line.
+        proof: the sentence of the float64 proof; empty when there was none.
+        difference: the largest difference in the proof, relative to the activation's scale; None without a proof.
+        proven_on: ``"the checkpoint"`` or ``"a small twin"``.
+        shown: how many of the module's tensors the proof saw at work, of how many.
+        decisions: what was the user's to decide, with the answers or the defaults.
+        trials: how many candidates were run.
+        seconds: how long it all took.
+    """
+
+    verdict: Verdict
+    text: str
+    reasons: tuple[Reason, ...] = ()
+    missing: tuple[str, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+    limits: tuple[str, ...] = ()
+    stop: Stop | None = None
+    evidence: tuple[Evidence, ...] = ()
+    proof: str = ""
+    difference: float | None = None
+    proven_on: str = ""
+    shown: tuple[int, int] = (0, 0)
+    decisions: tuple[Decision, ...] = ()
+    trials: int = 0
+    seconds: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether all of what was mapped is proven, and nothing of the module's is left."""
+        return self.verdict is Verdict.EXACT
+
+    @property
+    def proven(self) -> bool:
+        """Whether what the table maps was proven in float64: so for *exact*, and for *trunk only*."""
+        return self.verdict in {Verdict.EXACT, Verdict.TRUNK}
+
+    @property
+    def table(self) -> Table:
+        """The table, parsed."""
+        return parse_table(self.text, where="suggested")
+
+    def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the table to a file, whole or not at all.
+
+        Args:
+            path: the file.
+            overwrite: whether it may take the place of what stands there.
+
+        Raises:
+            CheckpointError: something stands there, there is no such directory, or it cannot be written.
+        """
+        path, content = Path(path), self.text.encode()
+        check_destination(path, overwrite=overwrite)
+        with new_file(path, size=len(content), overwrite=overwrite) as descriptor:
+            write_all(descriptor, content)
+        return path
+
+    def explain(self, wanted: str = "") -> str:
+        """The evidence for the lines that contain ``wanted``, in words."""
+        some: Sequence[Evidence] = [one for one in self.evidence if wanted in one.line]
+        told = ("\n".join(_folded(part) for part in one.said.splitlines()) for one in some)
+        return "\n".join(f"{one.line}\n{said}" for one, said in zip(some, told, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, for JSON."""
+        return {"proven": self.proven, **asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict.upper()}  {self.proof}".rstrip()]
+        lines += [f"  {one.said}" for one in self.reasons]
+        lines += [f"  missing: {one}" for one in self.missing]
+        lines += [f"  not shown: {one}" for one in self.limits]
+        lines += [f"  {one}" for one in listed(self.unmapped)]
+        return "\n".join(lines)
+
+
+def _folded(line: str) -> str:
+    return textwrap.fill(line, 110, initial_indent="    ", subsequent_indent="      ")
