@@ -97,8 +97,9 @@ class Outcome:
 
     @property
     def reason(self) -> bool:
-        """Whether the reason is right; a variant without a flaw needs none."""
-        return self.verdict and self.style.expected[1] in self.said
+        """Whether the reason is right; a variant without a flaw needs none, nor one that a table takes in."""
+        proven = self.found is not None and self.found.proven and self._agrees
+        return self.verdict and (proven or self.style.expected[1] in self.said)
 
     @property
     def placed(self) -> bool:

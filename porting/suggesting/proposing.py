@@ -179,7 +179,8 @@ def _proposed(
     if not fits and proof.exact and _numbers(checkpoint) < LARGE:
         own = prover.on(checkpoint, final, fresh=fresh)
         own = None if own.late else own  # the twin's is a proof as well
-    behind = prover.behind(made, fresh=fresh, deep=own is None) if proof.exact and not fits else Beyond()
+    deep = replace(made, probes=final.probes) if own is None else None
+    behind = prover.behind(made, fresh=fresh, deep=deep) if proof.exact and not fits else Beyond()
     verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped, behind)
     if verdict.verdict in {Verdict.EXACT, Verdict.TRUNK}:  # what looked like a guess was confirmed further behind
         lines, of = ([_confirmed(one) for one in some] for some in (lines, final.lines))
@@ -260,13 +261,14 @@ class _Prover:
         """The table's proof on the checkpoint itself."""
         return self._proven(checkpoint, made, "proving on the checkpoint", fresh=fresh)
 
-    def behind(self, made: Draft, *, fresh: bool, deep: bool) -> Beyond:
+    def behind(self, made: Draft, *, fresh: bool, deep: Draft | None) -> Beyond:
         """What is seen on the twin behind the proof."""
         self.tell("proving on other rows", 0, 0)
         table = parse_table(write(made), where="suggested")
+        deeper = None if deep is None else parse_table(write(deep), where="suggested")
         try:
             with bounded(self.until):
-                return beyond(self.into, table, self.subjects, seed=self.seed, fresh=fresh, deep=deep)
+                return beyond(self.into, table, self.subjects, seed=self.seed, fresh=fresh, deep=deeper)
         except OutOfTime:
             return Beyond(limits=("other rows, masks and calls: the limit was met before they were tried",))
 

@@ -290,7 +290,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "LLMs-from-scratch": Recipe(
         folder="LLMs-from-scratch/pkg", make=rasbt(), architecture="GPT2LMHeadModel", fields=GPT2,
-        verdict=Verdict.TRUNK, reason="out_head.weight",
+        verdict=Verdict.APPROXIMATE, reason="by 2e-09",  # the root in its GELU is a float32 tensor
     ),
     "LLMs-from-scratch-fast": Recipe(
         folder="LLMs-from-scratch/pkg", make=rasbt("GPTModelFast"), architecture="GPT2LMHeadModel", fields=GPT2,

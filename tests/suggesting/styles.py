@@ -182,13 +182,13 @@ FLAWS: Mapping[str, Right] = {
     "other gelu": _one(_A, "activation"),
     "relu": _one(_I, "activation"),
     "other eps": _one(_A, "eps"),
-    "unbiased norms": _one(_A, "unbiased"),
+    "unbiased norms": (frozenset({_A, _E, _T}), "unbiased"),  # a gain takes it in, but for where eps is added
     "no mask": _one(_I, "mask"),
     "mask over queries": _one(_I, "mask"),
     "mask behind softmax": _one(_I, "mask"),
     "not causal": _WRONG,
     "causal off by one": _WRONG,
-    "extra norm": _one(_N, "extra"),  # one that does nothing would do, so it is not impossible
+    "extra norm": (frozenset({_I, _N}), "norm"),  # not impossible where a norm behind it might take it away again
     "unscaled attention": _one(_N),  # the query's weights could take the scale in
     "attention scaled twice": _one(_N),  # as above
     "typed scale": (frozenset({_A, _N}), ""),

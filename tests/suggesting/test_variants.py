@@ -84,3 +84,28 @@ def test_a_seed_is_a_variant() -> None:
     one, two, other = (list(Variant(drawn(seed), sizes).state_dict()) for seed in (5, 5, 9))
     assert one == two
     assert one != other
+
+
+def test_a_lazy_module_that_looks_at_pictures_takes_shape() -> None:
+    one = tried(replace(drawn(71, flawed=False), lazy=True))
+    assert one.style.family.architecture == "ViTModel"
+    assert (one.verdict, one.false_proof) == (True, False), one.said
+
+
+@pytest.mark.parametrize("qkv", ["heads", "raw heads"])
+def test_heads_of_their_own_out_of_a_tensor_that_has_all_of_a_head_together(qkv: str) -> None:
+    style = drawn(9, flawed=False)
+    assert style.family.architecture == "GPTNeoXModel"
+    one = tried(replace(style, qkv=qkv, lazy=False))
+    assert (one.came, one.false_proof) == ("exact", False), one.said
+    assert one.found is not None
+    assert ".query_key_value.weight [(h p d) e]" in one.found.text
+
+
+def test_what_the_last_layer_gives_is_what_a_module_without_a_last_norm_returns() -> None:
+    """The twin has two layers, the checkpoint three."""
+    one = tried(replace(drawn(6, flawed=False), flaw="no last norm", lazy=False))
+    assert one.style.family.architecture == "CTRLModel"
+    assert (one.came, one.false_proof) == ("trunk only", False), one.said
+    assert one.found is not None
+    assert '"h.2 ' in one.found.text

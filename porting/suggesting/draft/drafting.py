@@ -17,7 +17,7 @@ from porting.plan.align import align
 from porting.suggesting.draft.generalise import Line, lines
 from porting.suggesting.draft.indices import needed, plainer
 from porting.suggesting.draft.leftover import leftover
-from porting.suggesting.draft.probing import probes
+from porting.suggesting.draft.probing import at_depth, probes
 from porting.suggesting.draft.unmapped import Unmapped
 from porting.suggesting.draft.writing import Draft, patterns, write
 from porting.suggesting.search.arrangements import Heads, sizes
@@ -230,7 +230,15 @@ def onto(made: Draft, checkpoint: Checkpoint, subjects: Subjects) -> Draft:
         if not held(checkpoint.config, field) and isinstance(subjects.config.get(field), int | float | str | bool)
     }
     required = {field: values for field, values in made.require.items() if held(checkpoint.config, field)}
-    return replace(again, drops=drops, copies=copies, defaults=defaults, require=required)
+    depths = (number_of(subjects.twin.config, Role.DEPTH), number_of(subjects.config, Role.DEPTH))
+    return replace(
+        again,
+        drops=drops,
+        copies=copies,
+        defaults=defaults,
+        require=required,
+        probes=at_depth(made.probes, *depths),
+    )
 
 
 def _older(line: Line, checkpoint: Checkpoint) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -76,6 +77,24 @@ def probes(
         lines += [(f"{a}{left}", f"{b}{right}") for a, b in alike]
     split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
     return [*_fused(split, port, reference), *lines]
+
+
+def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[tuple[str, str]]:
+    """The lines for a checkpoint of another depth: what a module returns may be what the last layer gives.
+
+    Args:
+        lines: of [probes], for the twin.
+        twins: how many layers the twin has.
+        depth: how many the checkpoint has.
+
+    >>> at_depth([("h.{i}", "blocks.{i}"), ("h.1 [b t e]", ". [t b e]")], 2, 12)
+    [('h.{i}', 'blocks.{i}'), ('h.11 [b t e]', '. [t b e]')]
+    """
+    last = re.compile(rf"(?<=\.){twins - 1}(?=\.|\s|$)")
+    return [
+        (last.sub(str(depth - 1), theirs), ours) if ours.partition(" ")[0] == ROOT else (theirs, ours)
+        for theirs, ours in lines
+    ]
 
 
 def _kind(theirs: str, ours: str) -> tuple[str, str]:

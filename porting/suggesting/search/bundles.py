@@ -220,29 +220,29 @@ def _with(
     into: Mapping[str, int],
 ) -> Iterator[tuple[Move, ...]]:
     """The layouts with these indices for what comes out and what goes in."""
-    named = ({"p"} if count < 0 else set()) | ({head} if per_head else set())
-    source_out = ("p", *out) if count < 0 else tuple(out)
-    plain = len(theirs.shape) == 2
-    if not plain:
+    if len(theirs.shape) != 2:  # a matrix: what comes out, and what goes in
         return
-    axes = [tuple(into), source_out] if theirs.into_first else [source_out, tuple(into)]
-    sources = _piece(theirs, written(axes), count, 0, head)
+    named = ({"p"} if count < 0 else set()) | ({head} if per_head else set())
     atoms = {**({"p": abs(count)} if count > 0 else {}), **{k: v for k, v in out.items() if k not in named}, **into}
-    for layout in spread(atoms, ours.shape):
-        kept = set(atoms) - set(into)
-        target = _piece(ours, written(layout), -count, per_head, head)
-        biases = _biases(
-            ours,
-            theirs,
-            written([source_out]),
-            _bias_axes(ours, atoms, kept, order(layout, kept)),
-            count,
-            per_head,
-            head,
-        )
-        same = not count and not per_head and sources is not None and target is not None and sources.axes == target.axes
-        if sources is not None and target is not None and biases is not None and not same:
+    kept = set(atoms) - set(into)
+    for source_out in _orders(tuple(out), count):
+        axes = [tuple(into), source_out] if theirs.into_first else [source_out, tuple(into)]
+        sources = _piece(theirs, written(axes), count, 0, head)
+        for layout in spread(atoms, ours.shape):
+            target = _piece(ours, written(layout), -count, per_head, head)
+            inner = _bias_axes(ours, atoms, kept, order(layout, kept))
+            biases = _biases(ours, theirs, written([source_out]), inner, count, per_head, head)
+            same = not count and not per_head and sources is not None and target is not None
+            if sources is None or target is None or biases is None or (same and sources.axes == target.axes):
+                continue
             yield (Move((sources,), (target,)), *biases)
+
+
+def _orders(out: tuple[str, ...], count: int) -> list[tuple[str, ...]]:
+    """How what comes out of one of theirs may be cut: projection after projection, or all of one head together."""
+    if count >= 0:
+        return [out]
+    return [("p", *out), *([(out[0], "p", *out[1:])] if len(out) > 1 else [])]
 
 
 def _bias_axes(ours: Matrix, atoms: Mapping[str, int], kept: set[str], wanted: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,13 @@ def is_lazy(module: nn.Module) -> bool:
     return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
 
 
-def warm(module: nn.Module, available: Sequence[str], vocabulary: int, padding: int) -> nn.Module:
+def warm(
+    module: nn.Module,
+    available: Sequence[str],
+    vocabulary: int,
+    padding: int,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> nn.Module:
     """The same module, its lazy parameters materialised by one dry run; anything else is left as it is.
 
     Args:
@@ -29,6 +35,7 @@ def warm(module: nn.Module, available: Sequence[str], vocabulary: int, padding: 
         available: the reference's inputs.
         vocabulary: how many words there are.
         padding: the padding word.
+        shapes: of one image or sound.
 
     Raises:
         VerifyError: no way of running it works; carries what the forward said to the most usual one.
@@ -41,8 +48,9 @@ def warm(module: nn.Module, available: Sequence[str], vocabulary: int, padding: 
     for rules in ways(found):
         way = Way(rules=rules, loose=loose)
         try:
+            given = way.given(sample(way.named, vocabulary, padding, shapes=shapes), dtype)
             with torch.no_grad():
-                module(**way.given(sample(way.named, vocabulary, padding), dtype))
+                module(**{name: one.to(dtype) if one.is_floating_point() else one for name, one in given.items()})
         except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
             first = first or error
             continue

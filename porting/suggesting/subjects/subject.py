@@ -79,7 +79,7 @@ class Subjects:
             number_of(self.twin.config, Role.VOCABULARY, 97),
             number_of(self.twin.config, Role.PADDING),
         )
-        return warm(module, self.available, vocabulary, padding)
+        return warm(module, self.available, vocabulary, padding, shapes_of(self.twin.config))
 
 
 def complete(config: Mapping[str, object], architecture: str) -> dict[str, object]:
@@ -119,7 +119,7 @@ def prepare(
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     refuse_computed(built.module)
     lazy, zeros = is_lazy(built.module), zeros_of(built.module)
-    module = doubled(warm(built.module, available, vocabulary, padding))
+    module = doubled(warm(built.module, available, vocabulary, padding, shapes_of(twin.config)))
     draw(module, seed + 1, buffers=False)
     tell("finding out what forward takes", 0, 0)
     causal = _causal(twin.reference, available, vocabulary, padding)

@@ -43,7 +43,7 @@ class Beyond:
     proof: Proof | None = None
 
 
-def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh: bool, deep: bool) -> Beyond:
+def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh: bool, deep: Table | None) -> Beyond:
     """Try what the proof did not.
 
     Args:
@@ -52,12 +52,13 @@ def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh:
         subjects: how they were run; the module holds what was found.
         seed: of the inputs.
         fresh: some of the module's parameters have no source.
-        deep: nothing of the checkpoint's own size is run, so a twin of its depth is.
+        deep: where nothing of the checkpoint's own size is run: the table for its depth, of which a twin is.
     """
     twin = subjects.twin.checkpoint
 
     def proven(batches: Sequence[Case], of: Checkpoint) -> Proof:
-        return prove(of, into, table, subjects, seed=seed, fresh=fresh, small=True, batches=batches)
+        suited = table if of is twin or deep is None else deep
+        return prove(of, into, suited, subjects, seed=seed, fresh=fresh, small=True, batches=batches)
 
     usual = [*other_rows(subjects, twin.config, seed=seed)]
     masks = [*other_masks(subjects, twin.config, seed=seed)]
@@ -80,7 +81,7 @@ def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh:
                 reasons.append(Reason(kind="mask", said=said, shown=True))
             elif not proof.exact:
                 limits.append(f"{what} {'is computed otherwise' if _counted(proof) else 'gives no numbers'}")
-    if deep and subjects.twin.shrunk:
+    if deep is not None and subjects.twin.shrunk:
         tall, depth = _deep(subjects, proven, seed)
         if tall is not None and tall.report is not None and not tall.exact:
             said = f"the proof holds on 2 layers and does not on {depth}, of another width: {_far(tall)}"
