@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from porting.suggesting.search.finding import GUESS
 from porting.suggesting.search.layouts import Move
-from porting.suggesting.search.naming import meanings, pattern
+from porting.suggesting.search.naming import meanings, parted, pattern
 
 _NUMBER = re.compile(r"\{[^{}]*\}|\d+")
 """A number, or a placeholder, whose numbers are its own."""
@@ -296,15 +296,7 @@ def _joined(some: Sequence[Line], index: str) -> Line | None:
 
 def _split(names: Sequence[str]) -> tuple[str, list[str], str] | None:
     """What is common in front, what differs, what is common behind; None when a placeholder is among what differs."""
-    tokens = [re.findall(r"\{[^{}]*\}|[^._{}]+|[._]", name) for name in names]
-    start = 0
-    while all(start < len(one) and one[start] == tokens[0][start] for one in tokens):
-        start += 1
-    stop = 0
-    while all(len(one) - stop > start and one[-1 - stop] == tokens[0][-1 - stop] for one in tokens):
-        stop += 1
-    middles = ["".join(one[start : len(one) - stop]) for one in tokens]
+    before, middles, after = parted([re.findall(r"\{[^{}]*\}|[^._{}]+|[._]", name) for name in names])
     if not all(middles) or any("{" in one for one in middles) or len(set(middles)) < len(middles):
         return None
-    first = tokens[0]
-    return "".join(first[:start]), middles, "".join(first[len(first) - stop :])
+    return before, middles, after

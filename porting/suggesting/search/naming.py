@@ -70,23 +70,32 @@ def pattern(names: Sequence[str], index: str) -> str:
     >>> pattern(["a.q_lin.w", "a.k_lin.w"], "p"), pattern(["l.0", "l.1", "l.2"], "p")
     ('a.{p:q,k}_lin.w', 'l.{p}')
     """
-    split = [re.findall(r"[^._]+|[._]", name) for name in names]
-    start = 0
-    while all(start < len(one) and one[start] == split[0][start] for one in split):
-        start += 1
-    stop = 0
-    while all(len(one) - stop > start and one[-1 - stop] == split[0][-1 - stop] for one in split):
-        stop += 1
-    middles = ["".join(one[start : len(one) - stop]) for one in split]
-    before, after = "".join(split[0][:start]), "".join(split[0][len(split[0]) - stop :])
+    before, middles, after = parted([re.findall(r"[^._]+|[._]", name) for name in names])
     if middles == [str(number) for number in range(len(names))] and not before[-1:].isdigit():
         return f"{before}{{{index}}}{after}"
     if not all(middles):  # one name has a part more than another: spell out what is common
         cut = before.rfind(".") + 1
         before, middles = before[:cut], [before[cut:] + one for one in middles]
-    while not all(middles):
+    if not all(middles):
         return ""
     return f"{before}{{{index}:{','.join(middles)}}}{after}"
+
+
+def parted(names: Sequence[Sequence[str]]) -> tuple[str, list[str], str]:
+    """What names that are cut into words share in front, what is each one's own, and what they share behind.
+
+    >>> parted([["a", ".", "q", ".", "w"], ["a", ".", "k", ".", "w"]])
+    ('a.', ['q', 'k'], '.w')
+    """
+    first = names[0]
+    start = 0
+    while all(start < len(one) and one[start] == first[start] for one in names):
+        start += 1
+    stop = 0
+    while all(len(one) - stop > start and one[-1 - stop] == first[-1 - stop] for one in names):
+        stop += 1
+    own = ["".join(one[start : len(one) - stop]) for one in names]
+    return "".join(first[:start]), own, "".join(first[len(first) - stop :])
 
 
 def numbered(name: str) -> str:
