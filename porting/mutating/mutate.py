@@ -219,7 +219,8 @@ def _useful(first: Ended, seen: Seen | None, run: _Run) -> Seen:
     Raises:
         MutationError: they say nothing about mistakes: they fail already, there are none, or they do not run the port.
     """
-    last = next((line for line in reversed(first.said.splitlines()) if line.strip()), "")
+    lines = [line for line in first.said.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1] if lines else "")
     where = " ".join(run.tests)
     if first.code is None:
         message, hint = "the tests did not end in time as they are", f"give them more: {option('timeout')}"

@@ -28,7 +28,7 @@ def test_the_page_opens_with_every_part(streamed: Report, tmp_path: Path) -> Non
         assert browser.locator("#heat button").count() == len(streamed.probes)
         assert browser.locator("figure svg").count() == 1
         seen = browser.inner_text("section[aria-labelledby=seen]")
-        assert "which weights reach a probe: a streamed run does not measure it" in seen
+        assert "which weights reach a probe (a streamed run does not measure it)" in seen
         assert "if output_attentions:" in seen
         assert "stream=True" in browser.inner_text("pre")
         browser.get_by_role("button", name="layer 2, attention.key").click()
