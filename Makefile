@@ -19,16 +19,20 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint types wheel families causes bench crash fuzz format clean
+.PHONY: help verify test test-all lint types wheel families references causes bench crash fuzz format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 verify: ## set up, then port the embedded checkpoint and prove the port, layer by layer
 	@$(setup)
 	$(VENV)/bin/porting verify $(ARGS)
 
 test: ## set up, then run the tests
+	@$(setup) --dev
+	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-all: ## set up, then run all tests, those of real sizes included
 	@$(setup) --dev
 	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
@@ -48,6 +52,10 @@ wheel: ## build sdist and wheel, install the wheel into an empty environment and
 families: ## prove every family in every room, and print the verdicts
 	@$(setup) --dev
 	$(python) -m scripts.families $(ARGS)
+
+references: ## verify every model type of transformers that can be built small; ARGS=--write renews the page
+	@$(setup) --dev
+	$(python) -m scripts.references $(ARGS)
 
 causes: ## plant every mistake of the catalogue into every port, and print what the proof says of it
 	@$(setup) --dev

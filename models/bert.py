@@ -13,7 +13,7 @@ Every model takes the same inputs:
     input_ids       [b s]           integer; word pieces
     attention_mask  [b s]           any dtype; 1 or True = attend, 0 or False = padding; None = no padding
     token_type_ids  [b s]           integer; 0 = sentence A (also when None), 1 = sentence B
-    position_ids    [b s] or [1 s]  integer; 0 .. s-1 when None
+    position_ids    [b s] or [1 s]  integer; 0 .. s-1 when None; with ``padding_position`` see there
 
 >>> config = BertConfig(
 ...     vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.models.bert_config import ACTIVATIONS, BertConfig
+from porting.models.positions import counted_positions
 from porting.models.unpadded import Rows
 
 __all__ = ["ACTIVATIONS", "Bert", "BertConfig", "BertOutput", "attention_bias", "initialize"]
@@ -70,10 +71,21 @@ class BertEmbeddings(nn.Module):
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__()
         self.word = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.padding = config.pad_token_id if config.padding_position else None
+        self.position = nn.Embedding(
+            config.max_position_embeddings + config.padding_position,
+            config.hidden_size,
+            padding_idx=0 if config.padding_position else None,
+        )
         self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def positions(self, input_ids: Tensor) -> Tensor:
+        """The position of each token, [1 s], or [b s] where padding is not counted."""
+        if self.padding is None:
+            return torch.arange(input_ids.shape[-1], device=input_ids.device)[None]
+        return counted_positions(input_ids, self.padding)
 
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
@@ -82,7 +94,7 @@ class BertEmbeddings(nn.Module):
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(input_ids)  # [b s]
         if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[-1], device=input_ids.device)[None]  # [1 s]
+            position_ids = self.positions(input_ids)  # [1 s] or [b s]
         summed = self.word(input_ids) + self.token_type(token_type_ids) + self.position(position_ids)
         hidden: Tensor = self.dropout(self.norm(summed))  # [b s e]
         return hidden
@@ -319,10 +331,14 @@ class Bert(nn.Module):
         *,
         output_hidden_states: bool,
     ) -> BertOutput:
-        """As ``forward``, with the n tokens that are no padding in one long row."""
+        """As ``forward``, with the n tokens that are no padding in one long row.
+
+        The pooler reads the first place of a row.  Where that is padding it is zeros here, and with padding it is the
+        state of a padding token.
+        """
         rows = Rows(attention_mask)
         if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[-1], device=input_ids.device)[None]  # [1 s]
+            position_ids = self.embeddings.positions(input_ids)  # [1 s] or [b s]
         hidden = self.embeddings(
             rows.pack(input_ids),
             None if token_type_ids is None else rows.pack(token_type_ids),

@@ -46,6 +46,8 @@ class BertConfig:
         initializer_range: standard deviation of freshly drawn weights.
         pad_token_id: the word piece whose embedding gets no gradient from the input; None: no such piece.
         num_labels: classes of the sequence and of the token classifier.
+        padding_position: padding has a position of its own, 0, and the tokens that are no padding are counted from 1,
+            as in fairseq's models (RoBERTa, MPNet); so padding in front of a row changes no token's position.
 
     Raises:
         ValueError: if a field is out of its range; one line for each such field.
@@ -75,6 +77,7 @@ class BertConfig:
     initializer_range: float = 0.02
     pad_token_id: int | None = 0
     num_labels: int = 2
+    padding_position: bool = False
 
     def __post_init__(self) -> None:
         checks.refuse(self, list(self.faults()))
@@ -90,6 +93,8 @@ class BertConfig:
             yield from checks.probabilities(self, "classifier_dropout")
         yield from checks.positive(self, "layer_norm_eps", "initializer_range")
         yield from checks.padding_word(self)
+        if self.padding_position and self.pad_token_id is None:
+            yield "padding_position=True: expected a pad_token_id, whose position it is"
 
     @property
     def head_size(self) -> int:

@@ -56,7 +56,7 @@ class UntypedEmbeddings(BertEmbeddings):
         if token_type_ids is not None:
             raise ValueError("token_type_ids were passed, and this model knows one kind of text; expected None")
         if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[-1], device=input_ids.device)[None]  # [1 s]
+            position_ids = self.positions(input_ids)  # [1 s] or [b s]
         hidden: Tensor = self.dropout(self.norm(self.word(input_ids) + self.position(position_ids)))  # [b s e]
         return hidden
 

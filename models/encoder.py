@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from porting.models import checks
 from porting.models.attention import LAYOUTS
+from porting.models.positions import counted_positions
 
 __all__ = [
     "Encoder",
@@ -68,6 +69,8 @@ class EncoderConfig:
         pad_token_id: the token whose embedding gets no gradient from the input; None: no such token.
         pooler: whether the classifier first puts token 0 through a linear layer and tanh, as BERT and RoBERTa do.
         num_labels: classes of the classifier.
+        padding_position: padding has a position of its own, 0, and the tokens that are no padding are counted from 1,
+            as in fairseq's models (RoBERTa, MPNet); so padding in front of a row changes no token's position.
 
     Raises:
         ValueError: if a field is out of its range; one line for each such field.
@@ -96,6 +99,7 @@ class EncoderConfig:
     pad_token_id: int | None = 0
     pooler: bool = False
     num_labels: int = 2
+    padding_position: bool = False
 
     def __post_init__(self) -> None:
         checks.refuse(
@@ -118,9 +122,21 @@ class EncoderEmbeddings(nn.Module):
     def __init__(self, *, config: EncoderConfig) -> None:
         super().__init__()
         self.token = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.padding = config.pad_token_id if config.padding_position else None
+        self.longest = config.max_position_embeddings
+        self.position = nn.Embedding(
+            self.longest + config.padding_position,
+            config.hidden_size,
+            padding_idx=0 if config.padding_position else None,
+        )
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def positions(self, input_ids: Tensor) -> Tensor:
+        """The position of each token, [1 s], or [b s] where padding is not counted."""
+        if self.padding is None:
+            return torch.arange(input_ids.shape[-1], device=input_ids.device)[None]
+        return counted_positions(input_ids, self.padding)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Ids [b s] -> embeddings [b s e].
@@ -128,10 +144,10 @@ class EncoderEmbeddings(nn.Module):
         Raises:
             ValueError: if a row is longer than the position table.
         """
-        length, longest = input_ids.shape[-1], self.position.num_embeddings
+        length, longest = input_ids.shape[-1], self.longest
         if length > longest:
             raise ValueError(f"input_ids has {length} tokens a row; max_position_embeddings allows {longest}")
-        positions = torch.arange(length, device=input_ids.device)  # [s]
+        positions = self.positions(input_ids)  # [1 s] or [b s]
         hidden: Tensor = self.dropout(self.norm(self.token(input_ids) + self.position(positions)))  # [b s e]
         return hidden
 

@@ -169,6 +169,22 @@ class ModernBertForTokenClassification(nn.Module):
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
 
+def first(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """The state of each row's first token that is no padding, on whichever side that stands.
+
+    Args:
+        hidden: [b s e].
+        mask: [b s], 1 or True = a token; None: every place is one.
+
+    Returns:
+        [b e].
+    """
+    if mask is None:
+        return hidden[:, 0]
+    places = mask.to(torch.bool).long().argmax(-1)  # [b]
+    return hidden[torch.arange(len(hidden), device=hidden.device), places]
+
+
 class ModernBertForMultipleChoice(nn.Module):
     """The best of c continuations, each encoded with the same beginning."""
 
@@ -196,7 +212,7 @@ class ModernBertForMultipleChoice(nn.Module):
             output_attentions=output_attentions,
         )
         hidden = encoded.last_hidden_state  # [(b c) s e]
-        pooled = mean(hidden, mask) if self.mean else hidden[:, 0]  # [(b c) e]
+        pooled = mean(hidden, mask) if self.mean else first(hidden, mask)  # [(b c) e]
         logits = self.classifier(self.head(pooled)).view(input_ids.shape[:2])  # [b c]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 

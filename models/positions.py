@@ -1,7 +1,8 @@
-"""Positions that are computed and not learned: a sine and a cosine of each of several frequencies.
+"""Where a token stands, and positions that are computed: a sine and a cosine of each of several frequencies.
 
 Paper: Vaswani et al. 2017, "Attention Is All You Need", section 3.5. ``classifier.py``, ``language_model.py`` and
-``seq2seq.py`` add them to their embeddings.
+``seq2seq.py`` add sinusoids to their embeddings. Counting without padding is fairseq's (``fairseq/utils.py``,
+``make_positions``), and so RoBERTa's and MPNet's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,24 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["sinusoidal_positions"]
+__all__ = ["counted_positions", "sinusoidal_positions"]
+
+
+def counted_positions(input_ids: Tensor, padding: int) -> Tensor:
+    """The positions of tokens that are counted without padding: 0 for padding, wherever it stands, and 1, 2, ... else.
+
+    Args:
+        input_ids: [b s], integer.
+        padding: the token that is not counted.
+
+    Returns:
+        [b s].
+
+    >>> counted_positions(torch.tensor([[1, 1, 7, 8]]), 1)
+    tensor([[0, 0, 1, 2]])
+    """
+    real = input_ids.ne(padding).long()  # [b s]
+    return real.cumsum(-1) * real
 
 
 def sinusoidal_positions(length: int, hidden_size: int) -> Tensor:

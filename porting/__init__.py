@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from porting.loading import PortingWarning, load
     from porting.notation import Table, parse_table, read_table
     from porting.plan import Plan, check
+    from porting.recordings import load_recording, save_recording
     from porting.seeing import Attention, attention, attention_of
     from porting.suggesting import Suggestion, suggest
     from porting.text import fill_mask, next_sentence
@@ -49,12 +50,14 @@ __all__ = [
     "fill_mask",
     "inspect_checkpoint",
     "load",
+    "load_recording",
     "next_sentence",
     "open_checkpoint",
     "parse_table",
     "provenance",
     "read_table",
     "record",
+    "save_recording",
     "suggest",
     "verify",
     "verify_files",
@@ -71,6 +74,7 @@ _HOMES = {
     "porting.loading": ("PortingWarning", "load"),
     "porting.notation": ("Table", "parse_table", "read_table"),
     "porting.plan": ("Plan", "check"),
+    "porting.recordings": ("load_recording", "save_recording"),
     "porting.seeing": ("Attention", "attention", "attention_of"),
     "porting.suggesting": ("Suggestion", "suggest"),
     "porting.text": ("fill_mask", "next_sentence"),

@@ -78,6 +78,23 @@ def build(make: Callable[[], nn.Module], within: Bounds = UNBOUNDED) -> nn.Modul
     return module
 
 
+def filled(make: Callable[[], nn.Module]) -> nn.Module:
+    """The module as its builder makes it, with the weights that the builder puts into it.
+
+    Raises:
+        TargetError: the builder fails, or gives something else than a module.
+    """
+    module: object = _whole(make, UNBOUNDED)
+    if not isinstance(module, nn.Module):
+        raise _no_module(module)
+    return module
+
+
+def _no_module(made: object) -> TargetError:
+    message = f"building the module gave a {type(made).__name__}, expected a torch.nn.Module"
+    return TargetError(Fault(code=Code.BAD_TARGET, message=message))
+
+
 def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     """The module as its builder makes it."""
     try:
@@ -104,8 +121,7 @@ def _attempt(
     with torch.device(device), emptying, _counted(within), mode:
         module = make()
     if not isinstance(module, nn.Module):
-        message = f"building the module gave a {type(module).__name__}, expected a torch.nn.Module"
-        raise TargetError(Fault(code=Code.BAD_TARGET, message=message))
+        raise _no_module(module)
     kept = {id(tensor) for reference in mode.made if (tensor := reference()) is not None}
     return module, kept <= {id(tensor) for _, tensor in named_tensors(module)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,9 @@ def _again(function: FunctionType, made: list[tuple[CellType, object]]) -> Funct
 
 
 def _known(value: object, memo: Mapping[int, object]) -> object:
+    """What stands for a value in the copy; a method, such as a compiled ``forward``, is bound to its object's copy."""
+    if isinstance(value, MethodType) and id(value.__self__) in memo:
+        return MethodType(value.__func__, memo[id(value.__self__)])
     return memo.get(id(value), value)
 
 

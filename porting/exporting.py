@@ -42,6 +42,7 @@ class Exported:
         not_written: the followed checkpoint's tensors that have no place in the new architecture.
         files: the files.
         not_copied: files and folders beside the followed checkpoint's weights that were not copied.
+        unnamed: the module's new parameters that no rule gives a name in a checkpoint: they are not in it.
         infinite: for each tensor in which a cast made finite values infinite, how many.
 
     >>> import porting, tempfile
@@ -61,6 +62,7 @@ class Exported:
     files: tuple[str, ...]
     not_copied: tuple[str, ...]
     infinite: Mapping[str, int]
+    unnamed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         follows = f", following {self.follows}" if self.follows else ""
@@ -77,6 +79,7 @@ def export(
     config: object = None,
     architecture: str | None = None,
     dtype: torch.dtype | None = None,
+    fresh: bool = False,
     overwrite: bool = False,
 ) -> Exported:
     """Write a module as a directory that ``transformers.AutoModel.from_pretrained`` loads.
@@ -100,6 +103,7 @@ def export(
         architecture: what the result is called in its config; None to go by the module's class and its tensors.
         dtype: cast floating-point weights to this; None keeps the module's dtypes (if it was loaded with ``dtype=``,
             those are not the checkpoint's, and values that were rounded then stay rounded).
+        fresh: leave the module's new parameters out that no rule gives a name in a checkpoint; a warning names them.
         overwrite: replace a checkpoint that stands at ``path``.
 
     Returns:
@@ -132,7 +136,7 @@ def export(
         _require_followed(checkpoint)
     chosen = table_for(module, table, checkpoint)
     if checkpoint is not None:
-        origin = follow(module, chosen, checkpoint, architecture)
+        origin = follow(module, chosen, checkpoint, architecture, fresh=fresh)
     else:
         origin = imagined(module, chosen, whole_config(module, chosen, config), architecture)
 
@@ -162,6 +166,7 @@ def export(
         files=tuple(sorted(files)),
         not_copied=left,
         infinite=infinite,
+        unnamed=origin.unnamed,
     )
     _warn(result)
     return result
@@ -231,6 +236,7 @@ def _from_shards(
         files=written,
         not_copied=left,
         infinite=infinite,
+        unnamed=origin.unnamed,
     )
 
 
@@ -339,6 +345,9 @@ def _warn(result: Exported) -> None:
     if result.not_written:
         names = ", ".join(left.name for left in result.not_written)
         message = f"{result.path} is a {result.architecture}: {names} of {result.follows} are not in it"
+        warnings.warn(message, PortingWarning, stacklevel=3)
+    if result.unnamed:
+        message = f"no rule says what a checkpoint calls {', '.join(result.unnamed)}: not in {result.path}"
         warnings.warn(message, PortingWarning, stacklevel=3)
     if result.infinite:
         counts = ", ".join(f"{count} of {name}" for name, count in result.infinite.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from porting.plan.imagine import a_like, imagine
 from porting.plan.matching import Matcher
 from porting.plan.move import Described
 from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.plan.wording import group_alike, listed
 from porting.tables import find_table, shipped
 from porting.target import slots
 
@@ -59,6 +60,7 @@ class Origin:
         changed: whether the result is another architecture, or has tensors that the followed checkpoint has not.
         new: the names of those tensors.
         left_out: what of the followed checkpoint the module does not hold.
+        unnamed: new parameters of the module that no rule gives a name in a checkpoint: they are not written.
     """
 
     plan: Plan
@@ -67,6 +69,7 @@ class Origin:
     changed: bool = False
     new: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    unnamed: tuple[str, ...] = ()
 
 
 def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpoint | None) -> Table:
@@ -92,7 +95,9 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=f"pass {option('table')}"))
 
 
-def follow(module: nn.Module, table: Table, checkpoint: Checkpoint, architecture: str | None) -> Origin:
+def follow(
+    module: nn.Module, table: Table, checkpoint: Checkpoint, architecture: str | None, *, fresh: bool = False
+) -> Origin:
     """Follow a checkpoint: its names and spellings, and what the module does not hold.
 
     Args:
@@ -100,6 +105,7 @@ def follow(module: nn.Module, table: Table, checkpoint: Checkpoint, architecture
         table: the table.
         checkpoint: the checkpoint.
         architecture: what the result is to be called; None to go by the module's class and by what is written.
+        fresh: leave new parameters out that no rule gives a name in a checkpoint.
 
     Raises:
         PlanError: module, table and checkpoint do not fit; carries all faults.
@@ -113,12 +119,14 @@ def follow(module: nn.Module, table: Table, checkpoint: Checkpoint, architecture
         plan = _held_against(module, table, checkpoint, loaded=loaded)
     left_out = plan.left_out
     new: tuple[str, ...] = ()
-    if plan.fresh:
+    unnamed = require_named(table, plan.fresh, fresh=fresh)
+    if len(plan.fresh) > len(unnamed):
         read = {name: checkpoint.tensors[name] for step in plan.steps for name in step.sources}
-        added = respelled(_imagine(table, module, plan.fresh, plan.config), table, read)
-        new = tuple(added)
-        whole = ImaginedCheckpoint(tensors={**read, **added}, config=checkpoint.config)
-        plan = check(table, whole, module, dtype=ANY_DTYPE)
+        added = [name for name in plan.fresh if name not in unnamed]
+        more = respelled(_imagine(table, module, added, plan.config), table, read)
+        new = tuple(more)
+        whole = ImaginedCheckpoint(tensors={**read, **more}, config=checkpoint.config)
+        plan = check(table, whole, module, dtype=ANY_DTYPE, fresh=bool(unnamed))
     name, other = _architecture(module, table, checkpoint, architecture, plan.sources if new else None)
     return Origin(
         plan=plan,
@@ -127,7 +135,34 @@ def follow(module: nn.Module, table: Table, checkpoint: Checkpoint, architecture
         changed=bool(new) or other,
         new=new,
         left_out=left_out,
+        unnamed=unnamed,
     )
+
+
+def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[str, ...]:
+    """Those of the module's new tensors that no rule writes: nothing says what a checkpoint calls them.
+
+    Args:
+        table: the table.
+        names: new tensors of the module.
+        fresh: such tensors may be left out.
+
+    Raises:
+        PlanError: there are some, and they may not.
+    """
+    terms = [term for rule in table.rules for term in rule.targets]
+    matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.target_prefix)
+    found = tuple(name for name in names if not matcher.read(name))
+    if found and not fresh:
+        raise PlanError(_nameless(table, found))
+    return found
+
+
+def _nameless(table: Table, names: Iterable[str]) -> Iterator[Fault]:
+    for some in group_alike(names):
+        message = f"{listed(some)} of the module is new, and no rule says what a checkpoint calls it"
+        hint = f"add a rule for it, or leave it out: {option('fresh', True)}"
+        yield Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=message, hint=hint)
 
 
 def _architecture(

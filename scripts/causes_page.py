@@ -18,9 +18,15 @@ _HEAD = """\
 When a module of a port is guilty, `verify` says why. The float64 reference is recorded as a list of the torch functions
 that it called; each entry below rewrites some of these calls, as if the reference had been written with that mistake;
 and what then comes out at the guilty probe is compared with what the port computed there from the reference's own
-inputs. An entry that leaves nothing but rounding (the bound of [the proof](verification.md), 1e-12 of the activation's
-scale) and changes no innocent probe is the cause. The report has its name, its parameter, what it leaves (the
-residual), and how to mend it:
+inputs. An entry is the cause when it leaves nothing but rounding (the bound of [the proof](verification.md), 1e-12 of
+the activation's scale)
+
+1. at the probe, without changing a probe that agrees;
+2. at the same probe in up to three other cases, and in one that is drawn for this: numbers that were fitted to one
+   case are confirmed on others, and so is what a case happens not to tell apart;
+3. end to end: with all causes of the report at once the reference gives what the port gives, to 1e-10, at every probe.
+
+The report has its name, its parameter, what it leaves (the residual), and how to mend it:
 
 ```
 cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-16 of 8e-05
@@ -33,8 +39,19 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
   steepness: the usual values are tried as they are, and any other is found from the port's own values, confirmed by
   what it leaves, and said as a person would have written it:
   `eps is 3e-06 where the reference has 1e-12`, `scores are multiplied by 1 / sqrt(10) where 1 / sqrt(8) is expected`.
-- **Ties are ties.** Entries that give the same values on these inputs are all named.
+- **Ties are ties.** Entries that give the same values at the probes, in all these cases and end to end, are all named.
+- **Any step may be wrong.** Where no entry that knows transformers fits, each step of the reference is altered: it
+  reads another tensor of the same shape, two weights are exchanged, it is left out, done twice, or in the other order,
+  an axis is reversed or shifted, two axes are exchanged, a number is another one. What a port does to a value once it
+  is there (a factor, a softmax, another order of the labels) is solved for. A part that computes nothing comparable at
+  a probe is named when the whole model then returns what the port returns, in all cases.
+- **NaN and infinity** are answered by the first operation that gave them, with file and line. An entry is the cause of
+  NaN only when it has NaN at the same places; a softmax over a row of which a mask hides every key has a name of its
+  own, `mask that hides every key`.
+- **A mask of the wrong polarity** in the table's `[inputs]` is seen by running the port with the mask inverted.
 - **Unknown is unknown.** When no entry fits, the three that explain most of the difference are listed, with how much.
+  An entry that fits one probe is not named where a probe of the same layer stays unknown: a wrong name is worse than
+  none.
 - **Rounding has causes, too.** When the meaning is right and the rounding is not, the reference is recorded in the
   working dtype, and an entry is the cause if it reproduces at least three quarters of the port's own rounding error.
 - **No name is needed.** Which tensor plays the query is read off the products that lead to a softmax; the port may be
@@ -49,7 +66,8 @@ where the port's kernels round as the reference's do, which a fused or different
 port does to channels that its table has put in another order is to the reference another mistake, so that a weight that
 is transposed there is no more than other weights; a difference at the noise floor that no module makes by itself has no
 cause; a rotation in complex numbers, and linear biases that are an operand of attention's product (as in BLOOM), are
-not seen as such; of Llama 3's scaling all but the factor is taken to be the usual; and a reference that is a recording
+not seen as such; of Llama 3's scaling all but the factor is taken to be the usual where no config says it; a norm that
+moves to the other end of a branch is confirmed at the probes and not end to end; and a reference that is a recording
 has no functions to rewrite.
 
 This page is written from the catalogue by `python -m scripts.causes --write`.

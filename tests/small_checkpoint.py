@@ -39,10 +39,10 @@ CONFIG: dict[str, Any] = {  # Any: fields of several types
 TRUNK, MLM, NSP = "bert.", "cls.predictions.", "cls.seq_relationship."
 
 
-def tensors(seed: int = 0) -> dict[str, Tensor]:
+def tensors(seed: int = 0, config: dict[str, Any] = CONFIG) -> dict[str, Tensor]:  # Any: as above
     """All tensors of a BertForPreTraining, the tied decoder included, as older files have it."""
     generator = torch.Generator().manual_seed(seed)
-    e, f, v = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+    e, f, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     found: dict[str, Tensor] = {}
 
     def draw(name: str, *shape: int, scale: float = 0.4, mean: float = 0.0) -> None:
@@ -56,10 +56,10 @@ def tensors(seed: int = 0) -> dict[str, Tensor]:
         draw(f"{name}.weight", e, scale=0.2, mean=1.0)
         draw(f"{name}.bias", e, scale=0.2)
 
-    for kind, rows in (("word", v), ("position", CONFIG["max_position_embeddings"]), ("token_type", 2)):
+    for kind, rows in (("word", v), ("position", config["max_position_embeddings"]), ("token_type", 2)):
         draw(f"bert.embeddings.{kind}_embeddings.weight", rows, e)
     norm("bert.embeddings.LayerNorm")
-    for number in range(CONFIG["num_hidden_layers"]):
+    for number in range(config["num_hidden_layers"]):
         layer = f"bert.encoder.layer.{number}"
         for part in ("query", "key", "value"):
             linear(f"{layer}.attention.self.{part}", e, e)

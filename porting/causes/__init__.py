@@ -2,6 +2,6 @@
 
 from porting.causes.catalogue import CATALOGUE
 from porting.causes.cause import Cause
-from porting.causes.naming import Finding, Suspicion
+from porting.causes.finding import Finding, Suspicion
 
 __all__ = ["CATALOGUE", "Cause", "Finding", "Suspicion"]

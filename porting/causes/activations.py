@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -87,6 +88,11 @@ class PoolerTanhMissing(Cause):
                 yield other(site.call, applied(site, lambda value: value))
 
 
+def _tanh_gelu(value: Tensor, *, cubic: float = 0.044715, factor: float = math.sqrt(2 / math.pi)) -> Tensor:
+    """Source: Hendrycks and Gimpel 2016, section 2."""
+    return 0.5 * value * (1 + torch.tanh(factor * (value + cubic * value**3)))
+
+
 def _wrong(function: str, looks: str, fix: str) -> WrongActivation:
     what = f"the activation is the {function} where the reference has another"
     return WrongActivation(
@@ -138,6 +144,26 @@ CAUSES: tuple[Cause, ...] = (
         says="leaky ReLU of slope {}",
         first=1e-3,
         last=0.9,
+    ),
+    Shaped(
+        name="GELU constant",
+        what="the factor of x**3 in the tanh GELU is not 0.044715",
+        looks="differences of 1e-5 to 1e-1",
+        fix="0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
+        function=lambda value, number: _tanh_gelu(value, cubic=number),
+        says="tanh GELU with {} x**3",
+        first=1e-3,
+        last=10.0,
+    ),
+    Shaped(
+        name="GELU factor",
+        what="the factor within the tanh GELU is not sqrt(2 / pi)",
+        looks="differences of 1e-5 to 1e-1",
+        fix="0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
+        function=lambda value, number: _tanh_gelu(value, factor=number),
+        says="tanh GELU with tanh({} * ...), and not sqrt(2 / pi) = 0.798,",
+        first=1e-2,
+        last=1e2,
     ),
     ActivationMissing(
         name="activation missing",

@@ -68,11 +68,13 @@ class Anatomy:
     Args:
         tape: the pass.
         inputs: the model's inputs by name, as ``input_ids``.
+        broken: the port has values that are no numbers, so that a row without a key may be one of NaN.
     """
 
-    def __init__(self, tape: Tape, inputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, tape: Tape, inputs: Mapping[str, Tensor], *, broken: bool = False) -> None:
         self.tape = tape
         self.inputs = inputs
+        self.broken = broken
 
     def called(self, *names: str) -> Iterator[Call]:
         """The calls of some functions."""
@@ -184,7 +186,11 @@ class Anatomy:
         return found
 
     def _reaches(self, ref: Ref, goal: Ref) -> bool:
-        return any(goal in call.reads for call in self.tape.before(ref, lambda call: call.result.number < goal.number))
+        """Whether a tensor was made from another one by something learned, and not by a formula alone."""
+        between = list(self.tape.before(ref, lambda call: call.result.number < goal.number))
+        later = [call for call in between if call.result.number > goal.number]
+        learns = any(one in self.tape.weights for call in later for one in call.reads)
+        return learns and any(goal in call.reads for call in between)
 
     @cached_property
     def words(self) -> Ref | None:

@@ -103,6 +103,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="large differences in every layer; all shapes and names fit",
         fix="norm what goes into the branch: Llama; OLMo 2 norms what comes out of it, and Gemma 2 both",
         wide=True,
+        pinned=True,
     ),
     NormBefore(
         name="norm before the branch",
@@ -110,5 +111,6 @@ CAUSES: tuple[Cause, ...] = (
         looks="large differences in every layer; all shapes and names fit",
         fix="norm what comes out of the branch: OLMo 2; Llama norms what goes into it, and Gemma 2 both",
         wide=True,
+        pinned=True,
     ),
 )

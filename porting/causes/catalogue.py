@@ -11,10 +11,13 @@ from porting.causes import (
     branches,
     clamps,
     embeddings,
+    general,
     grouped,
     heads,
     masks,
     norms,
+    numbers,
+    orders,
     outputs,
     own_norms,
     positions,
@@ -40,6 +43,7 @@ THEMES: Mapping[str, tuple[Cause, ...]] = MappingProxyType(
         "limits": (*soft_caps.CAUSES, *clamps.CAUSES),
         "outputs": outputs.CAUSES,
         "precision": precision.CAUSES,
+        "any step": (*general.CAUSES, *numbers.CAUSES, *orders.CAUSES),
     }
 )
 

@@ -26,6 +26,8 @@ class Cause(ABC):
         fix: what to do about it.
         rough: it reproduces a rounding error, which another order of the same sums changes in its last digits.
         wide: it shows in several places at once; in one alone it looks like something simpler.
+        pinned: its alterations say what a part computes from the reference's values, and do not make up a whole model.
+        general: it is found by trying every step of the reference, and named where no other entry fits.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Cause(ABC):
     fix: str
     rough: bool = False
     wide: bool = False
+    pinned: bool = False
+    general: bool = False
 
     @abstractmethod
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:

@@ -84,6 +84,33 @@ def _moved(one: Embedding, ids: Tensor, offset: float) -> Rewrite:
     return looked_up(one, ids + int(offset))
 
 
+class PositionsEnd(Cause):
+    """Positions that stop, or begin again."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: where they end is looked for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each embedding of positions, by each number that its rows can show."""
+        for one in anatomy.embeddings:
+            if one.role == "positions":
+                ids = anatomy.tape[one.ids]
+                ends = range(max(int(ids.max()) - MOST, 1), int(ids.max()))
+                for way, says in ((_stopped, "they stop at {}"), (_again, "they begin again after {}")):
+                    if ends:
+                        yield dial(one.call, partial(way, one, ids), says.format, ends, whole=True)
+
+
+def _stopped(one: Embedding, ids: Tensor, end: float) -> Rewrite:
+    return looked_up(one, ids.clamp_max(int(end)))
+
+
+def _again(one: Embedding, ids: Tensor, end: float) -> Rewrite:
+    return looked_up(one, ids % (int(end) + 1))
+
+
 class PositionsAroundPadding(Cause):
     """Positions that skip padding, or that do not."""
 
@@ -99,6 +126,7 @@ class PositionsAroundPadding(Cause):
                     yield other(one.call, looked_up(one, start + torch.arange(ids.shape[-1]).expand_as(real)))
                     yield other(one.call, looked_up(one, start + (real.cumsum(-1) - 1).clamp_min(0) * real))
                     yield other(one.call, looked_up(one, start + real.cumsum(-1) * real))
+                    yield other(one.call, looked_up(one, start + (real.cumsum(-1) - 1).clamp_min(0)))
 
 
 def _real(anatomy: Anatomy, length: int) -> Iterator[Tensor]:
@@ -198,10 +226,10 @@ class TypesSwapped(Cause):
     """Types counted from the other end."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
-        """Each embedding of token types, where there are several."""
+        """Each embedding of token types, where the table has several."""
         for one in anatomy.embeddings:
             ids = anatomy.tape[one.ids]
-            if one.role == "types" and anatomy.tape[one.weight].shape[0] > 1 and bool(ids.any()):
+            if one.role == "types" and anatomy.tape[one.weight].shape[0] > 1:
                 yield other(one.call, looked_up(one, anatomy.tape[one.weight].shape[0] - 1 - ids))
 
 
@@ -258,6 +286,12 @@ CAUSES: tuple[Cause, ...] = (
         what="positions are counted from another number",
         looks="large differences; the shapes fit",
         fix="see where the reference's table begins: at 0, or behind pad_token_id, which is often 2",
+    ),
+    PositionsEnd(
+        name="positions end too early",
+        what="positions stop at a number, or begin again after it",
+        looks="nothing in texts that are shorter",
+        fix="take max_position_embeddings from the config",
     ),
     PositionsAroundPadding(
         name="positions counted around padding",

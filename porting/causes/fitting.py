@@ -71,7 +71,8 @@ class Solution:
     def at(self, dials: Sequence[Dial]) -> tuple[Alteration, ...]:
         """The alterations with this value at several places."""
         return tuple(
-            Alteration(where=one.where, rewrites=one.turned(self.value), detail=one.detail(self.text)) for one in dials
+            Alteration(where=one.where, rewrites=one.turned(self.value), detail=one.detail(self.text), value=self.value)
+            for one in dials
         )
 
 
@@ -165,6 +166,13 @@ def _spellings(value: float) -> Iterator[tuple[str, float]]:
         whole = round(value**of) if 0.5 < value**of < most else 0
         if whole:
             yield text.format(whole), float(whole) ** (1 / of)
+    for text, squared in (("sqrt({} pi)", value**2 / math.pi), ("sqrt({} / pi)", value**2 * math.pi)):
+        whole = round(squared) if 0.5 < squared < 1e3 else 0
+        if whole:
+            yield (
+                text.format(whole),
+                math.sqrt(whole * (math.pi if text.endswith(" pi)") and "/" not in text else 1 / math.pi)),
+            )
     for digits in range(4, 12):
         yield _decimal(value, digits)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, dial, other, reads
+from porting.causes.cause import Cause, after, dial, given_instead, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SCALING, SUM
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -153,6 +153,29 @@ def untransposed(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
     yield "(d h) where it is (h d)", (query, key, value)
 
 
+class HeadOrder(Cause):
+    """The heads from the last to the first."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Of each attention what is put together; of query, key and value each."""
+        for one in anatomy.attentions:
+            if any(anatomy.tape[ref].ndim != 4 for ref in (one.query, one.key, one.value)):
+                continue
+            flipped = after(lambda heads: heads.flip(1))
+            yield other(one.context, flipped, "when they are put together", where=one.where)
+            for place, name in enumerate(("queries", "keys")):
+                yield other(one.product, self._flipped(place), f"of the {name}", where=one.where)
+            yield other(one.context, self._flipped(1), "of the values", where=one.where)
+
+    @staticmethod
+    def _flipped(place: int) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            result: Tensor = given_instead(values, call, call.reads[place], values[call.reads[place]].flip(1))
+            return result
+
+        return rewrite
+
+
 class HeadCount(Cause):
     """Another number of heads."""
 
@@ -201,15 +224,35 @@ class SoftmaxAxis(Cause):
     axis: int
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
-        """Each attention."""
+        """Each attention, its mask as it is, far down, and infinitely far down: a whole column may be masked."""
         for one in anatomy.attentions:
             if anatomy.tape[one.masked].ndim < -self.axis:
                 continue
-            rewrites = {one.softmax.number: reads(one.masked, lambda scores: scores.softmax(self.axis))}
-            for shown in anatomy.tape.users(one.masked):  # scores are shown relative to their largest along that axis
-                if shown.name == "amax":
-                    rewrites[shown.number] = reads(one.masked, lambda scores: scores.amax(self.axis, keepdim=True))
-            yield Alteration(where=one.where, rewrites=rewrites)
+            for lowest in (None, -1e30, -torch.inf):
+                yield Alteration(where=one.where, rewrites=self._rewrites(one, self._masked(one, lowest)))
+
+    def _rewrites(self, one: Attention, masked: Callable[[Tensor], Tensor]) -> dict[int, Rewrite]:
+        """The softmax, and the scores as they are shown: relative to their largest along that axis."""
+        rewrites: dict[int, Rewrite] = {
+            one.softmax.number: reads(one.masked, lambda scores: masked(scores).softmax(self.axis))
+        }
+        for shown in one.tape.users(one.masked):
+            if shown.name == "amax":
+                rewrites[shown.number] = reads(one.masked, lambda scores: masked(scores).amax(self.axis, keepdim=True))
+            elif shown.name in ("sub", "__sub__"):
+                rewrites[shown.number] = self._relative(one, masked)
+        return rewrites
+
+    @staticmethod
+    def _masked(one: Attention, lowest: float | None) -> Callable[[Tensor], Tensor]:
+        return lambda scores: scores if lowest is None else scores.masked_fill(~one.allowed, lowest)
+
+    def _relative(self, one: Attention, masked: Callable[[Tensor], Tensor]) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            scores = masked(values[one.masked])
+            return scores - scores.amax(self.axis, keepdim=True)
+
+        return rewrite
 
 
 class PositionBiasMissing(Cause):
@@ -270,6 +313,12 @@ CAUSES: tuple[Cause, ...] = (
         looks="the projections agree, the scores do not; the shapes fit",
         fix="view(b, s, h, d).transpose(1, 2), not view(b, h, s, d)",
         cut=untransposed,
+    ),
+    HeadOrder(
+        name="heads reversed",
+        what="the heads stand in the opposite order",
+        looks="the projections agree; all shapes fit",
+        fix="see what flips the axis of the heads",
     ),
     HeadCount(
         name="number of heads",

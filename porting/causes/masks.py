@@ -12,8 +12,8 @@ from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, dial, other
-from porting.causes.fitting import Dial
+from porting.causes.cause import Cause, dial, given_instead, other
+from porting.causes.fitting import Dial, geometric
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
@@ -30,22 +30,42 @@ class Masked(Cause):
 
     mask: Masking
     applies: Callable[[Attention], bool]
+    detail: str = ""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
         """Each attention, and all that are alike at once where the mask is made for all."""
         for one in anatomy.attentions:
             call = anatomy.tape.maker(one.masked)
             if call is not None and anatomy.tape[one.masked].ndim == 4 and self.applies(one):
-                yield other(call, self.rewrite(one), where=one.where)
+                for way in empty_rows(anatomy, self.mask(anatomy.tape[one.raw], one)):
+                    yield other(call, self.rewrite(one, way), self.detail, where=one.where)
 
-    def rewrite(self, one: Attention) -> Rewrite:
+    def rewrite(self, one: Attention, empty: Empty | None = None) -> Rewrite:
         """The last step before the softmax."""
 
         def rewrite(values: Values, call: Call) -> Tensor:
             scores = values.run(call) if one.raw == call.result else values[one.raw]
-            return self.mask(scores, one)
+            masked = self.mask(scores, one)
+            return masked if empty is None else empty(masked, scores)
 
         return rewrite
+
+
+Empty = Callable[[Tensor, Tensor], Tensor]
+"""Masked scores and the scores before -> the masked scores, with other rows where no key is left."""
+
+
+def empty_rows(anatomy: Anatomy, masked: Tensor) -> Iterator[Empty | None]:
+    """What becomes of rows in which no key is left: all keys alike, as before the mask, or no numbers."""
+    yield None
+    if bool(_emptied(masked).any()):
+        yield lambda masked, scores: torch.where(_emptied(masked), scores, masked)
+        if anatomy.broken:
+            yield lambda masked, scores: masked.masked_fill(_emptied(masked), torch.nan)
+
+
+def _emptied(masked: Tensor) -> Tensor:
+    return (masked <= FAR / 2).all(-1, keepdim=True)
 
 
 def padded(one: Attention) -> bool:
@@ -98,7 +118,8 @@ def added(scores: Tensor, one: Attention) -> Tensor:
 
 def on_queries(scores: Tensor, one: Attention) -> Tensor:
     """Rows of padding are masked and not columns of it."""
-    return scores.masked_fill(~one.kept.mT, FAR)
+    masked = scores.masked_fill(~one.kept.mT, FAR)
+    return closed(masked, ~later(scores)) if one.causal else masked
 
 
 def no_causal(scores: Tensor, one: Attention) -> Tensor:
@@ -235,13 +256,58 @@ def windows(anatomy: Anatomy) -> list[int]:
     return sorted({width for one in anatomy.attentions if (width := width_of(one)) is not None})
 
 
+class CausalOff(Cause):
+    """The diagonal somewhere else."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each causal attention, by a few positions to each side."""
+        for offset in (1, -1, 2, -2):
+            shown = f"{abs(offset)} position{'s' if abs(offset) > 1 else ''}"
+            detail = f"a query sees {shown} after it" if offset > 0 else "a query does not see itself"
+            detail = f"a query sees nothing nearer than {shown} before it" if offset < -1 else detail
+            way = partial(_diagonal, offset=offset)
+            causal: Callable[[Attention], bool] = lambda one: one.causal and width_of(one) is None  # noqa: E731
+            yield from Masked(name="", what="", looks="", fix="", mask=way, applies=causal, detail=detail).alterations(
+                anatomy
+            )
+
+
+def _diagonal(scores: Tensor, one: Attention, *, offset: int) -> Tensor:
+    ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + offset)
+    return closed(scores, one.kept & ~ahead)
+
+
+class TooWeak(Cause):
+    """A mask that leaves padding a share."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """None: the number is solved for."""
+        del anatomy
+        return iter(())
+
+    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+        """Each attention with padding."""
+        for one in anatomy.attentions:
+            call = anatomy.tape.maker(one.masked)
+            if call is not None and padded(one) and anatomy.tape[one.masked].ndim == 4:
+                detail = "{} is subtracted from the scores of padding".format
+                yield dial(call, partial(_lowered, one), detail, geometric(1e-2, 1e3, 3), where=one.where)
+
+
+def _lowered(one: Attention, number: float) -> Rewrite:
+    way: Masking = lambda scores, one: inverted(scores, one, lowest=0.0) - torch.where(one.kept, 0.0, number)  # noqa: E731
+    return Masked(name="", what="", looks="", fix="", mask=way, applies=padded).rewrite(one)
+
+
 class Inverted(Cause):
     """Padding and the rest in each other's place."""
 
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
-        """Each attention with padding, by each number that people lower a score by: some leave a trace of it."""
+        """Each attention, by each number that people lower a score by: without padding nothing is left to attend to."""
         for way in (partial(inverted, lowest=-1e4), partial(inverted, lowest=-1e9), inverted_whole):
-            yield from Masked(name="", what="", looks="", fix="", mask=way, applies=padded).alterations(anatomy)
+            yield from Masked(name="", what="", looks="", fix="", mask=way, applies=lambda one: True).alterations(
+                anatomy
+            )
 
 
 class AfterSoftmax(Cause):
@@ -254,9 +320,13 @@ class AfterSoftmax(Cause):
             if call is None or not padded(one) or anatomy.tape[one.masked].ndim != 4:
                 continue
             free = IGNORED.rewrite(one)
-            yield Alteration(
-                where=one.where, rewrites={call.number: free, one.softmax.number: after(partial(torch.mul, one.kept))}
-            )
+            yield Alteration(where=one.where, rewrites={call.number: free, one.context.number: _only(one)})
+
+
+def _only(one: Attention) -> Rewrite:
+    """The product with the value, of what is left of the probabilities."""
+    shares = one.context.reads[0]
+    return lambda values, call: given_instead(values, call, shares, values[shares] * one.kept)
 
 
 IGNORED = Masked(
@@ -304,7 +374,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="the probabilities' columns of padding are not 0",
         fix="mask[:, None, None, :] for scores [b h q k]",
         mask=on_queries,
-        applies=lambda one: padded(one) and one.own and not one.causal,
+        applies=lambda one: padded(one) and one.own,
     ),
     Masked(
         name="causal mask missing",
@@ -313,6 +383,18 @@ CAUSES: tuple[Cause, ...] = (
         fix="is_causal=True, or a lower triangular mask, in every self-attention of the decoder",
         mask=no_causal,
         applies=lambda one: one.causal,
+    ),
+    CausalOff(
+        name="causal mask off by one",
+        what="the diagonal of the causal mask is not where the reference has it",
+        looks="with triu(0) a query does not see itself, and the first one sees nothing; with tril(1) it sees the next",
+        fix="tril(0) of what is seen, or triu(1) of what is hidden: each query sees itself and what comes before it",
+    ),
+    TooWeak(
+        name="padding mask too weak",
+        what="the number that is added to the scores of padding is too small to close it",
+        looks="padded rows differ a little, the others do not",
+        fix="masked_fill with -inf, or add torch.finfo(scores.dtype).min",
     ),
     Masked(
         name="causal mask that should not be there",

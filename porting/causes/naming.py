@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 
 import torch
@@ -13,133 +14,26 @@ from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause
+from porting.causes.extra import Turned, extras
+from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Mark, Place, Suspicion
 from porting.causes.fitting import Dial, Solution, solved_for
 from porting.causes.replay import Alteration, Rewrite, Stage
-from porting.causes.weights import solved, words
+from porting.causes.weights import replaced, solved, words
 
 NEAREST = 3
 """So many are named when none fits."""
 
-PAIRS = 3000
+WAYS = 4
+"""So many ways in which one entry reproduces the same marks are tried end to end."""
+
+PAIRS = 500
 """So many pairs of alterations are tried at a module that no single one explains."""
 
-SOLVED = 1e-10
+SOLVED = 1e-9
 """What solving for a matrix leaves, relative to the activation's scale."""
 
 ROUGH = 0.25
 """A cause of rounding is found when no more than this share of the difference is left: luck moves last digits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suspicion:
-    """A cause that was tried, and what it leaves.
-
-    Attributes:
-        name: the catalogue's entry.
-        detail: the parameter that fits, ``"eps is 1e-05 where the reference has 1e-12"``.
-        residual: what the port still differs by, relative to the activation's scale.
-        share: how much of the difference that explains, from 0 to 1.
-    """
-
-    name: str
-    detail: str
-    residual: float
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Why some probes of the port differ.
-
-    Attributes:
-        name: the catalogue's entry that reproduces the port, ``""`` when none does.
-        detail: with which parameter.
-        where: the modules of the reference that were altered.
-        probes: the points of the port that it explains; one that stays unknown stands by itself.
-        difference: what they differ by, relative to the activation's scale, at most.
-        residual: what is left of it when the reference is altered.
-        what, fix: the catalogue's words.
-        ties: other entries that reproduce the same values just as well.
-        nearest: when none does, those that leave least.
-    """
-
-    name: str = ""
-    detail: str = ""
-    where: tuple[str, ...] = ()
-    probes: tuple[str, ...]
-    difference: float
-    residual: float
-    what: str = ""
-    fix: str = ""
-    ties: tuple[str, ...] = ()
-    nearest: tuple[Suspicion, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The entry and those that are tied with it."""
-        return (self.name, *self.ties) if self.name else ()
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A cause at one place, or at several at once."""
-
-    causes: tuple[Cause, ...]
-    alterations: tuple[Alteration, ...]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What is reported as one when it is found in several places."""
-        names = dict.fromkeys(one.name for one in self.causes)
-        details = dict.fromkeys(one.detail for one in self.alterations if one.detail)
-        return " + ".join(names), "; ".join(details)
-
-    @property
-    def rough(self) -> bool:
-        """Whether one of them reproduces a rounding error, which it does up to luck."""
-        return any(one.rough for one in self.causes)
-
-    @property
-    def rewrites(self) -> dict[int, Rewrite]:
-        """All that is rewritten."""
-        return {number: one for alteration in self.alterations for number, one in alteration.rewrites.items()}
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How far two values are apart, relative to the activation's scale: at most, and in the root mean square."""
-
-    largest: float
-    rms: float
-
-    def of(self, candidate: Candidate) -> float:
-        """What counts for a candidate: a rounding error is reproduced but for a few digits that fell the other way."""
-        return self.rms if candidate.rough else self.largest
-
-
-APART = Gap(float("inf"), float("inf"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A place where the port differs.
-
-    Attributes:
-        name: the port's point.
-        sources: the marks on the reference's tape that make up its counterpart.
-        gap: how far the port is off.
-        bound: what rounding explains.
-    """
-
-    name: str
-    sources: tuple[str, ...]
-    gap: Gap
-    bound: float
-
-    @property
-    def difference(self) -> float:
-        """How far the port is off at most."""
-        return self.gap.largest
 
 
 @dataclass
@@ -153,6 +47,9 @@ class Search:
         distance: how far the altered values of a mark's sources are from the port's value there.
         target: the port's value at a mark, as the reference would have it; None where that is not known.
         innocent: the marks at which the port computes what the reference does.
+        confirms: whether a candidate reproduces the port at a mark in cases that it was not fitted on.
+        confirms_extra, confirms_weights: the same of what was solved for at the mark itself.
+        weights_compared: the port's weights are the checkpoint's, bit by bit.
         until: when it ends (:func:`time.monotonic`); what was not tried by then explains nothing.
     """
 
@@ -162,6 +59,10 @@ class Search:
     distance: Callable[[Mark, Mapping[str, Tensor]], Gap]
     target: Callable[[Mark], Tensor | None] = lambda mark: None
     innocent: Sequence[Mark] = ()
+    confirms: Callable[[Mark, Candidate], bool] = lambda mark, candidate: True
+    confirms_extra: Callable[[Mark, Turned], bool] = lambda mark, turned: True
+    confirms_weights: Callable[[Mark, str, Tensor], bool] = lambda mark, module, matrix: True
+    weights_compared: bool = False
     until: float = math.inf
     _all: list[Candidate] = field(default_factory=list)
     _dials: list[tuple[Cause, Dial]] = field(default_factory=list)
@@ -169,18 +70,69 @@ class Search:
     _dialled: dict[Candidate, Sequence[Dial]] = field(default_factory=dict)
     _left: dict[tuple[Candidate, str], float] = field(default_factory=dict)
 
+    @torch.no_grad()
     def __post_init__(self) -> None:
-        for cause in self.causes:
+        for cause in self._specific:
             self._all += [Candidate((cause,), (one,)) for one in cause.alterations(self.anatomy)]
             self._dials += [(cause, one) for one in cause.dials(self.anatomy)]
 
+    @property
+    def _specific(self) -> list[Cause]:
+        return [one for one in self.causes if not one.general]
+
+    @cached_property
+    def _general(self) -> list[Candidate]:
+        """Each step of the reference altered in each general way."""
+        general = [one for one in self.causes if one.general]
+        return [Candidate((cause,), (one,)) for cause in general for one in cause.alterations(self.anatomy)]
+
+    @cached_property
+    def _general_dials(self) -> list[tuple[Cause, Dial]]:
+        return [(cause, one) for cause in self.causes if cause.general for one in cause.dials(self.anatomy)]
+
     @torch.no_grad()
-    def find(self, guilty: Sequence[Mark]) -> list[Finding]:
+    def reproduces(self, mark: Mark, candidate: Candidate) -> bool:
+        """Whether a candidate of another case's search reproduces the port in this case.
+
+        Where its alterations do not exist here, as those of a padding mask without padding, the port must not differ.
+        """
+        here = list(self.again(candidate))
+        return any(self._small_enough(mark, one) for one in here) if here else mark.difference <= mark.bound
+
+    def everything(self, scopes: Collection[str]) -> Iterator[Candidate]:
+        """The candidates in some parts of a model that make up a whole: each kind at all places at once, and each."""
+        for known in (self._all, self._general):
+            whole = [one for one in known if not one.pinned and not one.rough and _within(one, scopes)]
+            yield from self._everywhere(whole)
+            yield from whole
+
+    def again(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The candidates on this tape that say the same as one of another case's search."""
+        ways = [way for place in candidate.places if (way := self._again(place))]
+        for number in range(max(map(len, ways), default=0)):
+            yield Candidate(candidate.causes, tuple(way[min(number, len(way) - 1)] for way in ways))
+
+    def _again(self, place: Place) -> list[Alteration]:
+        """The alterations on this tape that say the same."""
+        known = self._general if place.cause.general else self._all
+        if place.value is None:
+            alike = (one for one in known if one.causes[0] is place.cause)
+            found = [alteration for one in alike for alteration in one.alterations]
+            return [one for one in found if (one.where, one.detail) == (place.where, place.detail)]
+        dials = self._general_dials if place.cause.general else self._dials
+        alike_dials = (dial for cause, dial in dials if cause is place.cause and dial.where == place.where)
+        return [
+            Alteration(where=dial.where, rewrites=dial.turned(place.value), detail=place.detail, value=place.value)
+            for dial in alike_dials
+        ]
+
+    @torch.no_grad()
+    def find(self, guilty: Sequence[Mark]) -> list[Explained]:
         """Why these marks differ: a finding for each cause, in the order of the marks."""
         fitting: dict[str, list[Candidate]] = {mark.name: self._fitting(mark) for mark in guilty}
         fitting = {mark.name: self._shared(mark, fitting[mark.name]) for mark in guilty}
         left = [mark for mark in guilty if fitting[mark.name]]
-        found: list[Finding] = []
+        found: list[Explained] = []
         while left:
             explained: dict[tuple[str, str], list[Mark]] = {}
             for mark in left:
@@ -192,11 +144,12 @@ class Search:
             marks = explained[key]
             ties = [one for one in best if one != key and explained[one] == marks]
             ties = [one for one in ties if not self._simplicity(one, fitting)[0] and not self._same_number(one, key)]
-            found.append(self._finding(key, marks, fitting, ties))
+            instead = tuple(self._finding(one, marks, fitting, ()) for one in ties)
+            found.append(self._finding(key, marks, fitting, instead))
             left = [mark for mark in left if mark not in marks]
         order = {mark.name: number for number, mark in enumerate(guilty)}
         found += self._rest([mark for mark in guilty if not fitting[mark.name]])
-        return sorted(found, key=lambda one: min(order[name] for name in one.probes))
+        return sorted(found, key=lambda one: min(order[name] for name in one.finding.probes))
 
     def _same_number(self, one: tuple[str, str], another: tuple[str, str]) -> bool:
         """Whether two keys are one number, spelled with more digits and with fewer."""
@@ -214,41 +167,51 @@ class Search:
 
     def _fitting(self, mark: Mark) -> list[Candidate]:
         """What reproduces the port at a mark: a candidate, or else one kind in several places, or a pair."""
-        near = list(self._near(mark))
-        fits = [one for one in near if self._explains(mark, one)]
+        near = list(self._near(mark, self._all))
+        fits = [one for one in near if self._holds(mark, one)]
         exact = [one for one in fits if not one.rough]
-        if not exact:  # before a number is solved for, which takes a hundred times as long
-            exact = [one for one in self._everywhere(near) if not one.rough and self._explains(mark, one)]
-        fits = exact or list(self._fitted(mark)) or fits
+        if not exact:
+            exact = [one for one in self._everywhere(near) if not one.rough and self._holds(mark, one)]
+        fits = exact or list(self._fitted(mark, self._dials)) or self._first_general(mark) or fits
+        fits = fits or list(self._fitted(mark, self._general_dials))
         if not fits:
-            fits = [one for one in self._everywhere(near) if one.rough and self._explains(mark, one)]
-        if not fits:
+            fits = [one for one in self._everywhere(near) if one.rough and self._holds(mark, one)]
+        if not fits and math.isfinite(mark.difference):
             apart = sorted((one for one in near if not one.rough), key=lambda one: self._try(mark, one))
             pairs = (two for two in combinations(apart, 2) if not _overlap(*two))
             joined = (Candidate(a.causes + b.causes, a.alterations + b.alterations) for a, b in _first(pairs, PAIRS))
-            fits = next(([one] for one in joined if self._explains(mark, one)), [])
+            fits = next(([one] for one in joined if self._holds(mark, one)), [])
         return fits
 
-    def _near(self, mark: Mark) -> Iterator[Candidate]:
-        numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
-        return (one for one in self._all if not numbers.isdisjoint(one.rewrites))
+    def _first_general(self, mark: Mark) -> list[Candidate]:
+        """The general entry that reproduces a mark, the one that is listed first."""
+        near = list(self._near(mark, self._general))
+        alone = ([one] for one in near if self._holds(mark, one))
+        found = next(alone, [])
+        if not found:
+            found = next(([one] for one in self._everywhere(near) if self._holds(mark, one)), [])
+        return found
 
-    def _fitted(self, mark: Mark) -> Iterator[Candidate]:
+    def _near(self, mark: Mark, known: Sequence[Candidate]) -> Iterator[Candidate]:
+        numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
+        return (one for one in known if not numbers.isdisjoint(one.rewrites))
+
+    def _fitted(self, mark: Mark, dials: Sequence[tuple[Cause, Dial]]) -> Iterator[Candidate]:
         """A number that was solved for, at one place, or the same at all that a mark depends on."""
         numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
         near: dict[Cause, list[Dial]] = {}
-        for cause, dial in self._dials:
+        for cause, dial in dials:
             if not numbers.isdisjoint(dial.calls):
                 near.setdefault(cause, []).append(dial)
-        known = [one for cause, dials in near.items() for one in self._known(mark, cause, dials)]
+        known = [one for cause, here in near.items() for one in self._known(mark, cause, here)]
         if known:  # at another mark: what explains this one as well need not be solved for again
             yield from known
             return
-        for cause, dials in near.items():
-            for places in _places(dials):
+        for cause, here in near.items():
+            for places in _places(here):
                 found = solved_for(places, lambda rewrites: self._apart(mark, rewrites), mark.bound)
                 candidate = None if found is None else Candidate((cause,), found.at(places))
-                if found and candidate and self._explains(mark, candidate):
+                if found and candidate and self._holds(mark, candidate):
                     self._solved.setdefault(cause, {})[found] = None
                     self._dialled[candidate] = places
                     yield candidate
@@ -259,7 +222,7 @@ class Search:
         for value in self._solved.get(cause, ()):
             for places in _places(dials):
                 candidate = Candidate((cause,), value.at(places))
-                if self._explains(mark, candidate):
+                if self._holds(mark, candidate):
                     self._dialled[candidate] = places
                     yield candidate
                     break
@@ -270,7 +233,7 @@ class Search:
         for one in (one for one in fits if one in self._dialled):
             for value in self._solved[one.causes[0]]:
                 candidate = Candidate(one.causes, value.at(self._dialled[one]))
-                if candidate.key not in keys and self._explains(mark, candidate):
+                if candidate.key not in keys and self._holds(mark, candidate):
                     keys.add(candidate.key)
                     found.append(candidate)
         return found
@@ -288,9 +251,15 @@ class Search:
             if len(many) > 1:
                 yield Candidate(many[0].causes, tuple(alteration for one in many for alteration in one.alterations))
 
-    def _explains(self, mark: Mark, candidate: Candidate) -> bool:
+    def _holds(self, mark: Mark, candidate: Candidate) -> bool:
+        """Whether a candidate reproduces the port, in this case and in others, and makes no difference elsewhere."""
+        return self._small_enough(mark, candidate) and not self._accuses(candidate) and self.confirms(mark, candidate)
+
+    def _small_enough(self, mark: Mark, candidate: Candidate) -> bool:
+        """Whether what is left is rounding; what is not finite never is."""
         bound = max(mark.bound, ROUGH * mark.gap.rms) if candidate.rough else mark.bound
-        return self._try(mark, candidate) <= bound and not self._accuses(candidate)
+        left = self._try(mark, candidate)
+        return math.isfinite(left) and left <= bound
 
     def _accuses(self, candidate: Candidate) -> bool:
         """Whether it would make a difference where there is none."""
@@ -325,49 +294,100 @@ class Search:
         key: tuple[str, str],
         marks: Sequence[Mark],
         fitting: Mapping[str, list[Candidate]],
-        ties: Sequence[tuple[str, str]],
-    ) -> Finding:
-        chosen = [one for mark in marks for one in fitting[mark.name] if one.key == key]
-        causes = list(dict.fromkeys(cause for cause in chosen[0].causes))
-        return Finding(
+        instead: tuple[Explained, ...],
+    ) -> Explained:
+        chosen = {mark.name: [one for one in fitting[mark.name] if one.key == key] for mark in marks}
+        every = [one for many in chosen.values() for one in many]
+        causes = list(dict.fromkeys(cause for cause in every[0].causes))
+        finding = Finding(
             name=key[0],
             detail=key[1],
-            where=tuple(dict.fromkeys(alteration.where for one in chosen for alteration in one.alterations)),
+            where=tuple(dict.fromkeys(alteration.where for one in every for alteration in one.alterations)),
             probes=tuple(mark.name for mark in marks),
             difference=max(mark.difference for mark in marks),
-            residual=max(min(self._try(mark, one) for one in chosen if one in fitting[mark.name]) for mark in marks),
+            residual=max(min(self._try(mark, one) for one in chosen[mark.name]) for mark in marks),
             what="; ".join(one.what for one in causes),
             fix="; ".join(one.fix for one in causes),
-            ties=tuple(dict.fromkeys(name if name != key[0] else f"{name} ({detail})" for name, detail in ties)),
         )
+        # Of ways that reproduce a mark, those that reproduce others as well come first.
+        shared = {id(one): sum(one in many for many in chosen.values()) for one in every}
+        ordered = {name: sorted(many, key=lambda one: -shared[id(one)]) for name, many in chosen.items()}
+        ways = [
+            {name: many[min(number, len(many) - 1)] for name, many in ordered.items()}
+            for number in range(min(WAYS, max(map(len, ordered.values()))))
+        ]
+        others = [Explained(finding=finding, chosen=way) for way in ways[1:]]
+        return Explained(finding=finding, chosen=ways[0], instead=(*others, *instead))
 
-    def _rest(self, marks: Sequence[Mark]) -> list[Finding]:
-        """What no entry reproduces: other weights, where that is seen; else unknown, once for each module."""
-        found: list[Finding] = []
+    def _rest(self, marks: Sequence[Mark]) -> list[Explained]:
+        """What no entry reproduces: other weights, or something more, where that is seen; else unknown by module."""
+        found: list[Explained] = []
         unknown: dict[str, list[Mark]] = {}
         for mark in marks:
-            known = self._weights(mark)
+            known = self._solved_at(mark)
             if known is None:
                 unknown.setdefault(mark.name.partition(" -> ")[0], []).append(mark)
             else:
-                found.append(known)
-        return found + [self._unknown(many) for many in unknown.values()]
+                found.append(Explained(finding=known))
+        return found + [Explained(finding=self._unknown(many)) for many in unknown.values()]
 
-    def _weights(self, mark: Mark) -> Finding | None:
+    def _solved_at(self, mark: Mark) -> Finding | None:
+        """What the port's own value at a mark tells of itself."""
+        if len(mark.sources) != 1 or time.monotonic() > self.until or not math.isfinite(mark.difference):
+            return None
+        target = self.target(mark)
+        return None if target is None else self._extra(mark, target) or self._weights(mark, target)
+
+    def _extra(self, mark: Mark, target: Tensor) -> Finding | None:
+        """Something that is done to the reference's value."""
+        (source,) = mark.sources
+        value = self.stage.tape[self.stage.tape.marks[source]].double()
+        if value.shape != target.shape:
+            return None
+
+        def left(made: Tensor) -> float:
+            return self.distance(mark, {source: made}).largest
+
+        for one in extras(value, target, lambda made: left(made) <= mark.bound):
+            residual = left(one.turned(value))
+            if residual <= mark.bound and self.confirms_extra(mark, one.turned):
+                return Finding(
+                    name=one.name,
+                    detail=one.detail,
+                    where=(source.partition(" -> ")[0],),
+                    probes=(mark.name,),
+                    difference=mark.difference,
+                    residual=residual,
+                    what=one.what,
+                    fix=one.fix,
+                )
+        return None
+
+    @torch.no_grad()
+    def turns(self, mark: Mark, turned: Turned) -> bool:
+        """Whether a function of the reference's value at a mark is the port's in this case, too."""
+        if len(mark.sources) != 1:
+            return False
+        value = self.stage.tape[self.stage.tape.marks[mark.sources[0]]].double()
+        try:
+            made = turned(value)
+        except (RuntimeError, IndexError, ValueError):  # an axis that has another extent here
+            return False
+        return self.distance(mark, {mark.sources[0]: made}).largest <= mark.bound
+
+    def _weights(self, mark: Mark, target: Tensor) -> Finding | None:
         """A linear map with other weights, which the port's own values tell."""
-        late = time.monotonic() > self.until
-        target = self.target(mark) if len(mark.sources) == 1 and not late else None
-        solution = None if target is None else solved(self.anatomy, self.stage, mark.sources[0], target)
+        solution = solved(self.anatomy, self.stage, mark.sources[0], target)
         if solution is None:
             return None
-        linear, alteration = solution
-        left = self._distance(mark, alteration.rewrites).largest
-        if left > max(mark.bound, SOLVED):
+        linear, matrix = solution
+        left = self._distance(mark, {linear.call.number: replaced(linear, matrix)}).largest
+        if left > max(mark.bound, SOLVED) or not self.confirms_weights(mark, linear.call.module, matrix):
             return None
-        name, what, fix = words(linear, self.anatomy)
+        name, what, fix = words(linear, self.anatomy, compared=self.weights_compared)
         return Finding(
             name=name,
-            where=(alteration.where,),
+            where=(linear.call.module,),
             probes=(mark.name,),
             difference=mark.difference,
             residual=left,
@@ -375,14 +395,23 @@ class Search:
             fix=fix,
         )
 
+    @torch.no_grad()
+    def maps(self, mark: Mark, module: str, matrix: Tensor) -> bool:
+        """Whether a module with these weights gives what the port gives at a mark in this case, too."""
+        alike = (one for one in self.anatomy.linears if one.call.module == module)
+        return any(
+            self._distance(mark, {one.call.number: replaced(one, matrix)}).largest <= max(mark.bound, SOLVED)
+            for one in alike
+        )
+
     def _unknown(self, marks: Sequence[Mark]) -> Finding:
         first = marks[0]
         nearest: dict[str, Suspicion] = {}
-        for one in sorted(self._near(first), key=lambda one: self._try(first, one)):
+        for one in sorted(self._near(first, self._all), key=lambda one: self._try(first, one)):
             left = self._try(first, one)
             whole = first.gap.of(one)
             if left < whole:
-                share = 1 - left / whole
+                share = 1 - left / whole if math.isfinite(whole) else 0.0
                 suspicion = Suspicion(name=one.key[0], detail=one.key[1], residual=left, share=share)
                 nearest.setdefault(suspicion.name, suspicion)
         difference = max(mark.difference for mark in marks)
@@ -392,6 +421,13 @@ class Search:
             residual=difference,
             nearest=tuple(nearest.values())[:NEAREST],
         )
+
+
+def _within(one: Candidate, scopes: Collection[str]) -> bool:
+    """Whether a candidate alters a module in one of these parts."""
+    return any(
+        f"{place.where}.".startswith(f"{scope}." if scope else "") for place in one.alterations for scope in scopes
+    )
 
 
 def _places(dials: list[Dial]) -> list[list[Dial]]:

@@ -15,7 +15,7 @@ from porting.causes.fitting import Dial, geometric
 from porting.causes.norming import Norm
 from porting.causes.recognising import LAYER, NORMS, RMS
 from porting.causes.replay import Alteration, Rewrite, Values
-from porting.causes.tape import Call
+from porting.causes.tape import Call, Ref
 
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
 """What people write, and what torch.nn.LayerNorm (1e-5) and the field's configs have; any other is solved for."""
@@ -178,6 +178,39 @@ class NormBias(OfNorms):
                 yield other(norm.call, affine(norm, standard, bias=False))
 
 
+class GainFirst(Cause):
+    """The norm of what was multiplied by the gain."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm that has a gain."""
+        for norm in anatomy.norms:
+            if norm.weight is not None:
+                yield other(norm.call, self._turned(norm))
+
+    @staticmethod
+    def _turned(norm: Norm) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            gain = norm.gain(values)
+            made = norm.of(values[norm.input] if gain is None else values[norm.input] * gain)
+            return made if norm.bias is None else made + values[norm.bias]
+
+        return rewrite
+
+
+class GainForBias(OfNorms):
+    """Gain and bias in each other's place."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each norm that has both."""
+        for norm in self.norms(anatomy):
+            if norm.weight is not None and norm.bias is not None:
+                yield other(norm.call, self._exchanged(norm, norm.weight, norm.bias))
+
+    @staticmethod
+    def _exchanged(norm: Norm, gain: Ref, bias: Ref) -> Rewrite:
+        return lambda values, call: norm.of(values[norm.input]) * values[bias] + values[gain]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GainMoved(Cause):
     """A gain with 1 added where the reference adds none, or without where it does."""
@@ -276,6 +309,18 @@ CAUSES: tuple[Cause, ...] = (
         what="the norm does not add its bias",
         looks="nothing on a fresh model, whose biases are 0; a constant for each channel on a trained one",
         fix="bias=True, and load the bias",
+    ),
+    GainFirst(
+        name="norm gain before the norm",
+        what="the gain is multiplied before mean and variance are taken, and not after",
+        looks="differences where gains are not alike",
+        fix="norm first, and then multiply by the weight",
+    ),
+    GainForBias(
+        name="norm gain and bias exchanged",
+        what="the norm multiplies by its bias and adds its weight",
+        looks="large differences; both have the same shape",
+        fix="weight is gamma, which is multiplied by, and bias is beta, which is added",
     ),
     NormMissing(
         name="embedding norm missing",

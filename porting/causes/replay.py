@@ -31,11 +31,15 @@ class Alteration:
         where: the module that it is about.
         rewrites: the number of each call that gives something else, and what.
         detail: what distinguishes it from others of its kind, ``"eps 1e-05 in place of 1e-12"``.
+        value: the number that was solved for; None where none was.
+        pinned: it holds while the probes before hold still, and is no part of a whole model.
     """
 
     where: str
     rewrites: Mapping[int, Rewrite]
     detail: str = ""
+    value: float | None = None
+    pinned: bool = False
 
 
 @dataclass
@@ -84,7 +88,7 @@ class Stage:
 
     def __init__(self, tape: Tape, pinned: Mapping[str, Ref], around: Around = nullcontext) -> None:
         self.tape = tape
-        self._around = around
+        self.around = around
         self._pinned = pinned
         self._cones: dict[str, tuple[Call, ...]] = {}
 
@@ -117,7 +121,7 @@ class Stage:
     def play(self, mark: str, rewrites: Mapping[int, Rewrite]) -> Tensor | None:
         """The marked value when some calls are rewritten; None when it is the recorded one, whatever they give."""
         goal, pins = self.tape.marks[mark], self._pins(mark)
-        values = Values(self.tape, held=pins, around=self._around)
+        values = Values(self.tape, held=pins, around=self.around)
         result: Tensor | None = None
         for call in self.cone(mark):
             rewrite = rewrites.get(call.number)
@@ -132,6 +136,18 @@ class Stage:
                 if ref not in pins:
                     values.changed[ref] = value
         return result
+
+    def whole(self, rewrites: Mapping[int, Rewrite]) -> dict[str, Tensor]:
+        """The marked values that are others when some calls are rewritten and nothing holds still."""
+        values = Values(self.tape, around=self.around)
+        for call in self.tape.calls:
+            rewrite = rewrites.get(call.number)
+            if rewrite is None and not any(one in values.changed for one in call.reads):
+                continue
+            found = values.run(call) if rewrite is None else rewrite(values, call)
+            made = [one for one in tree_leaves(found) if isinstance(one, Tensor)]
+            values.changed.update(zip(call.writes, made, strict=True))
+        return {mark: values.changed[ref] for mark, ref in self.tape.marks.items() if ref in values.changed}
 
     @cached_property
     def numbers(self) -> dict[str, frozenset[int]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from porting.causes.anatomy import Anatomy
-from porting.causes.cause import Cause
+from porting.causes.cause import Cause, given_instead, other
 from porting.causes.fitting import Dial, geometric
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
@@ -25,10 +25,13 @@ from porting.causes.rotations import (
     based,
     bind,
     by_attention,
+    declared,
     loudness_of,
     rotated,
     scaling_of,
+    smoothed,
 )
+from porting.causes.tape import Call, Ref
 
 ROTATED_IN = (torch.float64, torch.float32)
 """Angles are computed in the working dtype, or in float32 whatever the model computes in."""
@@ -46,9 +49,10 @@ class RotaryTheta(Cause):
         """Query and key of each attention with each usual base."""
         for module, pair in by_attention(anatomy):
             known, scaling = base_of(anatomy, pair[0]), scaling_of(anatomy, pair[0])
-            own = scaling.theta if known is None and scaling else known
+            said = declared(anatomy)
+            own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
             for theta in (one for one in THETAS if not (own and math.isclose(one, own, rel_tol=1e-3))):
-                for dtype, scaled in product(ROTATED_IN, _ways(scaling)):
+                for dtype, scaled in product(ROTATED_IN, _ways(anatomy, scaling)):
                     rewrites = each(pair, based(theta, dtype, scaled=scaled))
                     yield Alteration(where=module, rewrites=rewrites, detail=_theta(f"{theta:.12g}", own))
 
@@ -56,9 +60,11 @@ class RotaryTheta(Cause):
         """Query and key of each attention with any base."""
         for module, pair in by_attention(anatomy):
             known, scaling = base_of(anatomy, pair[0]), scaling_of(anatomy, pair[0])
-            detail = partial(_theta, known=scaling.theta if known is None and scaling else known)
+            said = declared(anatomy)
+            own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
+            detail = partial(_theta, known=own)
             calls = frozenset(one.whole.number for one in pair)
-            for dtype, scaled in product(ROTATED_IN, _ways(scaling)):
+            for dtype, scaled in product(ROTATED_IN, _ways(anatomy, scaling)):
                 turned = partial(_with_theta, pair, dtype, scaled)
                 yield Dial(module, calls, turned, detail, geometric(2.0, 2e8, 4))
 
@@ -73,9 +79,12 @@ def _theta(theta: str, known: float | None) -> str:
     return f"theta is {theta} where the reference has {f'{known:.6g}' if known else 'scaled angles'}"
 
 
-def _ways(scaling: Scaling | None) -> tuple[Speeds, ...]:
+def _ways(anatomy: Anatomy, scaling: Scaling | None) -> tuple[Speeds, ...]:
     """Without the reference's scaling, and with it."""
     plain: Speeds = lambda speeds: speeds  # noqa: E731  # the type of two that are alike
+    said = declared(anatomy)
+    if said is not None:
+        return plain, said.speeds()
     if scaling is None:
         return (plain,)
     factor = float(f"{scaling.factor:.6g}")
@@ -84,8 +93,8 @@ def _ways(scaling: Scaling | None) -> tuple[Speeds, ...]:
 
 def theta_of(anatomy: Anatomy, one: Rotation) -> float | None:
     """The base of the reference's angles, scaled or not, as a person would have written it."""
-    scaling = scaling_of(anatomy, one)
-    found = scaling.theta if scaling else base_of(anatomy, one)
+    scaling, said = scaling_of(anatomy, one), declared(anatomy)
+    found = said.theta if said else scaling.theta if scaling else base_of(anatomy, one)
     return None if found is None else float(f"{found:.5g}")
 
 
@@ -113,6 +122,10 @@ class ScalingOther(Cause):
             if not math.isclose(loud, 1.0):
                 detail = f"cosine and sine are not multiplied by {loud:.6g}"
                 yield Alteration(where=module, rewrites=each(pair, partial(_quiet, loud=loud)), detail=detail)
+            for one, dtype in product(_mistyped(anatomy), ROTATED_IN):
+                if theta is not None:
+                    turn = based(theta, dtype, scaled=one.speeds)
+                    yield Alteration(where=module, rewrites=each(pair, turn), detail=one.says)
             for factor, dtype in product(FACTORS, ROTATED_IN):
                 if theta is not None:
                     turn = based(theta, dtype, scaled=partial(smoothed, factor=factor))
@@ -132,17 +145,28 @@ class ScalingOther(Cause):
                 )
 
 
+@dataclass(frozen=True)
+class _Mistyped:
+    speeds: Speeds
+    says: str
+
+
+def _mistyped(anatomy: Anatomy) -> Iterator[_Mistyped]:
+    """The scaling that the config declares, with one number as people mistype it."""
+    said = declared(anatomy)
+    if said is None:
+        return
+    names = {"factor": said.factor, "low": said.low, "high": said.high, "known": said.known}
+    usual = {"factor": (2.0, 4.0, *FACTORS), "low": (0.5, 2.0), "high": (2.0, 8.0), "known": (2048.0, 4096.0, 8192.0)}
+    field = {"low": "low_freq_factor", "high": "high_freq_factor", "known": "original_max_position_embeddings"}
+    for name, own in names.items():
+        for value in (one for one in (*usual[name], own / 2, own * 2) if one != own):
+            says = f"{field.get(name, name)} is {value:g} where the reference has {own:g}"
+            yield _Mistyped(said.speeds(**{name: value}), says)
+
+
 FACTORS = (8.0, 16.0, 32.0)
 """Of Llama 3.1, of Llama 4, and of Llama 3.2."""
-
-
-def smoothed(speeds: Tensor, *, factor: float, low: float = 1.0, high: float = 4.0, known: float = 8192.0) -> Tensor:
-    """Llama 3's: the fast ones as they are, the slow ones divided, with a transition between."""
-    lengths = 2 * math.pi / speeds
-    slow = torch.where(lengths > known / low, speeds / factor, speeds)
-    share = (known / lengths - low) / (high - low)
-    between = (1 - share) * slow / factor + share * slow
-    return torch.where((lengths < known / high) | (lengths > known / low), slow, between)
 
 
 def _divided(pair: list[Rotation], theta: float, dtype: torch.dtype, factor: float) -> dict[int, Rewrite]:
@@ -196,6 +220,10 @@ class Rotated(Cause):
         """Query and key of each attention."""
         for module, pair in by_attention(anatomy):
             yield Alteration(where=module, rewrites=each(pair, self._turned))
+            for place, name in enumerate(("queries", "keys")) if len(pair) > 1 else ():
+                yield Alteration(
+                    where=module, rewrites=each([pair[place]], self._turned), detail=f"of the {name} alone"
+                )
 
     def _turned(self, values: Values, one: Rotation) -> Tensor:
         head, count = values[one.source], values[one.input].shape[-1]
@@ -204,6 +232,27 @@ class Rotated(Cause):
         cos, sin = (one.half(values[ref]) for ref in (one.cos, one.sin))
         turned = rotated(head[..., :count], cos, -sin if self.back else sin, pairs=one.pairs != self.pairs)
         return torch.cat([turned, head[..., count:]], -1)
+
+
+class ValuesRotated(Cause):
+    """The values as well."""
+
+    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+        """Each attention whose queries and keys are rotated."""
+        of = {module: pair[-1] for module, pair in by_attention(anatomy)}
+        for one in anatomy.attentions:
+            if one.where in of and anatomy.tape[one.value].ndim == 4:
+                yield other(one.context, self._rotated(one.value, of[one.where]), where=one.where)
+
+    @staticmethod
+    def _rotated(ref: Ref, turn: Rotation) -> Rewrite:
+        def rewrite(values: Values, call: Call) -> Tensor:
+            value, count = values[ref], values[turn.input].shape[-1]
+            made = torch.cat([turn.turned(values, value[..., :count]), value[..., count:]], -1)
+            result: Tensor = given_instead(values, call, ref, made)
+            return result
+
+        return rewrite
 
 
 class AroundPadding(Cause):
@@ -285,9 +334,15 @@ CAUSES: tuple[Cause, ...] = (
         looks="nothing in a batch without padding; behind it nothing but the padding's own positions",
         fix="arange(s) for all rows, unless position_ids are given",
     ),
+    ValuesRotated(
+        name="values rotated",
+        what="the values are rotated like queries and keys",
+        looks="the probabilities agree, the context does not",
+        fix="rotate queries and keys alone",
+    ),
     Rotated(
         name="rotary missing",
-        what="queries and keys are not rotated",
+        what="queries or keys are not rotated",
         looks="position 0 agrees, the others do not",
         fix="rotate queries and keys, after the projection and before the product",
         none=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,10 @@ from porting.causes.tape import Call, Ref, Tape
 
 THETAS = (100.0, 1000.0, 10_000.0, 160_000.0, 500_000.0, 1_000_000.0)
 """Bases of rotations that models have, and what people write; any other is solved for."""
+
+
+Speeds = Callable[[Tensor], Tensor]
+"""Other speeds for a theta's own."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,55 @@ def _doubt(ratio: Tensor) -> tuple[bool, bool]:
     return not math.isclose(float(ratio[-1]), round(float(ratio[-1])), rel_tol=1e-4), not alike
 
 
+@dataclass(frozen=True)
+class Declared:
+    """Llama 3's scaling as the reference's config declares it.
+
+    Attributes:
+        theta: the base.
+        factor, low, high, known: as of :func:`smoothed`.
+    """
+
+    theta: float
+    factor: float
+    low: float
+    high: float
+    known: float
+
+    def speeds(self, **others: float) -> Speeds:
+        """The scaling, some of whose numbers are others."""
+        own = {"factor": self.factor, "low": self.low, "high": self.high, "known": self.known, **others}
+        return lambda speeds: smoothed(
+            speeds, factor=own["factor"], low=own["low"], high=own["high"], known=own["known"]
+        )
+
+
+FIELDS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def declared(anatomy: Anatomy) -> Declared | None:
+    """What a config that one of the modules holds says of the rotation's scaling; None where none says it all."""
+    for part in anatomy.tape.parts:
+        config = getattr(part.module, "config", None)
+        for field in ("rope_parameters", "rope_scaling"):
+            said = getattr(config, field, None)
+            if isinstance(said, Mapping):
+                every = {"rope_theta": getattr(config, "rope_theta", None), **said}
+                numbers = [every.get(name) for name in FIELDS]
+                if all(isinstance(one, int | float) for one in numbers):
+                    return Declared(*(float(one) for one in numbers if isinstance(one, int | float)))
+    return None
+
+
+def smoothed(speeds: Tensor, *, factor: float, low: float = 1.0, high: float = 4.0, known: float = 8192.0) -> Tensor:
+    """Llama 3's: the fast ones as they are, the slow ones divided, with a transition between."""
+    lengths = 2 * math.pi / speeds
+    slow = torch.where(lengths > known / low, speeds / factor, speeds)
+    share = (known / lengths - low) / (high - low)
+    between = (1 - share) * slow / factor + share * slow
+    return torch.where((lengths < known / high) | (lengths > known / low), slow, between)
+
+
 def _second(speeds: Tensor) -> float:
     """The base by the second speed, which no scaling may have reached."""
     return float(speeds[1]) ** -len(speeds)
@@ -196,10 +249,6 @@ Turn = Callable[[Values, Rotation], Tensor]
 def bind(turn: Turn, one: Rotation) -> Rewrite:
     """The rewrite of the call that gives the whole head."""
     return lambda values, call: turn(values, one)
-
-
-Speeds = Callable[[Tensor], Tensor]
-"""Other speeds for a theta's own."""
 
 
 def based(

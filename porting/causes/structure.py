@@ -296,14 +296,15 @@ def _other_input(anatomy: Anatomy) -> Iterator[Alteration]:
                 readers = [one for one in anatomy.tape.users(given) if part.first <= one.number < part.last]
                 rewrites = {one.number: _reads_recorded(given, stream) for one in readers}
                 detail = f"layer {number} is given what layer {another} should be given"
-                yield Alteration(where=part.path, rewrites=rewrites, detail=detail)
+                yield Alteration(where=part.path, rewrites=rewrites, detail=detail, pinned=True)
         last = stack[max(stack)]
         for number, part in stack.items():
             if part.output is not None and last.output is not None and part is not last:
                 rewrites = {
                     one.number: _reads_recorded(last.output, part.output) for one in anatomy.tape.users(last.output)
                 }
-                yield Alteration(where=last.path, rewrites=rewrites, detail=f"layer {number} was the last one")
+                detail = f"layer {number} was the last one"
+                yield Alteration(where=last.path, rewrites=rewrites, detail=detail, pinned=True)
 
 
 @dataclass(frozen=True)
@@ -359,6 +360,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="large differences in every layer",
         fix="norm(x + f(x))",
         wide=True,
+        pinned=True,
     ),
     PreForPost(
         name="pre-norm for post-norm",
@@ -366,6 +368,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="large differences in every layer; all shapes and names fit",
         fix="norm the sum, norm(x + f(x)): the first transformer and its first encoders are post-norm",
         wide=True,
+        pinned=True,
     ),
     PostForPre(
         name="post-norm for pre-norm",
@@ -373,6 +376,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="large differences in every layer; all shapes and names fit",
         fix="norm what goes into the branch, and leave the stream as it is: GPT-2 and what came after it are pre-norm",
         wide=True,
+        pinned=True,
     ),
     ResidualAfterNorm(
         name="residual taken after the norm",

@@ -7,10 +7,13 @@ products that lead to a softmax, and no name of a module or of a family is neede
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -42,18 +45,18 @@ class Call:
     output: Any
     module: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The function's name, without the underscore of one that works in place."""
         name: str = getattr(self.function, "__name__", "")
         return name if name.startswith("__") else name.rstrip("_")
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Ref, ...]:
         """The tensors that it was given."""
         return refs((self.args, self.kwargs))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Ref, ...]:
         """The tensors that it made."""
         return refs(self.output)
@@ -268,3 +271,45 @@ def call_again(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     own = args[0].clone()
     result = function(own, *args[1:], **kwargs)
     return own if function is Tensor.__setitem__ else result
+
+
+@contextmanager
+def attention_written_out() -> Iterator[None]:
+    """Within it ``scaled_dot_product_attention`` is a product, a mask, a softmax and a product, each a call.
+
+    A model that has the function under a name of its own, from an import, keeps torch's.
+    """
+    fused = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = _attention
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = fused
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Source: the reference implementation in the documentation of that function."""
+    if enable_gqa:
+        key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
+    scores = torch.matmul(query, key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(_later(scores), -torch.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    shares = scores.softmax(-1)
+    return torch.matmul(F.dropout(shares, dropout_p) if dropout_p else shares, value)
+
+
+def _later(scores: Tensor) -> Tensor:
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril().logical_not()

@@ -9,7 +9,7 @@ from porting.causes.anatomy import Anatomy
 from porting.causes.functions import SUM
 from porting.causes.linear import Linear
 from porting.causes.projections import role_of
-from porting.causes.replay import Alteration, Stage, Values
+from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Call
 
 LOOKS = "the output is another linear function of the same input"
@@ -21,8 +21,16 @@ OTHER_WHAT = "a linear layer has other weights than the checkpoint's"
 OTHER_FIX = "load them; porting.verify(loaded=True) lists the weights that are not the checkpoint's"
 
 
-def solved(anatomy: Anatomy, stage: Stage, mark: str, target: Tensor) -> tuple[Linear, Alteration] | None:
-    """The linear map that gives a mark its value, with weights that give ``target``, if there is one and it is known.
+HELD_WHAT = "a linear layer computes with other weights than those that it holds"
+HELD_FIX = (
+    "its parameters are the checkpoint's, bit by bit: see what its forward makes of them (transposed, cut, scaled, "
+    "permuted), and which tensor it uses"
+)
+UNTIED_HELD_FIX = "the parameters are the checkpoint's, bit by bit: see which tensor the decoder's forward uses"
+
+
+def solved(anatomy: Anatomy, stage: Stage, mark: str, target: Tensor) -> tuple[Linear, Tensor] | None:
+    """The linear map that gives a mark its value, with weights [in + 1, out] that give ``target``, if there are such.
 
     A value of n rows that lies in the span of the map's inputs, m channels and a constant, is no accident where n is
     larger than m + 1.
@@ -44,14 +52,24 @@ def solved(anatomy: Anatomy, stage: Stage, mark: str, target: Tensor) -> tuple[L
     system = torch.cat([given, given.new_ones(rows, 1)], 1)
     found = torch.linalg.lstsq(system, target.flatten(0, -2).to(given.dtype)).solution
 
+    return linear, found
+
+
+def replaced(linear: Linear, matrix: Tensor) -> Rewrite:
+    """The map with other weights and another bias, [in + 1, out]."""
+
     def rewrite(values: Values, call: Call) -> Tensor:
         value = values[linear.input]
-        return torch.matmul(torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1), found)
+        if value.shape[-1] + 1 != len(matrix):
+            raise ValueError("a map of another width")
+        return torch.matmul(torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1), matrix)
 
-    return linear, Alteration(where=linear.call.module, rewrites={linear.call.number: rewrite})
+    return rewrite
 
 
-def words(linear: Linear, anatomy: Anatomy) -> tuple[str, str, str]:
-    """Name, what and fix."""
+def words(linear: Linear, anatomy: Anatomy, *, compared: bool) -> tuple[str, str, str]:
+    """Name, what and fix; no word of loading weights that were compared and are the checkpoint's."""
     tied = role_of(linear, anatomy) == "decoder"
+    if compared:
+        return (UNTIED, UNTIED_WHAT, UNTIED_HELD_FIX) if tied else (OTHER, HELD_WHAT, HELD_FIX)
     return (UNTIED, UNTIED_WHAT, UNTIED_FIX) if tied else (OTHER, OTHER_WHAT, OTHER_FIX)

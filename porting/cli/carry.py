@@ -170,7 +170,7 @@ def export(
             tell("loading", 0, 0)
             module = fill(checkpoint, make, table, architecture=architecture, fresh=fresh, trust=trust)
             tell("writing", 0, 0)
-            written = save(module, table, path, dtype=options.dtype_of(dtype), overwrite=overwrite)
+            written = save(module, table, path, dtype=options.dtype_of(dtype), fresh=fresh, overwrite=overwrite)
             tell("comparing", 0, 0)
             differing = _differing(checkpoint, path)
         nbytes = sum((path / name).stat().st_size for name in written.files)
@@ -189,6 +189,7 @@ def export(
                 "new": ", ".join(written.new),
                 "not written": ", ".join(left.name for left in written.not_written),
                 "not copied": ", ".join(written.not_copied),
+                "left out": ", ".join(written.unnamed),
             }
         )
         same = options.given(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,21 +10,28 @@ import typer
 
 from porting.cli import options
 from porting.cli.screen import Screen, size
+from porting.errors import Code, Fault
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor
 
     from porting.verification import Case
 
-Out = Annotated[str, typer.Option("--out", metavar="FILE", help="The safetensors file to be made.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", help="The safetensors file to be made; it has to be named.", show_default=False
+    ),
+]
 ReferenceName = Annotated[
     str | None,
     typer.Option(
         "--reference",
         metavar="MODULE:NAME|FILE",
-        help="What to compare with: what builds a module with its weights, my_model.py:build, or a file that "
-        "`porting record` made.",
+        help="What to compare with: my_model.py:build, which builds a module with its weights; ref.py:forward, a "
+        "function that computes from the inputs (numpy, JAX, torch); or a file that `porting record` or "
+        "porting.save_recording made.",
         show_default="the checkpoint in transformers",
     ),
 ]
@@ -33,7 +40,7 @@ Inputs = Annotated[
     typer.Option(
         "--inputs",
         metavar="FILE",
-        help="A safetensors file with the arguments of one batch by their names.",
+        help="A .safetensors or .npz file with the arguments of one batch by their names, or a recording.",
         show_default="made from the config",
     ),
 ]
@@ -52,6 +59,13 @@ WorkingTypes = Annotated[
     list[options.DType] | None,
     typer.Option("--dtype", help="A working dtype to record; may be given more than once.", show_default="float32"),
 ]
+InputsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--inputs-only", help="Record the inputs and no activations, for a reference in another framework to be run on."
+    ),
+]
+WithWeights = Annotated[bool, typer.Option("--weights", help="Record the weights as well, for a port elsewhere.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
 Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that stands there.")]
@@ -59,7 +73,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file tha
 
 def record(
     source: options.Source = None,
-    out: Out = "recorded.safetensors",
+    out: Out = None,
     table: options.TableName = None,
     reference: ReferenceName = None,
     architecture: options.ArchitectureName = None,
@@ -68,6 +82,8 @@ def record(
     only: Only = None,
     cases: CaseNumbers = None,
     inputs: Inputs = None,
+    inputs_only: InputsOnly = False,
+    weights: WithWeights = False,
     seed: Seed = 0,
     longest: Longest = 512,
     overwrite: Overwrite = False,
@@ -83,40 +99,73 @@ def record(
       porting record --out golden.safetensors
       porting record ./my-checkpoint --out golden.safetensors --meaning-only --case 0
       porting record --reference my_model.py:build --inputs batch.safetensors --out golden.safetensors
+      porting record --reference my_model.py:build --inputs-only --weights --out question.safetensors
     """
     with Screen("record", as_json=as_json) as screen:
         import torch
 
+        from porting.verification import VerifyError
         from porting.verification import record as keep
 
+        if out is None:
+            message = "where the recording goes was not said: it may have tens of megabytes"
+            hint = "name the file: --out golden.safetensors"
+            raise VerifyError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
+        if source is not None and reference is not None:
+            message = f"there are two references, {source} and {reference}"
+            hint = "record one of them; a module or a function holds its weights itself"
+            raise VerifyError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
         working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
-        make = options.builder(reference)
+        make, batches = options.builder(reference), batch_of(inputs)
         made = keep(
-            options.where(source) if make is None else make(),
+            options.where(source) if make is None else make,
             out,
             table,
             architecture=architecture,
             dtypes=() if meaning_only else tuple(working),
             only=only or (),
             cases=cases,
-            inputs=batch_of(inputs),
+            inputs=batches,
+            inputs_only=inputs_only,
+            weights=weights,
             seed=seed,
             longest=longest,
             overwrite=overwrite,
         )
-        screen.document({"path": str(made), "bytes": made.stat().st_size})
-        screen.line(("recorded ", "bold green"), f"{made}, {size(made.stat().st_size)}")
-        screen.next(*_compared(source, table, architecture, reference, str(made)))
+        nbytes = made.stat().st_size
+        screen.document({"path": str(made), "bytes": nbytes})
+        screen.line(("recorded ", "bold green"), f"{made}, {size(nbytes)}")
+        if nbytes > LARGE and not inputs_only:
+            screen.line(
+                "smaller: --meaning-only halves it; --probe and --case record a part; --longest 64 has short rows"
+            )
+        if inputs_only:
+            screen.next("inspect", str(made))
+            return
+        screen.next(*_compared(source, table, architecture, reference, str(made), batches))
+
+
+LARGE = 10_000_000
+"""Bytes of a recording from which on it is said how to make a smaller one."""
 
 
 def _compared(
-    source: str | None, table: str | None, architecture: str | None, reference: str | None, made: str
+    source: str | None,
+    table: str | None,
+    architecture: str | None,
+    reference: str | None,
+    made: str,
+    inputs: Sequence[Case] | None,
 ) -> list[str]:
     """The words of a verification that is run against the recording; the command took no port of the user's own."""
     from porting.checkpoint import open_checkpoint
     from porting.tables import find_table
 
     if reference is not None:  # a module that holds its weights is compared with what it computed itself
+        from porting.verification.functions import computes
+
+        if computes(options.builder(reference), [name for one in inputs or () for name in one.inputs]):
+            return ["inspect", made]
         return ["verify", *options.given(into=reference, table=table, reference=made)]
     builds = find_table(table, open_checkpoint(options.where(source), weights=False).config).architectures
     if not builds or not all(one.target.startswith("porting.") for one in builds):
@@ -124,15 +173,15 @@ def _compared(
     return ["verify", *options.again(source), *options.given(table=table, architecture=architecture, reference=made)]
 
 
-def opponent(name: str | None, *, trust: bool) -> Callable[..., nn.Module] | Path | None:
-    """What ``--reference`` names: a function that builds a model, or a file."""
+def opponent(name: str | None, *, trust: bool) -> Callable[..., object] | Path | None:
+    """What ``--reference`` names: a function that builds a model or computes its values, or a file."""
     if name is None or name.endswith(".safetensors"):
         return None if name is None else Path(name)
     return options.builder(name, trust=trust)
 
 
 def batch_of(path: str | None) -> list[Case] | None:
-    """The batch in a safetensors file.
+    """The batch in a file of arrays, or those of a recording.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -141,6 +190,36 @@ def batch_of(path: str | None) -> list[Case] | None:
         return None
     from porting.checkpoint import open_checkpoint
     from porting.verification import Case
+    from porting.verification.golden import recorded_inputs
 
+    if path.endswith(".npz"):
+        return [Case(Path(path).name, _arrays(path))]
     file = open_checkpoint(path)
+    recorded = recorded_inputs(file)
+    if recorded:
+        return list(recorded)
     return [Case(Path(path).name, {name: file.read(name, own=True) for name in file.tensors})]
+
+
+def _arrays(path: str) -> dict[str, Tensor]:
+    """The arrays of a file that ``numpy.savez`` wrote; objects in it are never unpickled.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+    import zipfile
+
+    import numpy as np
+    import torch
+
+    from porting.checkpoint import CheckpointError
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: torch.from_numpy(file[name]) for name in file.files}
+    except FileNotFoundError:
+        raise
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+        message = f"it is no file of arrays that numpy.savez wrote: {error}"
+        hint = "its arrays are the arguments of one batch by their names"
+        raise CheckpointError(Fault(code=Code.NO_INPUTS, where=path, message=message, hint=hint)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,7 +49,20 @@ def inspect(source: options.Source = None, as_json: options.Json = False) -> Non
         for warning in found.warnings:
             screen.warn(warning)
         headers_only = options.given(**{"headers-only": found.commit is not None})  # on the hub: no weight is fetched
-        screen.next(*(["check", *options.again(source), *headers_only] if _has_table(found) else ["tables"]))
+        if _is_port(source):
+            screen.next("verify-files", *options.again(source))
+        else:
+            screen.next(*(["check", *options.again(source), *headers_only] if _has_table(found) else ["tables"]))
+
+
+def _is_port(source: str | None) -> bool:
+    """Whether a conversion made it: its names are those of a port, which no table reads."""
+    from porting.converting.record import RECORD, read_record
+
+    if source is None or not (Path(source) / RECORD).is_file():
+        return False
+    record = read_record(Path(source))
+    return record is not None and not record.content.get("reverse")
 
 
 def _has_table(found: Inspection) -> bool:

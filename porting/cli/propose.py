@@ -116,14 +116,18 @@ def suggest(
         if output is not None:
             found.write(output, overwrite=overwrite or interactive)
         asked = [*options.again(source), *options.given(into=into, architecture=architecture, input=inputs)]
-        if any(one.kind == "bound" for one in found.reasons):
+        if output is not None and any(one.tie for one in found.unmapped):  # once they are tied in the module
+            screen.next("suggest", *asked, *options.given(output=output, overwrite=True))
+        elif any(one.kind == "bound" for one in found.reasons):
             more = options.given(output=output or wanted, overwrite=output is not None, limit=f"{5 * limit:g}")
             screen.next("suggest", *asked, *more)
         elif output is not None:
             fresh = any(one.side == "module" for one in found.unmapped)
-            words = [*options.again(source), *options.given(table=output, into=into, fresh=fresh)]
             bounded = found.verdict.value == "approximate"  # which verify holds the table to
-            screen.next("verify" if found.proven or bounded else "check", *words)
+            proving = found.proven or bounded
+            named = architecture if proving else None  # the reference's class: the table builds no architecture
+            same = options.given(table=output, into=into, architecture=named, fresh=fresh)
+            screen.next("verify" if proving else "check", *options.again(source), *same)
         elif not interactive:
             screen.next("suggest", *asked, "--output", free("my_table", ".toml"), aside=True)
         if not found.proven:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,7 @@ from porting.cli.screen import DIFFERENT, Screen, free
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from porting.checkpoint import Checkpoint
     from porting.plan.plan import Plan
@@ -32,7 +33,10 @@ HeadersOnly = Annotated[
     bool, typer.Option("--headers-only", help="Read no weight: neither proof of dropped copies nor search for NaN.")
 ]
 All = Annotated[bool, typer.Option("--all", help="A row for each tensor in place of one for each rule.")]
-EveryProbe = Annotated[bool, typer.Option("--all", help="A row for each probe in place of one for each layer.")]
+EveryProbe = Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each probe.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="All rows, the code that never ran, the inputs and the versions.")
+]
 Gradients = Annotated[bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")]
 Steps = Annotated[
     int,
@@ -45,6 +49,12 @@ Html = Annotated[
 Stream = Annotated[
     bool,
     typer.Option("--stream", help="For models larger than memory: read each layer's weights when it is reached."),
+]
+Loaded = Annotated[
+    bool,
+    typer.Option(
+        "--loaded", help="--into gives a module that holds its weights: compare these, and load nothing into it."
+    ),
 ]
 Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
@@ -191,8 +201,10 @@ def verify(
     steps: Steps = 0,
     stream: Stream = False,
     longest: Longest = 512,
+    loaded: Loaded = False,
     fresh: options.Fresh = False,
     trust: options.Trust = False,
+    verbose: Verbose = False,
     every: EveryProbe = False,
     html: Html = None,
     as_json: options.Json = False,
@@ -212,6 +224,7 @@ def verify(
       porting verify ./my-checkpoint --into my_model.py:build --reference golden.safetensors
       porting verify --reference old_model.py:build --into new_model.py:build --inputs batch.safetensors
       porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
+      porting verify ./my-checkpoint --table my_table.toml --into my_model.py:filled --loaded
       porting verify ./my-checkpoint --html report.html
       porting verify ./larger-than-memory --stream --longest 64
       porting verify google-bert/bert-base-uncased --json > report.json
@@ -220,6 +233,7 @@ def verify(
         import torch
 
         from porting.reporting.terminal import render
+        from porting.tables import find_table
         from porting.verification import verify as prove
 
         if html is not None and not html.parent.is_dir():  # said before the work, and not after it
@@ -229,15 +243,15 @@ def verify(
         against = keep.opponent(reference, trust=trust)
         recorded = isinstance(against, Path)
         lone = source is None and (into is not None if recorded else against is not None)  # it has its own weights
-        golden = lone and recorded
         checkpoint = None if lone else _opened(source)
+        own = _holding(make, checkpoint, table, architecture, trust=trust) if loaded else None
         with screen.working("verifying") as tell:
             report = prove(
                 checkpoint,
-                make() if golden and make is not None else make,
+                own or make,
                 table,
                 reference=against,
-                loaded=golden and make is not None,
+                loaded=own is not None,
                 inputs=keep.batch_of(inputs),
                 architecture=architecture,
                 dtypes=tuple(dict.fromkeys(working)),
@@ -259,22 +273,58 @@ def verify(
             steps=steps or None,
             stream=stream,
             longest=None if longest == 512 else longest,
+            loaded=loaded,
         )
         again = shlex.join(["porting", "verify", *options.again(source), *same, *against_it, *asked])
         report = replace(report, call=again)
         screen.document(report.to_dict())
-        screen.show(render(report, every_probe=every))
+        screen.show(render(report, every_probe=every, verbose=verbose or every))
         if html is not None:
             screen.line(f"the report as a page: {report.save_html(html)}")
-        if report.as_claimed and reference is None:
+        if report.as_claimed and reference is None and not loaded:
             carrying = "convert" if stream else "export"  # export holds all of a model in memory
+            built = architecture if checkpoint and find_table(table, checkpoint.config).architectures else None
+            same = options.given(table=table, into=into, architecture=built, fresh=fresh, trust=trust)
             screen.next(carrying, *options.again(source), free("exported"), *same)
             return
-        closer = ["--html", free("report", ".html")] if every else ["--all"]
+        known = every or verbose or report.as_claimed
+        closer = ["--html", free("report", ".html")] if known else ["--verbose"]
         screen.next("verify", *options.again(source), *same, *against_it, *asked, *closer)
         if report.as_claimed:
             return
         raise typer.Exit(DIFFERENT)
+
+
+def _holding(
+    make: Callable[..., nn.Module] | None,
+    checkpoint: Checkpoint | None,
+    table: str | None,
+    architecture: str | None,
+    *,
+    trust: bool,
+) -> nn.Module:
+    """The module that holds its weights, built as any other one is, or named itself.
+
+    Raises:
+        TargetError: there is none, or it cannot be built.
+    """
+    from torch import nn
+
+    from porting.build import filled
+    from porting.errors import Code, Fault
+    from porting.loading import maker
+    from porting.tables import find_table
+    from porting.target import TargetError
+
+    if make is None:
+        message = "--loaded compares the weights that a module of your own holds, and none is named"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint="name what builds it: --into"))
+    if isinstance(make, nn.Module):
+        return make
+    if checkpoint is None:  # what it is compared with has no config either
+        return filled(make)
+    named = find_table(table, checkpoint.config)
+    return filled(maker(named, checkpoint, make, architecture if named.architectures else None, trust=trust)[0])
 
 
 def _opened(source: str | None) -> Checkpoint:

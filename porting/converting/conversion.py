@@ -119,7 +119,8 @@ def convert(
         like: on the way back, the checkpoint to follow: its names, and what the port does not hold.  Without it the
             record that a conversion left beside the port says its names; without that, the table does.
         dtype: cast floating-point tensors to this; None keeps their dtypes.
-        fresh: allow the parameters of the table's [fresh] to be missing in the output.
+        fresh: allow the parameters of the table's [fresh] to be missing in the output; on the way back, leave those
+            out that no rule gives a name in a checkpoint.
         trust: allow the table to name a module outside of this library.
         shard_size: bytes of tensors that one file may hold; None to divide as the input does.
         to: ``"dcp"`` for a directory that ``torch.distributed.checkpoint`` loads, ``"dcp/model"`` for one in which the
@@ -200,7 +201,7 @@ def prepare(
     if shard_size is not None and shard_size < 1:
         raise _wrong(f"{option('shard_size', shard_size)}, expected a positive number of bytes")
     part_of(to)
-    if reverse and (into is not None or architecture is not None or derive or fresh):
+    if reverse and (into is not None or architecture is not None or derive):
         raise _wrong(
             f"{option('reverse', True)} reads the port's tensors from the source: no module is built",
             "leave the module out",
@@ -215,7 +216,16 @@ def prepare(
     check_destination(path, overwrite=overwrite, sources=sources)
     check_replaceable(path)
     if reverse:
-        return draft_back(checkpoint, table, like=followed, dtype=dtype, shard_size=shard_size, to=to, where=str(path))
+        return draft_back(
+            checkpoint,
+            table,
+            like=followed,
+            dtype=dtype,
+            fresh=fresh,
+            shard_size=shard_size,
+            to=to,
+            where=str(path),
+        )
     return draft_into_port(
         checkpoint,
         table,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -24,10 +24,10 @@ from porting.errors import Code, Fault, option
 from porting.export_files import METADATA, companions, config_bytes, config_of, is_single_file
 from porting.loading import Into, maker
 from porting.notation.table import Table
-from porting.origin import ImaginedCheckpoint, respelled
+from porting.origin import ImaginedCheckpoint, require_named, respelled
 from porting.plan.check import check
 from porting.plan.move import Described
-from porting.plan.plan import Plan, PlanError
+from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.tables import find_table
 
 
@@ -129,6 +129,7 @@ def draft_back(
     *,
     like: Checkpoint | None,
     dtype: torch.dtype | None,
+    fresh: bool,
     shard_size: int | None,
     to: str | None,
     where: str,
@@ -144,12 +145,15 @@ def draft_back(
     recorded = _recorded(port, chosen, like)
     sources = sources_of(chosen, found.places, config, recorded)
     plan = check(chosen, ImaginedCheckpoint(tensors=sources, config=config), found.places, fresh=True)
-    if plan.fresh:  # the port has more than what is followed
-        more = {name: found.places[name] for name in plan.fresh}
+    unnamed = require_named(chosen, plan.fresh, fresh=fresh)
+    if len(plan.fresh) > len(unnamed):  # the port has more than what is followed
+        more = {name: found.places[name] for name in plan.fresh if name not in unnamed}
         sources |= respelled(sources_of(chosen, more, config, None), chosen, sources)
-        plan = check(chosen, ImaginedCheckpoint(tensors=sources, config=config), found.places)
+        plan = check(chosen, ImaginedCheckpoint(tensors=sources, config=config), found.places, fresh=bool(unnamed))
     _require_one_dtype(plan)
     recipes = back_from_port(plan, dtype, like.tensors if like is not None else {}, found.same)
+    lost = tuple(LeftOut(name=name, reason="new, and no rule says what a checkpoint calls it") for name in unnamed)
+    recipes = replace(recipes, left_out=(*recipes.left_out, *lost))
     return _draft(port, like, chosen, recipes, reverse=True, dtype=dtype, shard_size=shard_size, to=to, where=where)
 
 

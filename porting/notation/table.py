@@ -106,6 +106,8 @@ class Table:
         rules: the mapping of tensors.
         drops, ties, fresh: what is left out, shared and newly initialised.
         inputs, probes: forward arguments and activations, in the same notation.
+        returned: more probes, of what the models themselves return; no section has them: ``verify`` infers them.
+            One of them may read what a probe reads.
         where: the file it was read from.
         digest: SHA-256 of the text, those it extends included.
 
@@ -137,8 +139,14 @@ class Table:
     fresh: tuple[Fresh, ...] = ()
     inputs: tuple[Rule, ...] = ()
     probes: tuple[Rule, ...] = ()
+    returned: tuple[Rule, ...] = ()
     where: str = ""
     digest: str = ""
+
+    @property
+    def compared(self) -> tuple[Rule, ...]:
+        """All activations that are compared."""
+        return (*self.probes, *self.returned)
 
 
 def read_table(path: str | Path) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
 
-from porting.causes.naming import Finding, Suspicion
+from porting.causes.finding import Finding, Suspicion
 
 LEAST = 0.005
 """What would explain less of a difference would explain 0 % of it."""

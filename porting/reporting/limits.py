@@ -1,21 +1,128 @@
-"""How far a verdict reaches: what was not shown, in as few words as the verdict's sentence can take."""
+"""The scope of a verdict in words: what was run, what of the output was compared, and what was not run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
 from porting.reporting.outcome import Outcome, Shown
 from porting.target import named_tensors
+from porting.trials.scope import Scope, Status
+
+MOST_FAILED = 3
+"""So many batches that the port fails on are named; then comes how many more there are."""
 
 
-def clause(report: Outcome) -> str:
-    """What qualifies the verdict: ``", as far as was shown (not shown: the attention mask)"``; empty when all was."""
-    return "" if report.complete else f", as far as was shown (not shown: {'; '.join(_limits(report))})"
+def scope_lines(report: Outcome) -> Iterator[str]:
+    """The scope: a line of what was run, one of what was compared of the output, and one of what was not run."""
+    scope = report.scope
+    ran = [f"{scope.mode} mode, {_listed(scope.dtypes)}" if scope.dtypes else f"{scope.mode} mode", *_batches(report)]
+    yield f"ran: {'; '.join(ran)}"
+    returned = scope.returned
+    if returned is not None:
+        named = [(ours, _output(theirs)) for ours, theirs in returned.pairs.items()]
+        pairs = [ours if ours == theirs else f"{ours} = {theirs}" for ours, theirs in named]
+        parts = [", ".join(pairs)] if pairs else ["as [probes] says"] if returned.given else ["nothing"]
+        parts += [f"your model does not return {', '.join(returned.missing)}"] if returned.missing else []
+        parts += [f"without a counterpart: {', '.join(returned.alone)}"] if returned.alone else []
+        yield f"output compared: {'; '.join(parts)}"
+    yield f"not run: {'; '.join(_limits(report))}"
+
+
+def trial_lines(report: Outcome) -> Iterator[str]:
+    """On which batches the output differs and on which it does not, and in which ways the port is impure."""
+    scope = report.scope
+    if scope.differing:
+        names = [f"{one.what} (off by {one.difference:.1e})" for one in scope.differing if one.difference is not None]
+        more = f" and {len(names) - MOST_DIFFERING} more" if len(names) > MOST_DIFFERING else ""
+        yield f"the output differs on: {', '.join(names[:MOST_DIFFERING])}{more}"
+        same = len([one for one in scope.results if one.status is Status.SAME])
+        yield f"it is the same on {same} of {len(scope.results)} batches that were tried"
+    for one in scope.impurities:
+        size = f", off by {one.size:.1e}" if one.size else ""
+        yield f"your model {one.kind}{f': {one.detail}' if one.detail else ''}{size}"
+
+
+MOST_DIFFERING = 4
+"""So many batches on which the output differs are named."""
+
+
+def _batches(report: Outcome) -> Iterator[str]:
+    """What the batches were."""
+    scope = report.scope
+    if not scope.results:
+        yield from report.cases
+        return
+    if scope.lengths:
+        yield f"rows of {_range(scope.lengths)} tokens"
+    if scope.rows:
+        yield f"{_range(scope.rows)} rows in a batch"
+    masks = [_MASKS.get(one, one) for one in scope.masks if " in rows of " not in one]
+    if masks:
+        yield f"masks: {', '.join(masks)}"
+    if scope.segments:
+        yield "segments in any order"
+    if scope.positions:
+        yield "positions given and not"
+    left = [
+        one.removeprefix("without ") for one in scope.arguments if one.startswith("without ") and " and " not in one
+    ]
+    if left:
+        yield f"with and without {', '.join(left)}"
+    if scope.values:
+        yield f"values: {', '.join(scope.values)}"
+    seen, size = scope.tokens
+    if seen:
+        yield f"{seen:,} of {size:,} token ids" if size else f"{seen:,} token ids"
+    if scope.ways:
+        yield "with and without gradients, in inference mode, and called again"
+
+
+_MASKS = {
+    "no padding": "none",
+    "right padding": "right",
+    "left padding": "left",
+    "random masks": "random",
+    "a row that is all padding": "a row all padding",
+    "masked places that hold ordinary tokens": "over ordinary tokens",
+    "the padding's token where the mask keeps it": "over no padding token",
+    "a mask of bool": "as bool",
+    "a mask of float64": "as float",
+}
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _output(point: str) -> str:
+    """A point of the reference as a reader knows it: an output by its name, a module by its path."""
+    path, arrow, name = point.partition(" -> ")
+    return name if arrow and path == "." else "output" if point == "." else point
+
+
+def _failures(scope: Scope) -> Iterator[str]:
+    """Batches that were not compared, and why."""
+    for one in scope.not_run[:MOST_FAILED]:
+        yield f"{one.what} ({one.why})"
+    more = len(scope.not_run) - MOST_FAILED
+    if more > 0:
+        yield f"{more} more batches that your model fails on"
+    refused = [one for one in scope.results if one.status is Status.REFERENCE_FAILED]
+    if refused:
+        yield f"{len(refused)} batches that the reference refuses"
 
 
 def _limits(report: Outcome) -> Iterator[str]:
+    yield "training mode and autocast" if report.learned else "gradients, training mode and autocast"
+    if report.scope.returned is None:
+        yield "trials beyond the batches above"
+    yield from _failures(report.scope)
     for words in report.unseen:
         yield words.partition(" (")[0]
     if report.idle:
@@ -26,7 +133,7 @@ def _limits(report: Outcome) -> Iterator[str]:
         yield f"the branch at {first}" if count == 1 else f"{count} branches of its code"
     inside = tuple(f"{path}." for path in report.idle)
     copied = [name for name in report.shown.copy if not name.startswith(inside)] if inside else report.shown.copy
-    for names, how in ((copied, " beyond their values"), (report.shown.nothing, ""), (report.shown.parts, "")):
+    for names, how in ((copied, " (compared by value only)"), (report.shown.nothing, ""), (report.shown.parts, "")):
         if names:
             part = "part of " if names is report.shown.parts else ""
             yield f"{part}{names[0]}{how}" if len(names) == 1 else f"{part}{len(names)} parameters{how}"

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from porting.causes.naming import Finding
+from porting.causes.finding import Finding
 from porting.notation.table import Approximation
 from porting.reporting.learned import Learned
 from porting.tracing.branches import INPUTS, Branch
 from porting.tracing.measure import MEANING, ROUNDING, luck
 from porting.tracing.spread import Spread
+from porting.trials.scope import Scope
 
 FAITHFUL, DIFFERENT, IMPRECISE, APPROXIMATE = "faithful", "different", "imprecise", "approximate"
+UNPROVEN = "unproven"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,10 @@ class Outcome:
         call: the call or the command that does the same again.
         branches: code of the port's own that never ran, in any pass.
         search: what was done to find inputs that show more, in words.
+        scope: what was run and compared, and what was not.
+        padded: the port's points that differ at padded places alone, and by how much.
+        random: new parameters of the port that the reference does not have: they hold what was drawn, and what is made
+            of them is compared with nothing.
         causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
     """
 
@@ -185,6 +191,9 @@ class Outcome:
     causes: tuple[Finding, ...] = ()
     branches: tuple[Branch, ...] = ()
     search: str = ""
+    scope: Scope = Scope()  # noqa: RUF009  # it is frozen
+    padded: Mapping[str, float] = field(default_factory=dict)
+    random: tuple[str, ...] = ()
 
     @property
     def guilty(self) -> tuple[Probe, ...]:
@@ -206,9 +215,11 @@ class Outcome:
         """How the port stands to the reference.
 
         ``"different"``: another meaning, or it learns otherwise; ``"approximate"``: another meaning, within the bound
-        that the table declares; ``"imprecise"``: the same meaning with larger rounding errors; ``"faithful"``.
+        that the table declares; ``"imprecise"``: the same meaning with larger rounding errors; ``"unproven"``: every
+        probe agrees, and nothing that the port returns could be compared, or parts of it hold random values that are
+        compared with nothing; ``"faithful"``.
         """
-        if self.shown.differing:
+        if self.shown.differing or self.scope.differing or self.scope.impure:
             return DIFFERENT
         if self.guilty or self.first_difference:
             worst = max(probe.meaning.worst for probe in self.probes)
@@ -216,12 +227,17 @@ class Outcome:
         if self.learned and self.learned.differs:
             return DIFFERENT
         worse = any(probe.imprecise or probe.drifts for probe in self.probes)
-        return IMPRECISE if worse or (self.learned and self.learned.imprecise) else FAITHFUL
+        if worse or (self.learned and self.learned.imprecise):
+            return IMPRECISE
+        returned = self.scope.returned
+        compared = returned is None or returned.compared
+        return FAITHFUL if compared and not self.random else UNPROVEN
 
     @property
     def computes_otherwise(self) -> bool:
         """Whether the forward pass differs in meaning, or the weights are not the checkpoint's."""
-        return bool(self.guilty or self.first_difference or self.shown.differing)
+        scope = self.scope
+        return bool(self.guilty or self.first_difference or self.shown.differing or scope.differing or scope.impure)
 
     @property
     def faithful(self) -> bool:

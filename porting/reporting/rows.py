@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from porting.reporting.outcome import Probe
+from porting.tracing.trace import ARROW, ROOT
 
 OUTPUT = "output"
 """What a layer gives, or a module outside of the layers: the column of the probes that are named by a row alone."""
@@ -41,6 +42,8 @@ def rows_of(probes: Iterable[Probe]) -> list[Row]:
         key = (found["stack"] or "", found["number"]) if found else (None, probe.port)
         within = probe.port[found.end() :].lstrip(". ") if found else ""
         within = f".{within}" if within == OUTPUT else within  # a part of that name is not the layer's own output
+        if probe.port.partition(ARROW)[0] == ROOT:  # what the model itself returns
+            key = (None, f"{OUTPUT} {probe.port.partition(ARROW)[2]}".rstrip())
         groups.setdefault(key, []).append((within or OUTPUT, probe))
     names = _stack_names(list(dict.fromkeys(stack for stack, _ in groups if stack is not None)))
     return [

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
+from itertools import islice
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
@@ -14,8 +15,8 @@ from rich.text import Text
 from porting.printable import safe
 from porting.reporting.because import cause_lines
 from porting.reporting.learned_lines import tell_learned
-from porting.reporting.limits import clause
-from porting.reporting.outcome import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, Outcome, Probe
+from porting.reporting.limits import scope_lines, trial_lines
+from porting.reporting.outcome import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, UNPROVEN, Outcome, Probe
 from porting.reporting.rows import Row, rows_of
 from porting.tracing.branches import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
@@ -32,21 +33,30 @@ _SAID = {
     IMPRECISE: ("bold yellow", "means the same, with larger rounding errors, as what"),
     APPROXIMATE: ("bold yellow", "comes near to what"),
     DIFFERENT: ("bold red", "does not compute what"),
+    UNPROVEN: ("bold yellow", "agrees at every probe, and parts of it are compared with nothing, with what"),
 }
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
 
 
-def render(report: Outcome, *, every_probe: bool = False) -> RenderableType:
-    """The report for a rich console; with ``every_probe`` a row for each probe in place of one for each layer."""
+def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) -> RenderableType:
+    """The report for a rich console.
+
+    Args:
+        report: the report.
+        every_probe: a row for each probe in place of one for each layer.
+        verbose: everything that is known; without it a row for each layer that differs, and no details of what ran.
+    """
     above = verdict_lines(report)
     below = (
         *culprit_lines(report),
         *cause_lines(report.causes, listed),
         *tell_learned(report.learned, listed),
-        *shown_lines(report),
-        *other_lines(report),
+        *(shown_lines(report) if verbose else islice(shown_lines(report), 1)),
+        *other_lines(report, verbose=verbose),
     )
-    return Group(*map(_seen, above), Text(), _grid(report, every_probe), Text(), *map(_seen, below))
+    grid = _grid(report, every_probe, verbose=verbose)
+    middle: list[RenderableType] = [Text(), grid, Text()] if grid.row_count else []
+    return Group(*map(_seen, above), *middle, *map(_seen, below))
 
 
 def _seen(line: Text) -> Text:
@@ -71,11 +81,13 @@ def verdict_lines(report: Outcome) -> Iterator[Text]:
     sentence = f"{report.port} {says} {report.reference} computes from {report.source}"
     if report.verdict == APPROXIMATE and report.approximate:
         sentence += f", within the {report.approximate.within:.0e} of the scale that the table allows"
-    if report.verdict != DIFFERENT:
-        sentence += clause(report)
     if report.learned and report.learned.untrained:
         sentence += f"; training leaves {listed(report.learned.untrained)} as it is here"
     yield Text.assemble((report.verdict.upper(), style), "  ", sentence)
+    if report.random:
+        yield Text(f"new, random and compared with nothing: {listed(report.random)}", "yellow")
+    yield from map(Text, trial_lines(report))
+    yield from map(Text, scope_lines(report))
     yield Text(f"float64: off by {_largest(report.probes):.1e} of the activations' scale at most (bound {MEANING:.0e})")
     for dtype, noise in report.noise.items():
         ratio = max((probe.rounding[dtype].worst for probe in report.probes), default=0.0)
@@ -87,7 +99,7 @@ def _largest(probes: Iterable[Probe]) -> float:
     return max((probe.meaning.worst for probe in probes), default=0.0)
 
 
-def _grid(report: Outcome, every_probe: bool) -> Grid:
+def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     grid.add_column("where")
     for title in ("float64", "isolated"):
@@ -100,7 +112,7 @@ def _grid(report: Outcome, every_probe: bool) -> Grid:
         rows = [Row(label=probe.port, columns=(probe.port,), probes=(probe,)) for probe in report.probes]
     else:
         rows = rows_of(report.probes)
-    for row in rows:
+    for row in rows if verbose else [row for row in rows if mark(row).plain != SAME]:
         probes = row.probes
         end = max(probe.meaning.end_to_end for probe in probes)
         alone = max(probe.meaning.isolated or 0.0 for probe in probes)
@@ -131,7 +143,11 @@ def mark(row: Row) -> Text:
         return Text("innocent: the difference comes from before", "dim")
     if any(probe.drifts for probe in row.probes):
         return Text("innocent: the rounding comes from before", "dim")
-    return Text("same", "green")
+    return Text(SAME, "green")
+
+
+SAME = "same"
+"""What stands behind a row in which nothing differs."""
 
 
 def _style(bad: bool) -> str:
@@ -265,16 +281,23 @@ def _count(branches: Sequence[Branch], why: str) -> int:
     return sum(one.why == why for one in branches)
 
 
-def other_lines(report: Outcome) -> Iterator[Text]:
-    """What was left out, what should be known, the inputs, the cost and the versions."""
+def other_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
+    """What was left out and what should be known; with ``verbose`` also the inputs and the versions."""
     if report.skipped:
         yield Text(f"not compared, for lack of a counterpart: {listed(report.skipped)}", "yellow")
+    if report.padded:
+        yield Text(f"differs at padded places only, which is no fault: {listed(list(report.padded))}")
     for warning in report.warnings:
         yield Text(f"warning: {warning}", "yellow")
+    cost = report.cost
+    if not verbose:
+        yield Text(
+            f"{cost.passes} forward passes; {cost.loading + cost.total:.1f} s, {cost.memory / 1e9:.1f} GB", "dim"
+        )
+        return
     yield Text(f"inputs: {'; '.join(report.cases)}; seed {report.seed}")
     if report.search:
         yield Text(f"  {report.search}", "dim")
-    cost = report.cost
     yield Text(
         f"{cost.passes} forward passes in {cost.forwards:.1f} s, {cost.total:.1f} s with all comparisons; "
         f"loading {cost.loading:.1f} s; {cost.memory / 1e9:.1f} GB at most",

@@ -7,6 +7,7 @@ import os
 import tempfile
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +18,13 @@ from torch import nn
 from porting.build import build
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Fault, PortingError, told
-from porting.loading import maker
+from porting.loading import PortingWarning, maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
 from porting.suggesting.draft.attention import attention, attention_probes, ordered
 from porting.suggesting.draft.drafting import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.draft.generalise import Line
-from porting.suggesting.draft.probing import NEAR
+from porting.suggesting.draft.probing import NEAR, prefixed
 from porting.suggesting.draft.writing import Draft, write
 from porting.suggesting.search.finding import GUESS, Found
 from porting.suggesting.search.folding import refolded, where_to_fold
@@ -35,15 +36,16 @@ from porting.suggesting.subjects.dormant import dormant
 from porting.suggesting.subjects.guarding import guarded, outside
 from porting.suggesting.subjects.subject import Subjects, prepare, sides, steady
 from porting.suggesting.subjects.tracing import Kind
-from porting.suggesting.subjects.twin import architecture_of, usual_architectures
 from porting.suggesting.verdict.beyond import Beyond, beyond
 from porting.suggesting.verdict.evidence import evidence
 from porting.suggesting.verdict.judging import Judgement, judge
 from porting.suggesting.verdict.proving import LARGE, Proof, differing, prove
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.target import TargetError
+from porting.tracing.faults import VerifyError
 from porting.tracing.trace import ARROW
 from porting.verification.compare import Progress
+from porting.verification.reference_class import ReferenceClass, declared, reference_class, usual_classes
 
 TRIALS, LIMIT = 4000, 120.0
 """The search ends at so many candidates, or where so many seconds are spent."""
@@ -87,7 +89,8 @@ def suggest(
         into: the module, which is left as it is; or a class or function that builds it.  A builder is given what it
             asks for: the config, if it has a parameter ``config`` or one parameter only, else the fields that its
             parameters are named after, in anybody's words: ``n_embd``, ``d_model`` and ``width`` are the hidden size.
-        architecture: the reference's class, as transformers spells it; by default the one that ``config.json`` names.
+        architecture: the reference's class, as transformers spells it; by default the one that ``config.json``
+            names, where it has a place for every tensor of the checkpoint, else the one that has.
         inputs: [inputs], for a forward that cannot be understood: ``{"attention_mask": "m -> bool"}``.
         name: the table's name.
         seed: of the twin's weights and of all inputs.
@@ -124,7 +127,10 @@ def suggest(
         stage = what
         heard(what, done, total)
 
-    kind = architecture_of(checkpoint.config, architecture or _chosen(checkpoint, asker))
+    against = _against(checkpoint, architecture, asker)
+    for one in against.warnings(checkpoint.tensors):
+        warnings.warn(one, PortingWarning, stacklevel=2)
+    kind = against.name
     with guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         try:
             with bounded(begun + limit):
@@ -165,8 +171,15 @@ def _proposed(
         for one in {answer, question.default} if answer != question.default else ():
             found.trace.modules.pop(one.rpartition(".")[0] or one, None)  # the table by itself is another one now
     made, lines, unmapped = draft(subjects, found, name, (), close=bool(found.divergences))
-    plain = made
-    made = replace(made, probes=ordered([*made.probes, *inner], found.reference.modules))
+    modules = found.reference.modules
+    made, plain = (
+        replace(
+            made,
+            probes=prefixed(ordered(lines, modules) if lines is not made.probes else lines, made.prefix, modules),
+            returned=prefixed(made.returned, made.prefix, modules),
+        )
+        for lines in ([*made.probes, *inner], made.probes)
+    )
     fresh = any(one.side == "module" for one in unmapped) or bool(found.idle)
     proof = prover.on_twin(made, fresh=fresh)
     wrong = differing(proof)
@@ -179,7 +192,7 @@ def _proposed(
     if not fits and proof.exact and _numbers(checkpoint) < LARGE:
         own = prover.on(checkpoint, final, fresh=fresh)
         own = None if own.late else own  # the twin's is a proof as well
-    deep = replace(made, probes=final.probes) if own is None else None
+    deep = replace(made, probes=final.probes, returned=final.returned) if own is None else None
     behind = prover.behind(made, fresh=fresh, deep=deep) if proof.exact and not fits else Beyond()
     verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped, behind)
     if verdict.verdict in {Verdict.EXACT, Verdict.TRUNK}:  # what looked like a guess was confirmed further behind
@@ -207,10 +220,22 @@ def _confirmed(line: Line) -> Line:
     return replace(line, why="what it computes", proven=True) if line.why == GUESS else line
 
 
-def _chosen(checkpoint: Checkpoint, ask: Asker) -> str | None:
-    """The architecture, where the config does not say which."""
-    question = which_architecture(checkpoint.config, usual_architectures(checkpoint.config) if ask.present else ())
-    return None if question is None else ask(question)
+def _against(checkpoint: Checkpoint, architecture: str | None, ask: Asker) -> ReferenceClass:
+    """The reference's class: the one that was asked for, or answered, or that the checkpoint holds.
+
+    Raises:
+        VerifyError: nothing says which.
+    """
+    names = declared(checkpoint.config)
+    if architecture is not None or len(names) == 1 or not (names or ask.present):
+        return reference_class(checkpoint, architecture)
+    try:
+        held = reference_class(checkpoint)
+    except VerifyError:
+        held = ReferenceClass(name="")
+    question = which_architecture(names, usual_classes(checkpoint.config) if ask.present else (), held.name)
+    answer = held.name if question is None else ask(question)
+    return held if answer == held.name and held.name else reference_class(checkpoint, answer or None)
 
 
 def _searched(
@@ -229,6 +254,7 @@ def _searched(
         seconds=seconds,
         tell=tell,
         asleep=dormant(port, reference, subjects.zeros),
+        copies=subjects.twin.copies,
     )
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
     try:

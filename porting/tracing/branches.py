@@ -11,7 +11,7 @@ import linecache
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType
 
@@ -67,7 +67,7 @@ def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
     for one in executed.functions:
         files.setdefault(one.code.co_filename, []).append(one)
     sources = {file: _Source(file, found) for file, found in files.items()}
-    written = frozenset[str]().union(*(assigned(one.tree) for one in sources.values() if one.tree))
+    written = frozenset[str]().union(*(one.parsed.assigned for one in sources.values() if one.parsed))
     branches = [branch for one in sources.values() for branch in one.branches(module, written)]
     return tuple(dict.fromkeys(branches))
 
@@ -93,6 +93,30 @@ def not_watched(executed: Executed, module: nn.Module, ran: Collection[str]) -> 
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class _Parsed:
+    """What the text of a file says, whatever ran of it."""
+
+    tree: ast.Module
+
+    @cached_property
+    def definitions(self) -> tuple[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str, str], ...]:
+        return tuple(_definitions(self.tree))
+
+    @cached_property
+    def assigned(self) -> frozenset[str]:
+        return assigned(self.tree)
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> _Parsed | None:
+    """A file, parsed once: a search for inputs asks for its branches after every batch."""
+    try:
+        return _Parsed(ast.parse(text))
+    except SyntaxError:  # a cell of a notebook with its own commands, say
+        return None
+
+
 @dataclass
 class _Source:
     """A file, and what ran of it."""
@@ -108,20 +132,17 @@ class _Source:
         return linecache.getlines(self.file)
 
     @cached_property
-    def tree(self) -> ast.Module | None:
-        try:
-            return ast.parse("".join(self.lines))
-        except SyntaxError:  # a cell of a notebook with its own commands, say
-            return None
+    def parsed(self) -> _Parsed | None:
+        return _parsed("".join(self.lines))
 
     def branches(self, module: nn.Module, written: frozenset[str]) -> Iterator[Branch]:
-        if self.tree is None:
+        if self.parsed is None:
             return
         for one in self.functions:
             for code in _nested(one.code):
                 self._every.add(span for _, span in _spans(code))
             self._ran.add(span for offset, span in _spans(one.code) if offset in one.offsets)
-        for node, name, kind in _definitions(self.tree):
+        for node, name, kind in self.parsed.definitions:
             found = next((one for one in self.functions if _is_of(one.code, node)), None)
             if found is not None:
                 yield from self._of(node.body, _Within(name, Foreseen(node, kind, found.globals, module, written)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _PLACE = 3
@@ -18,6 +19,8 @@ class EveryRow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch doe
     ``padding_idx`` itself stays as it is, since a forward pass may read it: to count positions, say.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
 
@@ -28,6 +31,8 @@ class EveryRow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch doe
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's operation gives
+        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
+            return func(*args, **(kwargs or {}))
         if func is torch.ops.aten.embedding_dense_backward.default:
             args = (*args[:_PLACE], -1, *args[_PLACE + 1 :])
         return func(*args, **(kwargs or {}))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -23,6 +24,8 @@ class Jitter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         seed: of the roundings.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._generator = torch.Generator().manual_seed(seed)
@@ -34,6 +37,8 @@ class Jitter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's operation gives
+        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
+            return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
         floating = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_floating_point()]
         if func.is_view or func._schema.is_mutable or not floating:

@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+
+from porting.tracing.written_out import WrittenOut
 
 LESS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 ITSELF = "the model itself"
@@ -55,7 +57,7 @@ def lift(module: nn.Module) -> Lift:
 
 @contextmanager
 def lifted(module: nn.Module) -> Iterator[Lifted]:
-    """Within it nothing computes with less than float64 because it was asked to.
+    """Within it nothing computes with less than float64 because it was asked to, or fails because it is float64.
 
     Args:
         module: the model that is run, in float64.
@@ -78,12 +80,14 @@ def lifted(module: nn.Module) -> Iterator[Lifted]:
         undo.callback(_RUNNING.names.clear)
         undo.callback(register_module_forward_pre_hook(enter).remove)
         undo.callback(register_module_forward_hook(leave, always_call=True).remove)
-        with mode:
+        with mode, WrittenOut():
             yield mode.found
 
 
 class Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
     """Takes such casts out; :func:`lift` makes it."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, constants: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
@@ -97,6 +101,8 @@ class Lift(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does no
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's operation gives
+        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
+            return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and func._can_decompose():
             with self:  # a forward under inference_mode: torch sends operations here that are made of others

@@ -27,18 +27,20 @@ class Anchor:
         value: the activation.
         scale: its largest absolute value; 1 when it is all zeros.
         rms: the root of its mean square.
+        seen: True at the places that count, of the value's shape; None where all do.
     """
 
     value: Tensor
     scale: float
     rms: float
+    seen: Tensor | None = None
 
     @classmethod
-    def of(cls, value: Tensor) -> Anchor:
+    def of(cls, value: Tensor, seen: Tensor | None = None) -> Anchor:
         """Measure ``value``."""
         value = value if value.dtype == torch.float64 else value.double()
         largest, squares = _size(value)
-        return cls(value, largest or 1.0, math.sqrt(squares / (value.numel() or 1)))
+        return cls(value, largest or 1.0, math.sqrt(squares / (value.numel() or 1)), seen)
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,11 @@ def finite(value: Tensor) -> bool:
 
 
 def error(value: Tensor, anchor: Anchor) -> Error:
-    """How far ``value``, of any dtype and of the anchor's shape, is from it."""
-    largest, squares = _size(anchor.value, value.detach())
+    """How far ``value``, of any dtype and of the anchor's shape, is from it, at the places that count."""
+    value = value.detach()
+    if anchor.seen is not None:
+        value = torch.where(anchor.seen, value, anchor.value.to(value.dtype))
+    largest, squares = _size(anchor.value, value)
     count = value.numel()
     floor = (anchor.rms / anchor.scale) ** 2 * count
     return Error(largest / anchor.scale, squares / anchor.scale**2, floor, count)
@@ -151,8 +156,9 @@ def bound(
             that arrives, but a decision that it turned (a bucket of distances, say), and excuses nothing.
     """
     leaked = LEAKED * leak if single and leak is not None else None
-    if port is None or reference is None or dtype is None:
-        return max(MEANING, leaked or 0.0)
+    if port is None or reference is None or dtype is None:  # without a working dtype a decision that turned shows, too
+        turned = (leaked or 0.0) > torch.finfo(torch.float32).eps ** 0.5
+        return MEANING if turned else max(MEANING, leaked or 0.0)
     shrunk = ROUNDING * torch.finfo(torch.float64).eps / torch.finfo(dtype).eps
     explained = [one.largest * shrunk for one in (port, reference) if math.isfinite(one.largest)]
     if single and math.isfinite(reference.largest):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault, option
 from porting.frames import is_users, signature_of, users_line
+from porting.tracing.activations import Activations
 from porting.tracing.faults import VerifyError
 from porting.tracing.kept_graph import KeptGraph
 from porting.tracing.lift import Lifted, lifted
-from porting.tracing.trace import Point, Trace, Visit, trace
+from porting.tracing.trace import Point, SeeingError, Trace, Visit, leaves, trace
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Side:
         wanted: the points to see.
         clock: is told of every pass.
         lifted: which modules asked for less than float64 in a run in float64, where they get float64.
+        written: the arguments that a pass wrote to; each pass is given copies.
     """
 
     title: str
@@ -45,6 +48,7 @@ class Side:
     wanted: Sequence[Point]
     clock: Clock = field(default_factory=Clock)
     lifted: Lifted = field(default_factory=dict)
+    written: dict[str, None] = field(default_factory=dict)
 
     def run(
         self,
@@ -68,23 +72,73 @@ class Side:
         Raises:
             VerifyError: the model fails.
         """
+
+        def work(call: Callable[[nn.Module], object]) -> float:
+            with KeptGraph() if gradients else torch.no_grad():
+                return trace(self.module, call, self.wanted if wanted is None else wanted, visit, ran)
+
+        self._guarded(case, work)
+
+    def outputs(
+        self,
+        case: int,
+        *,
+        around: Callable[[], AbstractContextManager[object]] = torch.no_grad,
+        lifting: bool = True,
+    ) -> object:
+        """What one forward pass returns, with nothing in the way that looks into it.
+
+        Args:
+            case: the number of the case.
+            around: the mode of autograd that it runs in: ``torch.no_grad``, ``torch.enable_grad`` ...
+            lifting: in float64, take casts to less out.
+
+        Raises:
+            VerifyError: the model fails.
+        """
+        returned: list[object] = []
+
+        def work(call: Callable[[nn.Module], object]) -> float:
+            with around():
+                returned.append(call(self.module))
+            return 0.0
+
+        self._guarded(case, work, lifting=lifting)
+        return returned[0]
+
+    def returned(self, case: int) -> dict[str, Tensor]:
+        """The tensors that a pass returns, by the names that :func:`porting.tracing.trace.leaves` gives them.
+
+        Raises:
+            VerifyError: the model fails.
+        """
+        return leaves(self.outputs(case))
+
+    @property
+    def places(self) -> list[Point]:
+        """Every point that can be seen besides what the model returns: its modules' outputs."""
+        return [path for path, _ in self.module.named_modules() if path]
+
+    def _guarded(
+        self, case: int, work: Callable[[Callable[[nn.Module], object]], float], *, lifting: bool = True
+    ) -> None:
+        """Do the work of a pass on copies of the inputs; explain its failure, and note which inputs it wrote to."""
         arguments = self.arguments[case]
-        places = [value for name, value in arguments.items() if name.isdigit()]
-        names = {name: value for name, value in arguments.items() if not name.isdigit()}
+        given = {name: value.clone() for name, value in arguments.items()}
+        places = [value for name, value in given.items() if name.isdigit()]
+        names = {name: value for name, value in given.items() if not name.isdigit()}
         begun = time.perf_counter()
         try:
-            exact = any(one.dtype == torch.float64 for one in self.module.parameters())
+            exact = lifting and any(one.dtype == torch.float64 for one in self.module.parameters())
             nothing: nullcontext[Lifted] = nullcontext({})
-            with KeptGraph() if gradients else torch.no_grad(), lifted(self.module) if exact else nothing as found:
-                seen = trace(
-                    self.module,
-                    lambda module: module(*places, **names),
-                    self.wanted if wanted is None else wanted,
-                    visit,
-                    ran,
-                )
+            with _eagerly(), lifted(self.module) if exact else nothing as found:
+                seen = work(lambda module: module(*places, **names))
         except VerifyError:
             raise
+        except SeeingError as error:
+            message = f"an activation of {self.title} cannot be compared: {error}"
+            hint = "this is a fault of porting, and none of a model: please report it"
+            raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
         except Exception as error:  # the user's own forward may raise anything
             message = f"{self.title} failed on {_described(arguments)}: {type(error).__name__}: {_first_line(error)}"
             takes = "" if is_users(error) else signature_of(self.module.forward)
@@ -95,6 +149,9 @@ class Side:
             elif any("mask" in name for name in arguments):
                 hint += " and how a mask: -> bool, -> padding or -> additive"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
+        for name, value in given.items():
+            if not _unchanged(value, arguments[name]):
+                self.written[name] = None
         for name, operations in found.items():
             self.lifted.setdefault(name, {}).update(operations)
         self.clock.seconds += time.perf_counter() - begun - seen
@@ -116,6 +173,33 @@ class Side:
 
         self.run(case, visit, ran=ran)
         return found
+
+    def keep(self, case: int, *, after: Visit | None = None) -> Activations:
+        """As :meth:`record`, for activations that may be too large for memory."""
+        found = Activations()
+
+        def visit(point: Point, value: Tensor) -> Tensor | None:
+            found[point] = value
+            return after(point, value) if after else None
+
+        self.run(case, visit)
+        return found
+
+
+def _eagerly() -> AbstractContextManager[object]:
+    """What was compiled runs as it is written: a compiled graph has its dtypes and constants built in.
+
+    Nothing was compiled where torch's compiler was never imported, and that takes seconds.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    eagerly: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return eagerly
+
+
+def _unchanged(value: Tensor, before: Tensor) -> bool:
+    """Whether a tensor that a forward was given still holds what it did."""
+    return value.shape == before.shape and torch.equal(value.nan_to_num(), before.nan_to_num())
 
 
 def _described(arguments: Mapping[str, Tensor]) -> str:

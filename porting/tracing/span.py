@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,6 +41,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
     What computes in float32 whatever its weights are, and is not put right (:mod:`porting.tracing.lift`), agrees
     with the float64 reference to float32's rounding only; that must be known before the difference is called a bug.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
@@ -91,6 +94,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's operation gives
+        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
+            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self._aside:

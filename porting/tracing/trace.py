@@ -13,10 +13,11 @@ second, and so on.
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Any
@@ -24,10 +25,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
+from porting.errors import PortingError
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
+
+
+class SeeingError(Exception):
+    """What looks at an activation failed, and not the model that computed it."""
+
 
 Point = str
 Trace = dict[Point, Tensor]
@@ -155,11 +163,16 @@ class _Recorder(TorchFunctionMode):
 
     def _show(self, path: str, output: str, call: int, value: Tensor) -> Tensor | None:
         point = numbered(f"{path}{ARROW}{output}" if output else path, call)
-        if point in self._seen:  # a second softmax in one call of a module, say
+        if point in self._seen or is_functorch_wrapped_tensor(value):  # a second softmax in one call; within a vmap
             return None
         self._seen.add(point)
         begun = time.perf_counter()
-        instead = self._visit(point, value)
+        try:
+            instead = self._visit(point, value)
+        except PortingError:
+            raise
+        except Exception as error:  # raised inside the model's forward, and not the model's fault
+            raise SeeingError(f"{type(error).__name__}: {error}, at {point}") from error
         self.seconds += time.perf_counter() - begun
         return instead
 
@@ -305,40 +318,115 @@ def canonical(scores: Tensor, dim: int = -1) -> Tensor:
 
 
 def select(output: object, name: str) -> Tensor | None:
-    """The tensor that a point means: the only output or the first, the n-th, or the one of that name."""
+    """The tensor of an output that a point names.
+
+    Args:
+        output: what a forward returned.
+        name: empty or a number for the first or the n-th tensor, a field's or a key's name, or a path of them within
+            nested containers: ``hidden_states.3``.
+
+    Returns:
+        The tensor; None where there is none of that name.
+    """
     if isinstance(output, Tensor):
         return output if name in ("", "0") else None
-    values: object = output
-    if isinstance(output, Mapping) and (name or "0").isdigit():
-        values = list(output.values())
-    elif dataclasses.is_dataclass(output) and (name or "0").isdigit():
-        values = [getattr(output, field.name) for field in dataclasses.fields(output)]
-    try:
-        if (name or "0").isdigit():
-            value = values[int(name or 0)]  # type: ignore[index]  # what cannot be indexed is caught below
-        else:
-            value = output[name] if isinstance(output, Mapping) else getattr(output, name)
-    except (AttributeError, IndexError, KeyError, TypeError):
-        return None
+    value = _part(output, name or "0")
+    if value is _ABSENT and "." in name:
+        head, _, rest = name.partition(".")
+        inner = _part(output, head)
+        return None if inner is _ABSENT else select(inner, rest)
     return value if isinstance(value, Tensor) else None
+
+
+_ABSENT = object()
+"""In the place of a part that an output does not have."""
+
+
+def _part(output: object, key: str) -> object:
+    """One element of a container, by number or by name."""
+    values: object = output
+    if isinstance(output, Mapping) and key.isdigit() and key not in output:
+        values = list(output.values())
+    elif dataclasses.is_dataclass(output) and key.isdigit():
+        values = [getattr(output, field.name) for field in dataclasses.fields(output)]
+    elif key.isdigit() and hasattr(output, "__dict__") and not isinstance(output, Mapping | list | tuple):
+        values = list(vars(output).values())
+    try:
+        if isinstance(output, Mapping) and values is output:
+            return output[key] if key in output else output[int(key)]
+        return values[int(key)] if key.isdigit() else getattr(output, key)  # type: ignore[index]  # caught below
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return _ABSENT
 
 
 def substitute(output: Any, name: str, value: Tensor) -> Any:  # whatever the module returns
     """The output with one of its tensors, which :func:`select` finds, replaced; the kind of container is kept."""
     if isinstance(output, Tensor):
         return value
+    if "." in name and _part(output, name) is _ABSENT:
+        head, _, rest = name.partition(".")
+        return _with(output, head, substitute(_part(output, head), rest, value))
+    return _with(output, name, value)
+
+
+def _with(output: Any, name: str, value: object) -> Any:  # as above
     place = int(name or 0) if (name or "0").isdigit() else None
     if isinstance(output, Mapping):  # a plain dictionary, or a model output that is one as well
         changed = copy(output)
-        changed[name if place is None else list(output)[place]] = value  # type: ignore[index]  # a mutable one
+        changed[name if place is None or name in output else list(output)[place]] = value  # type: ignore[index]  # a mutable one
         return changed
     if dataclasses.is_dataclass(output):
         field = name if place is None else dataclasses.fields(output)[place].name
         return dataclasses.replace(output, **{field: value})  # type: ignore[type-var]  # an instance, not a class
     if hasattr(output, "_replace"):  # a NamedTuple
         return output._replace(**{name if place is None else output._fields[place]: value})
-    if place is None:
+    if place is None or not isinstance(output, list | tuple):
         changed = copy(output)
-        setattr(changed, name, value)
+        setattr(changed, name if place is None else list(vars(output))[place], value)
         return changed
     return type(output)([value if number == place else one for number, one in enumerate(output)])
+
+
+def leaves(output: object) -> dict[str, Tensor]:
+    """The tensors that a forward returned, by the names that :func:`select` finds them with.
+
+    Containers are mappings, dataclasses, named and plain tuples, lists, and objects that hold tensors as attributes.
+    A cache of keys and values, which transformers returns as an object of its own, is not looked into.
+
+    >>> sorted(leaves({"logits": torch.zeros(1), "hidden_states": (torch.zeros(2), None)}))
+    ['hidden_states.0', 'logits']
+    >>> list(leaves(torch.zeros(1)))
+    ['']
+    """
+    if isinstance(output, Tensor):
+        return {"": output}
+    found: dict[str, Tensor] = {}
+    for name, part in _parts(output):
+        for inner, tensor in leaves(part).items():
+            found[f"{name}.{inner}" if inner else name] = tensor
+    return found
+
+
+def _parts(output: object) -> Iterator[tuple[str, object]]:
+    """The elements of a container, by name or by number."""
+    if isinstance(output, Mapping):
+        yield from _named([(str(key), value) for key, value in output.items()])
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        fields = [field.name for field in dataclasses.fields(output)]
+        yield from _named([(name, getattr(output, name)) for name in fields])
+    elif isinstance(output, tuple) and hasattr(output, "_fields"):
+        yield from _named(list(zip(output._fields, output, strict=True)))
+    elif isinstance(output, list | tuple):
+        yield from ((str(place), value) for place, value in enumerate(output))
+    elif not isinstance(output, nn.Module):
+        attributes = _named(list(getattr(output, "__dict__", {}).items()))
+        yield from ((name, one) for name, one in attributes if isinstance(one, Tensor))
+
+
+def _named(items: Sequence[tuple[str, object]]) -> Iterator[tuple[str, object]]:
+    """The elements by name; by number where a name cannot be spelled, or means the inside of attention in a point."""
+    for place, (name, value) in enumerate(items):
+        yield (name if _PLAIN.fullmatch(name) and name not in INNER else str(place)), value
+
+
+_PLAIN = re.compile(r"\w+")

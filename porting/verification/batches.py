@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault
@@ -12,7 +17,17 @@ from porting.notation.table import Table
 from porting.plan.config import arguments
 from porting.tracing.faults import VerifyError
 from porting.tracing.running import Side
-from porting.verification.inputs import Case, Maker, heard, special_tokens, withheld
+from porting.verification.asking import Asked, ask, cases_with, that_run
+from porting.verification.inputs import IDS, Case, Maker, heard, special_tokens, withheld
+from porting.verification.modalities import (
+    SIGNALS,
+    completed,
+    parameters_of,
+    special_places,
+    takes_signals,
+    text_fields,
+)
+from porting.verification.padding import MASK
 from porting.verification.reference import silent_fields, usual_fields
 from porting.verification.references import Living, floating, stored
 
@@ -38,7 +53,9 @@ class Batches:
     longest: int = 0
 
 
-TOO_LONG = re.compile(r"out of (range|bounds)|too long|exceed|longer than|max_position|at most \d+", re.IGNORECASE)
+TOO_LONG = re.compile(
+    r"out of (range|bounds)|too long|exceed|longer than|max_position|at most \d+|must match the size", re.IGNORECASE
+)
 """What models say of a row that is too long for them."""
 
 
@@ -54,10 +71,10 @@ def that_fits(reference: Living, batch: Batches, make: Callable[[int], Batches])
         make: makes it with another longest row.
 
     Returns:
-        The batches; those that were given where the reference fails for another reason.
+        The batches; those that were given where the reference fails for another reason, or however short rows are.
     """
     dtype, most, fitting = stored(reference.module), batch.longest, batch
-    for shorter in dict.fromkeys(one for one in (most - 1, most - 2, most - 3, most - 4, most // 2) if one > 0):
+    for shorter in dict.fromkeys(one for one in (*(most - less for less in range(1, 5)), *_halves(most)) if one > 0):
         longest = [case for case in fitting.cases if _width(case) == fitting.longest][:1]
         arguments = [floating(reference.taken(case).inputs, dtype) for case in longest]
         side = Side(title="the reference", module=reference.module, arguments=arguments, wanted=[])
@@ -70,7 +87,62 @@ def that_fits(reference: Living, batch: Batches, make: Callable[[int], Batches])
             fitting = make(shorter)
         else:
             return fitting
-    return fitting
+    return batch
+
+
+def _halves(most: int) -> list[int]:
+    """Half as many, and so on, down to what is short for any model."""
+    found = []
+    while most > SHORT:
+        most //= 2
+        found.append(most)
+    return found
+
+
+SHORT = 16
+"""Rows of so many tokens or less are not made shorter."""
+
+
+ROWS = (11, 7, 4, 2)
+"""Tokens in each row of a case that is drawn to confirm what other cases suggest."""
+
+
+def another(case: Case, batch: Batches, seed: int) -> Case:
+    """One more case: drawn like the others, or a given one with its contents in another order.
+
+    Args:
+        case: one of those that both sides take.
+        batch: what was made.
+        seed: of what is drawn.
+    """
+    if batch.more is not None:
+        return batch.more("to confirm a cause", [min(length, batch.longest) for length in ROWS])
+    generator = torch.Generator().manual_seed(seed + 1)
+    return Case("to confirm a cause", {name: _mixed(value, generator) for name, value in case.inputs.items()})
+
+
+def padded_in_front(case: Case) -> Case:
+    """The batch with its padding in front of the rows: there what counts tokens and what counts places differ."""
+    mask = case.inputs.get(MASK)
+    if mask is None or mask.ndim != 2:
+        return case
+    shifts = (mask == 0).sum(1).tolist()
+    rolled = {
+        name: torch.stack([row.roll(shift) for row, shift in zip(value, shifts, strict=True)])
+        for name, value in case.inputs.items()
+        if value.shape == mask.shape
+    }
+    return Case(case.name, {**case.inputs, **rolled})
+
+
+def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Other numbers of the same kind: ids that occur, or as they are where there are two values, as in a mask."""
+    if value.is_floating_point():
+        drawn = torch.randn(value.shape, dtype=torch.float64, generator=generator).to(value.dtype)
+        return value.mean() + drawn * value.std() if value.numel() > 1 else value
+    if torch.unique(value).numel() <= 2:  # a mask or segments: which of these belong together, nobody knows
+        return value
+    return value.flatten()[torch.randperm(value.numel(), generator=generator)].view_as(value)
 
 
 def _width(case: Case) -> int:
@@ -86,6 +158,7 @@ def make_batches(
     seed: int,
     longest: int,
     choices: int | None,
+    reference: Living | None = None,
 ) -> Batches:
     """The cases that were given, or such as show as much as they can.
 
@@ -95,9 +168,10 @@ def make_batches(
         config: the config, the table's defaults filled in.
         own: cases that somebody gave.
         seed, longest, choices: as in :func:`porting.verification.inputs.make_cases`.
+        reference: what the batches are made for, if it can be asked: it may take pictures, sound or series.
 
     Raises:
-        VerifyError: the config does not say what is needed.
+        VerifyError: the config does not say what is needed, or the reference runs with nothing that can be made.
     """
     # The table says what a family calls the usual fields: those of the target's config are the usual ones.
     ours = arguments(table, checkpoint.config)
@@ -112,24 +186,95 @@ def make_batches(
     if own:
         _refuse_others(own)
         return Batches(cases=tuple(own), fields=fields)
-    fields = {**silent_fields(config), **fields}
-    maker = Maker(
-        fields,
-        seed=seed,
-        longest=longest,
-        special=special_tokens(checkpoint.path, fields),
-        choices=choices,
-        padding_words=not skips,
-    )
-    made = maker.first()
+    fields = text_fields({**silent_fields(config), **fields})
+    if POSITIONS not in fields:
+        known = [fields[name] for name in OTHER_POSITIONS if isinstance(fields.get(name), int)]
+        fields |= {POSITIONS: known[0]} if known else {}
+
+    def maker() -> Maker:
+        return Maker(
+            fields,
+            seed=seed,
+            longest=longest,
+            special=special_tokens(checkpoint.path, fields),
+            never=special_places(fields),
+            choices=choices,
+            padding_words=not skips,
+        )
+
+    asked = Asked(alone=True)
+    reads = fields.get(WORDS) is not None
+    if reference is not None and takes_signals(reference.module):
+        asked = _asked(reference, fields, maker if reads else None)
+        if asked.refused is not None and (not reads or _main(reference.module) in SIGNALS):
+            raise asked.refused
+        if asked.signals and not asked.alone:
+            given = cases_with(asked, maker() if reads else None, seed, reference.module, fields)
+            made = that_run(reference, list(given))
+            cases = tuple(heard(table.inputs, one) for one in made)
+            return Batches(cases=cases, fields=fields, withheld=withheld(made, cases))
+    return _reading(table, fields, reference, asked, maker(), seed)
+
+
+def _reading(
+    table: Table, fields: Mapping[str, object], reference: Living | None, asked: Asked, maker: Maker, seed: int
+) -> Batches:
+    """Batches of tokens, and after them those of what else the reference takes."""
+    renamed = _lone(reference.module) if reference is not None and not table.inputs else ""
+
+    def whole(case: Case) -> Case:
+        if renamed:
+            return Case(case.name, {renamed: case.inputs[IDS]})
+        if reference is not None and asked.more:
+            return Case(case.name, completed(case.inputs, reference.module, fields))
+        return case
+
+    made = [whole(one) for one in maker.first()]
+    if reference is not None and asked.signals:
+        made += that_run(reference, list(cases_with(asked, maker, seed, reference.module, fields)))
     cases = tuple(heard(table.inputs, one) for one in made)
     return Batches(
         cases=cases,
         fields=fields,
         withheld=withheld(made, cases),
-        more=lambda name, rows: heard(table.inputs, maker.case(name, rows)),
+        more=lambda name, rows: heard(table.inputs, whole(maker.case(name, rows))),
         longest=maker.longest,
     )
+
+
+WORDS = "vocab_size"
+
+OTHER_POSITIONS = (
+    "n_positions", "max_source_positions", "max_target_positions", "block_size", "max_sequence_length",
+    "max_seq_length", "max_seq_len", "sequence_length", "seq_length", "seq_len", "context_length", "context_size",
+    "ctx_len", "n_ctx", "num_positions", "n_position", "max_positions", "max_position",
+)  # fmt: skip
+"""What a config may call the number of positions, the likeliest first."""
+
+_ASKED: weakref.WeakKeyDictionary[nn.Module, Asked] = weakref.WeakKeyDictionary()
+"""What references take that have been asked: they are asked once, however often batches are made."""
+
+
+def _asked(reference: Living, fields: Mapping[str, object], maker: Callable[[], Maker] | None) -> Asked:
+    if reference.module not in _ASKED:
+        _ASKED[reference.module] = ask(reference, fields, maker() if maker is not None else None)
+    return _ASKED[reference.module]
+
+
+def _main(module: nn.Module) -> str:
+    return str(getattr(module, "main_input_name", IDS))
+
+
+def _lone(module: nn.Module) -> str:
+    """Where a forward takes its tokens, if that is its only argument and has another name; else nothing."""
+    try:
+        every = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return ""
+    required = [one for one in every if one.default is one.empty]
+    if len(required) != 1 or required[0].kind is not required[0].POSITIONAL_OR_KEYWORD or IDS in parameters_of(module):
+        return ""
+    return "0" if required[0] is every[0] and not any(one.kind is one.VAR_KEYWORD for one in every) else ""
 
 
 def _refuse_others(own: Sequence[object]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from porting.notation.table import Table
 from porting.reporting.outcome import Probe, View
+from porting.tracing.activations import Activations
 from porting.tracing.executed import Executed
+from porting.tracing.faults import VerifyError
 from porting.tracing.lift import spelled
 from porting.tracing.measure import MEANING, Anchor, Error, bound, error, finite, pooled, ratio
 from porting.tracing.running import Side
@@ -22,6 +25,7 @@ from porting.tracing.span import Span, Watch
 from porting.tracing.spread import Spread, spread_of
 from porting.tracing.trace import Point, Trace
 from porting.verification.observe import Observer
+from porting.verification.padding import attended
 from porting.verification.pairing import Pair, Pairing, pair
 
 Errors = dict[Point, list[Error]]
@@ -42,6 +46,9 @@ class Tier:
 
 
 END, ALONE = "end_to_end", "isolated"
+
+SHARE = 64
+"""Tables that are rounded differently are apart by no less than this part of what one rounding of them comes to."""
 
 MOST_SPREADS = 8
 """Of so many guilty probes, the first ones, the report tells where their differences lie."""
@@ -71,6 +78,9 @@ class Comparison:
         leaks: view -> point -> what arrives there of the roundings that the float64 runs make all the same; None where
             that was not measured.
         found_from: the number of the first case that a search found; None where there is none.
+        lifted: a side asked for less than float64 somewhere, and got it all the same.
+        padded: the port's points that differ at padded places alone, and by how much.
+        written: the arguments that either side wrote to, by its title.
         executed: which of the port's own instructions ran in float64; None before it did.
     """
 
@@ -92,6 +102,10 @@ class Comparison:
         self.executed: Executed | None = None
         self.leaks: Mapping[str, Mapping[Point, float]] | None = None
         self.found_from: int | None = None
+        self.lifted = False
+        self.padded: dict[Point, float] = {}
+        self.written: dict[str, dict[str, None]] = {}
+        self._given: list[Mapping[str, Tensor]] = []
 
     def anchor(self, reference: Side) -> None:
         """Run the reference in float64, in the cases that are new; everything is measured from what it computes."""
@@ -104,8 +118,10 @@ class Comparison:
                     self._lowered[point] = span
 
             with watch:
-                found = reference.record(case, after=cut)
-            broken = [point for point, value in found.items() if not finite(value)]
+                found = reference.keep(case, after=cut)
+            given = reference.arguments[case]
+            self._given[case:] = [given]
+            broken = [point for point, value in found.items() if not finite(kept(value, given, point))]
             for point in broken:
                 del found[point]
                 self._warn(f"the reference's {point} has values that are no numbers, it is not compared")
@@ -123,15 +139,20 @@ class Comparison:
         self.executed = self.executed or Executed(port.module)
         for case, exact in list(enumerate(self.exact))[len(self.pairings) :]:
             with self.executed.watched():
-                found = port.record(case)
+                found = port.keep(case)
             pairing = pair(self._table, _shapes(exact), _shapes(found), self.sizes)
-            anchors = {point: Anchor.of(one.carry(exact)) for point, one in pairing.pairs.items()}
+            anchors = Anchors(pairing.pairs, exact, partial(_measured, exact, self._given[case]))
             self.pairings.append(pairing)
             self.anchors.append(anchors)
             for point, one in pairing.pairs.items():
                 value = found.pop(point)
-                far = error(value, _anchored(one, anchors[point], exact, value))
-                self._meaning[END][point] = max(self._meaning[END].get(point, 0.0), far.largest)
+                anchor = _anchored(one, anchors[point], exact, value)
+                far = error(value, anchor).largest
+                self._meaning[END][point] = max(self._meaning[END].get(point, 0.0), far)
+                if anchor.seen is not None and far <= MEANING:
+                    everywhere = error(value, replace(anchor, seen=None)).largest
+                    if everywhere > MEANING:
+                        self.padded[point] = max(self.padded.get(point, 0.0), everywhere)
             del found
             self._isolated(port, case, observer)
             observer.rest()
@@ -139,6 +160,8 @@ class Comparison:
 
     def _told(self, title: str, side: Side) -> None:
         """Say which modules asked for less than float64 and got it all the same."""
+        self.written.setdefault(title, {}).update(side.written)
+        self.lifted = self.lifted or bool(side.lifted)
         if side.lifted:
             named = spelled(side.lifted)
             self._warn(f"{title} casts to less than float64 in {named}: the float64 run leaves these casts out")
@@ -155,20 +178,35 @@ class Comparison:
                 tuple(dict.fromkeys((*before.lowered, *span.lowered))),
                 span.random or before.random,
             )
-            if point not in pairing.pairs:
+            if point not in pairing.pairs or not pairing.pairs[point].fits(value):
                 return None
             anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
             far = error(value, anchor).largest
             self._meaning[ALONE][point] = max(self._meaning[ALONE].get(point, 0.0), far)
             if far > MEANING:
-                found = spread_of(value, anchor.value, anchor.scale, case)
+                shown = value if anchor.seen is None else torch.where(anchor.seen, value, anchor.value)
+                found = spread_of(shown, anchor.value, anchor.scale, case)
                 self._spreads.setdefault(point, []).append(found)
-            observer.see(value, anchor.scale)
+            counted = value if anchor.seen is None else torch.where(anchor.seen, value, 0.0)
+            observer.see(pairing.pairs[point].compared(counted), anchor.scale)
             watch.cut()  # what was done here is none of the model's
             return watch.put(anchor.value.to(value.dtype, copy=True))
 
-        with watch:
-            port.run(case, visit, wanted=list(pairing.pairs), ran=self.ran.add, gradients=True)
+        wanted = list(pairing.pairs)
+        try:
+            with watch:
+                port.run(case, visit, wanted=wanted, ran=self.ran.add, gradients=True)
+        except VerifyError as failure:  # some operations have no backward pass
+            if not isinstance(observer, Observer):
+                raise
+            watch = Watch()
+            with watch:
+                port.run(case, visit, wanted=wanted, ran=self.ran.add)
+            observer.fails(failure.faults[0].message.rpartition("]: ")[2])
+
+    def paired(self, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
+        """Which point of the port is compared with what, in a case that is none of those compared here."""
+        return pair(self._table, _shapes(exact), _shapes(found), self.sizes)
 
     def rounding(self, reference: Side, port: Side, dtype: torch.dtype) -> None:
         """Run both in a working dtype, end to end and isolated: both sides go on with the exact values, rounded."""
@@ -187,7 +225,7 @@ class Comparison:
         pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
-            if point not in pairing.pairs:
+            if point not in pairing.pairs or not pairing.pairs[point].fits(value):
                 return None
             anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
             errors.setdefault(point, []).append(error(value, anchor))
@@ -198,7 +236,7 @@ class Comparison:
     def stand_in(self, case: int, point: Point, value: Tensor) -> Tensor | None:
         """What an isolated run of the port goes on with in the place of its own value."""
         pairing = self.pairings[case]
-        if point not in pairing.pairs:
+        if point not in pairing.pairs or not pairing.pairs[point].fits(value):
             return None
         anchor = _anchored(pairing.pairs[point], self.anchors[case][point], self.exact[case], value)
         return anchor.value.to(value.dtype, copy=True)
@@ -214,8 +252,8 @@ class Comparison:
         held: Trace = {}
 
         def visit(source: Point, value: Tensor) -> Tensor | None:
-            if source not in needed:
-                return None
+            if source not in needed or value.shape != exact[source].shape:
+                return None  # a router that rounds sends other numbers of tokens to an expert
             held[source] = value.detach()
             for point in needed[source]:
                 waiting[point].discard(source)
@@ -239,6 +277,7 @@ class Comparison:
         for point, one in pairs.items():
             span = self._spans.get(point, Span())
             here = bool(span.lowered) or any(source in self._lowered for source in one.sources)
+            here = here or self._arrives(point)
             lowered = lowered or here
             bounds = {
                 view: bound(
@@ -255,7 +294,7 @@ class Comparison:
                 port=point,
                 meaning=View(end_to_end=self._meaning[END][point], isolated=self._meaning[ALONE].get(point)),
                 bound=View(end_to_end=bounds[END], isolated=bounds[ALONE]),
-                count=finest.port[END][point].count if finest else 0,
+                count=finest.port[END][point].count if finest and point in finest.port[END] else 0,
                 rounding={tier.name: _ratios(tier, point, self._doubt(point, bounds)) for tier in self._tiers},
                 span=span.modules,
                 lowered=span.lowered,
@@ -271,10 +310,23 @@ class Comparison:
         far = {view: self._meaning[view].get(point, 0.0) for view in (END, ALONE)}
         return {view: one if self.reference_lowers and one <= bounds[view] else 0.0 for view, one in far.items()}
 
+    def _arrives(self, point: Point) -> bool:
+        """Whether roundings that are made elsewhere explain a difference here, though no probe carries them.
+
+        A table of angles is read in each layer.  Where two sides round it differently, they are apart by about what
+        one rounding comes to; what is far smaller is another mistake.
+        """
+        leak = self.leaks[ALONE].get(point, 0.0) if self.leaks is not None else 0.0
+        return leak > 0.0 and self._meaning[ALONE].get(point, 0.0) >= leak / SHARE
+
     def _leak(self, point: Point) -> View | None:
         if self.leaks is None or point not in self.leaks[END]:
             return None
         return View(end_to_end=self.leaks[END][point], isolated=self.leaks[ALONE].get(point))
+
+    def differences(self, view: str) -> Mapping[Point, float]:
+        """The largest difference in float64 at each of the port's points, in one view."""
+        return self._meaning[view]
 
     @property
     def lowers(self) -> bool:
@@ -320,10 +372,56 @@ def _anchored(one: Pair, anchor: Anchor, exact: Mapping[Point, Tensor], own: Ten
     """The anchor, with the port's own values in the parts that have no counterpart."""
     if one.whole or own is None:
         return anchor
-    return Anchor(one.carry(exact, own.double()), anchor.scale, anchor.rms)
+    return replace(anchor, value=one.carry(exact, own.double()))
+
+
+def kept(value: Tensor, inputs: Mapping[str, Tensor], point: Point) -> Tensor:
+    """The value at the places that are no padding."""
+    seen = attended(inputs, point, tuple(value.shape))
+    return value if seen is None else value[seen]
+
+
+class Anchors(Mapping[Point, Anchor]):
+    """The anchors of a case, at the port's points; those of activations that lie in a file are made when asked for.
+
+    Args:
+        pairs: what is compared with what.
+        exact: the reference's activations.
+        make: measures the anchor of a pair.
+    """
+
+    def __init__(
+        self, pairs: Mapping[Point, Pair], exact: Mapping[Point, Tensor], make: Callable[[Pair], Anchor]
+    ) -> None:
+        self._pairs, self._exact, self._make = pairs, exact, make
+        self._known: dict[Point, Anchor] = {}
+        self._lazy = isinstance(exact, Activations) and exact.stored
+
+    def __getitem__(self, point: Point) -> Anchor:
+        known = self._known.get(point)
+        if known is None:
+            found = self._make(self._pairs[point])
+            self._known[point] = replace(found, value=_NOWHERE) if self._lazy else found
+            return found
+        return replace(known, value=self._pairs[point].carry(self._exact)) if self._lazy else known
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self._pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+
+def _measured(exact: Mapping[Point, Tensor], given: Mapping[str, Tensor], one: Pair) -> Anchor:
+    return one.anchor(exact, given)
+
+
+_NOWHERE = torch.empty(0, dtype=torch.float64)
 
 
 def _shapes(trace: Mapping[Point, Tensor]) -> dict[Point, tuple[int, ...]]:
+    if isinstance(trace, Activations):
+        return trace.shapes()
     return {point: tuple(value.shape) for point, value in trace.items()}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from porting.build import build, call
 from porting.checkpoint import Checkpoint, open_checkpoint
@@ -15,16 +17,23 @@ from porting.comparing import digest
 from porting.errors import Code, Fault, option, told
 from porting.loading import Into
 from porting.notation.table import Table
+from porting.plan.config import effective
 from porting.tables import find_table
 from porting.target import unwrapped
 from porting.tracing.faults import VerifyError
-from porting.verification.golden import read_recording
+from porting.tracing.trace import Point
+from porting.verification.batches import make_batches
+from porting.verification.functions import LivingFunction, computes
+from porting.verification.golden import Recording, read_recording
 from porting.verification.held import HeldWeights
+from porting.verification.inputs import Case
 from porting.verification.references import Living, Recorded, Reference
 from porting.verification.same_names import same_names, same_points, same_weights
 
 Source = str | os.PathLike[str] | Checkpoint | None
-Given = nn.Module | Callable[..., nn.Module] | str | os.PathLike[str] | None
+Given = nn.Module | Callable[..., object] | str | os.PathLike[str] | None
+Inputs = Mapping[str, object] | Sequence[Case | Mapping[str, object]] | None
+"""One batch by names, or several; as tensors or as arrays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,7 @@ class Contenders:
         into: what is loaded, as in :func:`porting.verify`.
         reference: what it is compared with; None for the checkpoint in transformers.
         weighed: whether ``checkpoint`` says what the port's weights should be; not so where it is the port itself.
+        loaded: whether ``into`` is compared with the weights that it holds.
     """
 
     checkpoint: Checkpoint
@@ -44,6 +54,7 @@ class Contenders:
     into: Into
     reference: Reference | None
     weighed: bool = True
+    loaded: bool = False
 
 
 def contenders(
@@ -54,13 +65,16 @@ def contenders(
     *,
     revision: str | None,
     loaded: bool,
+    inputs: Sequence[Case] | None = None,
 ) -> Contenders:
     """Open what was named.
 
     Args:
         source: where the port's weights are; None for those of the reference, or with ``loaded`` of the port.
         into, table, revision, loaded: as in :func:`porting.verify`.
-        reference: a model with its weights, what builds one, the file of a recorded trace, or None.
+        reference: a model with its weights, what builds one, a function that computes the reference's values, the file
+            of a recorded trace, or None.
+        inputs: the batches, if they were given.
 
     Raises:
         CheckpointError, TableError, TargetError: as :func:`porting.load`.
@@ -71,17 +85,27 @@ def contenders(
         if opened is None:
             message = "neither a checkpoint nor a reference was given"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint="pass one of them"))
-        return Contenders(checkpoint=opened, table=find_table(table, opened.config), into=into, reference=None)
+        return Contenders(
+            checkpoint=opened, table=find_table(table, opened.config), into=into, reference=None, loaded=loaded
+        )
     if isinstance(reference, str | os.PathLike):
         return _recorded(opened, into, table, Path(reference), loaded=loaded)
-    return _living(opened, into, table, reference)
+    if not isinstance(reference, nn.Module) and computes(
+        reference, [name for one in inputs or () for name in one.inputs]
+    ):
+        return _called(opened, into, table, reference, inputs, loaded=loaded)
+    return _living(opened, into, table, reference, loaded=loaded)
 
 
 def _living(
-    opened: Checkpoint | None, into: Into, table: Table | str | Path | None, given: nn.Module | Callable[..., nn.Module]
+    opened: Checkpoint | None,
+    into: Into,
+    table: Table | str | Path | None,
+    given: nn.Module | Callable[..., object],
+    *,
+    loaded: bool,
 ) -> Contenders:
-    config: Mapping[str, object] = opened.config if opened is not None else {}
-    module = unwrapped(given if isinstance(given, nn.Module) else call(given, lambda: config, config))
+    module = built_reference(given, opened.config if opened is not None else {})
     title = f"{type(module).__module__}.{type(module).__qualname__}"
     checkpoint = HeldWeights(module, title) if opened is None else opened
     if opened is None and into is not None and not isinstance(into, nn.Module):
@@ -93,7 +117,27 @@ def _living(
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
     else:
         chosen = same_names(module, _built(into, module, checkpoint.config))
-    return Contenders(checkpoint=checkpoint, table=chosen, into=into, reference=Living.of(module, title))
+    return Contenders(checkpoint=checkpoint, table=chosen, into=into, reference=Living.of(module, title), loaded=loaded)
+
+
+def built_reference(given: nn.Module | Callable[..., object], config: Mapping[str, object]) -> nn.Module:
+    """The module that was given, or that what was given builds.
+
+    Raises:
+        TargetError: the builder asks for what the config does not have.
+        VerifyError: it builds no module.
+    """
+    made: object = given
+    if not isinstance(given, nn.Module):
+        made = call(given, lambda: config, config)  # type: ignore[arg-type]  # what it gives is seen below
+    if not isinstance(made, nn.Module):
+        name = getattr(given, "__name__", type(given).__name__)
+        message = f"{name} was called to build the reference, and gave a {type(made).__name__}, not a torch.nn.Module"
+        hint = (
+            "a function that computes the reference's values has parameters named after the inputs, such as input_ids"
+        )
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
+    return unwrapped(made)
 
 
 def _built(into: nn.Module | Callable[..., nn.Module], module: nn.Module, fields: Mapping[str, object]) -> nn.Module:
@@ -110,33 +154,121 @@ def _recorded(
 ) -> Contenders:
     recording = read_recording(path)
     if opened is not None:
-        weights = recording.metadata.get("weights")
-        if weights and not isinstance(opened, HeldWeights) and weights != (found := str(digest(opened))):
-            message = (
-                f"it was recorded from other weights: {weights[:19]}..., and {opened.location} has {found[:19]}..."
-            )
-            hint = "record it again, or give the checkpoint that was recorded"
-            raise VerifyError(Fault(code=Code.BAD_RECORDING, where=recording.where, message=message, hint=hint))
+        _refuse_other_weights(opened, recording)
         chosen = find_table(table, opened.config)
-        return Contenders(checkpoint=opened, table=chosen, into=into, reference=Recorded(recording=recording))
-    if not loaded or not isinstance(into, nn.Module):
+        reference = Recorded(recording=recording)
+        return Contenders(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
+    if into is None:
         message = "a recording holds activations and no weights, and no checkpoint was given"
         hint = told(
-            called="give the checkpoint, or a module that holds its weights, with loaded=True",
+            called="give the checkpoint, or a module that holds its weights",
             typed="name the checkpoint, or with --into what builds a module that holds its weights",
         )
         raise VerifyError(Fault(code=Code.BAD_TARGET, where=recording.where, message=message, hint=hint))
-    port = unwrapped(into)
+    reference = Recorded(recording=recording)
+    if recording.weights and not loaded:  # the port gets them: it is no module that holds its own
+        checkpoint = HeldWeights(recording.read_weights(), recording.where)
+        port = unwrapped(into) if isinstance(into, nn.Module) else build(lambda: call(into, dict, {}))
+        chosen = same_points(recording.points(), port) if table is None else find_table(table, {})
+        return Contenders(checkpoint=checkpoint, table=chosen, into=into, reference=reference)
+    port = _itself(into)
+    return _by_itself(port, table, reference, recording.points())
+
+
+def _called(
+    opened: Checkpoint | None,
+    into: Into,
+    table: Table | str | Path | None,
+    function: Callable[..., object],
+    inputs: Sequence[Case] | None,
+    *,
+    loaded: bool,
+) -> Contenders:
+    """A function computes the reference's values; it holds no weights that the port could get."""
+    if opened is None and into is None:
+        message = "there are a reference and nothing that is compared with it"
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
+    if opened is not None:
+        chosen = find_table(table, opened.config)
+        reference = LivingFunction.around(function, _first(chosen, opened, inputs))
+        return Contenders(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
+    port = _itself(into)
+    held = HeldWeights(port, "the module itself")
+    first = _first(same_weights(port) if table is None else find_table(table, held.config), held, inputs)
+    reference = LivingFunction.around(function, first)
+    return _by_itself(port, table, reference, reference.own)
+
+
+def _first(table: Table, checkpoint: Checkpoint, inputs: Sequence[Case] | None) -> Case:
+    """A small batch to try a function on."""
+    config = effective(table, checkpoint.config)
+    return make_batches(table, checkpoint, config, inputs, seed=0, longest=4, choices=None).cases[0]
+
+
+def _itself(into: Into) -> nn.Module:
+    """The port with the weights that it holds, or that what builds it gives it."""
+    if isinstance(into, nn.Module):
+        return unwrapped(into)
+    if into is None:
+        message = "there is a reference, and nothing that is compared with it"
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
+    return unwrapped(call(into, dict, {}))
+
+
+def _by_itself(
+    port: nn.Module, table: Table | str | Path | None, reference: Reference, names: Sequence[Point]
+) -> Contenders:
+    """A port that holds its weights, and a reference that has none to give."""
     if table is None:
-        chosen = same_points(recording.points(), port)
+        chosen = same_points(names, port)
     else:
-        named = find_table(table, {})
         same = same_weights(port)
-        chosen = replace(named, rules=same.rules, drops=same.drops, ties=same.ties, fresh=())
+        chosen = replace(find_table(table, {}), rules=same.rules, drops=same.drops, ties=same.ties, fresh=())
     return Contenders(
         checkpoint=HeldWeights(port, "the module itself"),
         table=chosen,
-        into=into,
-        reference=Recorded(recording=recording),
+        into=port,
+        reference=reference,
         weighed=False,
+        loaded=True,
     )
+
+
+def _refuse_other_weights(opened: Checkpoint, recording: Recording) -> None:
+    weights = recording.metadata.get("weights")
+    if weights and not isinstance(opened, HeldWeights) and weights != (found := str(digest(opened))):
+        message = f"it was recorded from other weights: {weights[:19]}..., and {opened.location} has {found[:19]}..."
+        hint = "record it again, or give the checkpoint that was recorded"
+        raise VerifyError(Fault(code=Code.BAD_RECORDING, where=recording.where, message=message, hint=hint))
+
+
+def as_cases(inputs: Inputs) -> Sequence[Case] | None:
+    """Batches as cases: one batch by names or a sequence of them, as tensors or as arrays of numpy or JAX.
+
+    What is neither is given back as it is: :func:`porting.verification.batches.make_batches` says what is wrong.
+
+    >>> [sorted(case.inputs) for case in as_cases({"x": np.ones((2, 3)), "mask": np.ones((2, 3), bool)})]
+    [['mask', 'x']]
+    """
+    if isinstance(inputs, Mapping):
+        return [_case("the inputs", inputs)]
+    several: object = inputs  # whatever was given in their place
+    if isinstance(several, list | tuple) and all(isinstance(one, Mapping | Case) for one in several):
+        return [one if isinstance(one, Case) else _case(f"batch {number}", one) for number, one in enumerate(several)]
+    return inputs  # type: ignore[return-value]  # refused later
+
+
+def _case(name: str, batch: Mapping[str, object]) -> Case:
+    given = {
+        str(key): one if isinstance(one, Tensor) else torch.from_numpy(np.array(one)) for key, one in batch.items()
+    }
+    return Case(name, given)
+
+
+def names_of(inputs: Sequence[Case] | None) -> list[str]:
+    """The arguments that batches name; none where they are not cases."""
+    return [name for one in _listed(inputs) for name in one.inputs]
+
+
+def _listed(inputs: object) -> list[Case]:
+    return [one for one in inputs if isinstance(one, Case)] if isinstance(inputs, list | tuple) else []

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, product
 
 import torch
-from torch import Tensor
 
-from porting.causes import dropout
-from porting.causes.anatomy import Anatomy
+from porting.causes import broken
 from porting.causes.catalogue import CATALOGUE, ROUNDING
-from porting.causes.functions import SOFTMAX
-from porting.causes.naming import APART, Finding, Gap, Mark, Search
-from porting.causes.replay import Stage
-from porting.causes.tape import Recorder, Ref, Tape
+from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
+from porting.causes.naming import Search
 from porting.reporting.outcome import Probe
-from porting.tracing.lift import lift
-from porting.tracing.measure import Anchor, error
+from porting.tracing.faults import VerifyError
 from porting.tracing.running import Side
-from porting.tracing.trace import ARROW, INNER, Point, Trace, split
+from porting.tracing.trace import ARROW, ROOT, Point, split
 from porting.verification.compare import Comparison
-from porting.verification.pairing import Pairing
+from porting.verification.sight import END, Sight
 
 Both = Callable[[torch.dtype], tuple[Side, Side]]
 """Makes the reference and the port in a dtype."""
+
+
+HELD_OUT = 3
+"""In so many other cases a cause is confirmed, where there are so many; one more is drawn for it."""
+
+END_TO_END = 1e-6
+"""What the model returns has to differ by as much, for an alteration of the whole to be told from rounding."""
+
+SECONDS = 20.0
+"""So long one alteration of the whole is looked for."""
+
+COMBINED = 64
+"""So many combinations of tied entries are tried end to end."""
 
 
 def name_causes(
@@ -38,6 +45,9 @@ def name_causes(
     both: Both,
     dtypes: Sequence[torch.dtype],
     *,
+    drawn: Both | None = None,
+    turned: Both | None = None,
+    weights_compared: bool = False,
     seconds: float = math.inf,
 ) -> tuple[Finding, ...]:
     """Why the guilty probes differ, and why the imprecise ones round worse.
@@ -47,32 +57,83 @@ def name_causes(
         probes: its probes.
         both: makes the two sides.
         dtypes: the working dtypes.
+        drawn: makes the two sides on a case that was drawn to confirm a cause; None for a reference that cannot be
+            looked into, of which no cause is known.
+        turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
+        weights_compared: the port's weights are the checkpoint's, bit by bit.
         seconds: the search ends after so long, and what it did not come to stays unknown.
 
     Returns:
         A finding for each cause; empty when no probe is guilty or imprecise.
     """
+    if drawn is None or seconds <= 0:
+        return ()
     until = time.monotonic() + seconds
     found: list[Finding] = []
     guilty = [probe for probe in probes if probe.guilty]
     if guilty:
-        for sight in _shortest_first(comparison, *both(torch.float64)):
-            found += sight.why([probe for probe in guilty if not _explained(probe, found)], probes, until)
+        reference, port = both(torch.float64)
+        known = [Sight.known(comparison, reference, port, case) for case in _shortest_first(comparison, reference)]
+        held_out = _held_out(comparison, drawn)
+        tied = _held_out(comparison, turned)
+        trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
+        found += _inverted(known, probes)
+        for sight in known if not found else ():
+            found += trials.why(sight, [probe for probe in guilty if not _explained(probe, found)])
             if all(_explained(probe, found) for probe in guilty):
                 break
     imprecise = [probe for probe in probes if probe.imprecise]
     if imprecise and dtypes:
         dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
-        sight = _shortest_first(comparison, *both(dtype))[0]
-        found += sight.why_worse(imprecise)
+        reference, port = both(dtype)
+        sight = Sight.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
+        loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
+        marks = sight.marks(loose)
+        found += [one.finding for one in sight.search(ROUNDING).find(list(marks.values()))]
     return tuple(found)
+
+
+def _held_out(comparison: Comparison, drawn: Both | None) -> Sight | None:
+    """The case that was drawn, if both sides take it."""
+    if drawn is None:
+        return None
+    try:
+        return Sight.new(comparison, *drawn(torch.float64), 0)
+    except (VerifyError, RuntimeError):
+        return None
+
+
+POLARITY = '"-> padding" in [inputs] is True = ignore, as key_padding_mask of torch; "-> bool" is True = attend'
+
+
+def _inverted(known: Sequence[Sight], probes: Sequence[Probe]) -> list[Finding]:
+    """Whether the port is right in every case when its masks of True and False are inverted: [inputs] says which."""
+    guilty = [probe for probe in probes if probe.guilty]
+    names = dict.fromkeys(
+        name for sight in known for name, one in sight.port.arguments[sight.case].items() if one.dtype == torch.bool
+    )
+    for name in names:
+        left = [sight.left_when_inverted(name, probes) for sight in known]
+        if any(one is not None for one in left) and all(one is None or one <= END for one in left):
+            return [
+                Finding(
+                    name="mask polarity in [inputs]",
+                    detail=f"with {name} inverted the port computes what the reference does",
+                    probes=tuple(probe.port for probe in guilty),
+                    difference=max(probe.meaning.isolated or 0.0 for probe in guilty),
+                    residual=max(one for one in left if one is not None),
+                    what=f"the port takes True in {name} for what [inputs] gives it as False",
+                    fix=POLARITY,
+                )
+            ]
+    return []
 
 
 def _explained(probe: Probe, found: Sequence[Finding]) -> bool:
     return any(probe.port in one.probes for one in found)
 
 
-def _shortest_first(comparison: Comparison, reference: Side, port: Side) -> list[_Sight]:
+def _shortest_first(comparison: Comparison, reference: Side) -> list[int]:
     """The cases, those of several rows first, for one row cannot show padding, and those that a search found last."""
     last = len(reference.arguments) if comparison.found_from is None else comparison.found_from
 
@@ -81,158 +142,205 @@ def _shortest_first(comparison: Comparison, reference: Side, port: Side) -> list
         lone = all(value.shape[:1] == (1,) for value in given)
         return case >= last, lone, sum(value.numel() for value in given)
 
-    cases = sorted(range(len(reference.arguments)), key=weight)
-    return [_Sight(comparison, reference, port, case) for case in cases]
+    return sorted(range(len(reference.arguments)), key=weight)
 
 
-@dataclass(frozen=True)
-class _Sight:
-    """One case in one dtype: the reference's tape, and what the port computed at each probe from exact values."""
+class _Trials:
+    """The search in one case after the other, each of which confirms what the others suggest."""
 
-    comparison: Comparison
-    reference: Side
-    port: Side
-    case: int
+    def __init__(
+        self,
+        known: Sequence[Sight],
+        probes: Sequence[Probe],
+        until: float,
+        *,
+        held_out: Sight | None,
+        tied: Sight | None,
+        weights_compared: bool,
+    ) -> None:
+        self._weights_compared = weights_compared
+        self._known = known
+        self._probes = probes
+        self._until = until
+        self._held_out = held_out
+        self._tied = tied
+        self._marks: dict[int, dict[Point, Mark]] = {}
 
-    def why(self, guilty: Sequence[Probe], probes: Sequence[Probe], until: float = math.inf) -> list[Finding]:
-        """The causes of the differences that this case shows."""
-        marks = {probe.port: self._mark(probe.port, probe) for probe in probes if probe.port in self._values}
+    def why(self, sight: Sight, guilty: Sequence[Probe]) -> list[Finding]:
+        """The causes of the differences that a case shows."""
+        marks = self._marks_of(sight)
         shown = [one for one in guilty if one.port in marks and marks[one.port].difference > marks[one.port].bound]
         random = any(probe.random for probe in shown)
-        found = self._silenced([marks[probe.port] for probe in shown]) if random else []
+        found = sight.silenced([marks[probe.port] for probe in shown]) if random else []
         named = {point for one in found for point in one.probes}
-        search = Search(
-            anatomy=self._anatomy,
-            stage=self._stage,
-            causes=CATALOGUE,
-            distance=lambda mark, altered: self._distance(mark.name, altered),
-            target=lambda mark: self._target(mark.name),
-            innocent=[marks[probe.port] for probe in probes if not probe.guilty and probe.port in marks],
-            until=until,
+        search = sight.search(CATALOGUE)
+        search.innocent = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
+        search.until = self._until
+        search.confirms = lambda mark, candidate: self._confirm(sight, mark, candidate)
+        search.confirms_extra = lambda mark, turned: self._all_others(
+            sight, mark, lambda one, there: one.turns(there, turned)
         )
-        return found + search.find([marks[probe.port] for probe in shown if probe.port not in named])
-
-    def why_worse(self, imprecise: Sequence[Probe]) -> list[Finding]:
-        """The causes of the larger rounding errors."""
-        marks = [self._mark(probe.port, None) for probe in imprecise if probe.port in self._values]
-        search = Search(
-            anatomy=self._anatomy,
-            stage=self._stage,
-            causes=ROUNDING,
-            distance=lambda mark, altered: self._distance(mark.name, altered),
+        search.confirms_weights = lambda mark, module, matrix: self._all_others(
+            sight, mark, lambda one, there: one.maps(there, module, matrix)
         )
-        return search.find(marks)
+        search.weights_compared = self._weights_compared
+        explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
+        explained = [self._untied(one) for one in explained]
+        whole = self._one_for_all(sight, explained)
+        if whole is not None:
+            return [*found, whole]
+        broken_there = sight.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
+        return found + [_with_line(one, broken_there) for one in self._whole(sight, explained)]
 
-    def _mark(self, point: Point, probe: Probe | None) -> Mark:
-        bound = 0.0 if probe is None else probe.bound.isolated or 0.0
-        sources = self._pairing.pairs[point].sources
-        return Mark(name=point, sources=sources, gap=self._distance(point, {}), bound=bound)
+    def _untied(self, one: Explained) -> Explained:
+        """Without those of its ties that do not reproduce the port where rows are padded in front, if some do."""
+        if not one.instead or self._tied is None:
+            return one
+        marks, search = self._marks_of(self._tied), self._tied.search(CATALOGUE)
+        every = [one, *one.instead]
 
-    def _silenced(self, marks: Sequence[Mark]) -> list[Finding]:
-        """The probes that are right when the port's dropout is off."""
-        silence = dropout.Silence()
-        quiet = self._isolated(silence)
-        left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
-        cured = [mark for mark in marks if left[mark.name] <= mark.bound]
-        if not cured:
-            return []
-        return [
-            Finding(
-                name=dropout.NAME,
-                detail=silence.detail,
-                probes=tuple(mark.name for mark in cured),
-                difference=max(mark.difference for mark in cured),
-                residual=max(left[mark.name] for mark in cured),
-                what=dropout.WHAT,
-                fix=dropout.FIX,
-            )
-        ]
+        def refuted(name: str, chosen: Candidate) -> bool:
+            """Whether it can be tried there and does not reproduce the port."""
+            tried = name in marks and any(True for _ in search.again(chosen))
+            return tried and not search.reproduces(marks[name], chosen)
 
-    def _distance(self, point: Point, altered: Mapping[str, Tensor], values: Trace | None = None) -> Gap:
-        """How far the port's value is from the reference's, some of whose activations are altered."""
-        own = (values or self._values)[point]
-        one, anchor, exact = self._pairing.pairs[point], self._anchors[point], self._exact
-        if not bool(torch.isfinite(own).all()):
-            return APART
-        if any(exact[name].shape != value.shape for name, value in altered.items()):
-            return APART
-        changed = {**exact, **{name: value.double() for name, value in altered.items()}}
-        expected = one.carry(changed, own.double()) if altered or not one.whole else anchor.value
-        far = error(own, Anchor(expected, anchor.scale, anchor.rms))
-        return Gap(far.largest, far.rms)
+        passing = [way for way in every if not any(refuted(name, one) for name, one in way.chosen.items())]
+        if not passing or len(passing) == len(every):
+            return one
+        return replace(passing[0], instead=tuple(passing[1:]))
 
-    def _target(self, point: Point) -> Tensor | None:
-        """The port's value, laid out as the reference's is; None where that has more to it."""
-        one, value = self._pairing.pairs[point], self._values[point]
-        if len(one.sources) != 1 or not one.whole or value.numel() != self._exact[one.sources[0]].numel():
+    def _marks_of(self, sight: Sight) -> dict[Point, Mark]:
+        return self._marks.setdefault(id(sight), sight.marks(self._probes))
+
+    def _confirm(self, sight: Sight, mark: Mark, candidate: Candidate) -> bool:
+        """Whether a candidate reproduces the port in cases that it was not fitted on."""
+        return self._all_others(sight, mark, lambda one, there: one.reproduces(there, candidate))
+
+    def _all_others(self, sight: Sight, mark: Mark, holds: Callable[[Search, Mark], bool]) -> bool:
+        """Whether something holds of a probe in the cases that it was not found in, and that reach the probe."""
+        for one in self._others(sight):
+            there = self._marks_of(one).get(mark.name)
+            if there is not None and not holds(one.search(CATALOGUE), there):
+                return False
+        return True
+
+    def _others(self, sight: Sight) -> list[Sight]:
+        others = [one for one in self._known if one is not sight][:HELD_OUT]
+        return [*([self._held_out] if self._held_out else []), *others]
+
+    @torch.no_grad()
+    def _one_for_all(self, sight: Sight, explained: Sequence[Explained]) -> Finding | None:
+        """One alteration that makes the reference return what the port returns, though it does not fit each probe.
+
+        A part that is done in another order, or reads something else, computes nothing at a probe that stands between.
+        """
+        open_ = [one for one in explained if not one.finding.name or (not one.chosen and len(explained) > 1)]
+        if not open_:
             return None
-        exact = self._exact[one.sources[0]]
-        places = torch.arange(exact.numel(), dtype=torch.float64).view_as(exact)
-        there = one.carry({one.sources[0]: places}).flatten().long()
-        return torch.empty_like(exact).flatten().index_copy(0, there, value.double().flatten()).view_as(exact)
+        begun, before = time.monotonic(), sight.apart({})
+        if not END_TO_END < before.largest < math.inf:
+            return None
+        scopes = {_scope(point) for one in open_ for point in one.finding.probes}
+        named = [Candidate(one.causes, one.alterations) for one in explained if one.chosen and not one.pinned]
+        for candidate in chain(named, sight.search(CATALOGUE).everything(scopes)):
+            if time.monotonic() > min(self._until, begun + SECONDS):
+                break
+            left = sight.apart(candidate.rewrites).largest
+            if left <= END and self._returns(sight, candidate):
+                cause = candidate.causes[0]
+                return Finding(
+                    name=candidate.key[0],
+                    detail=candidate.key[1],
+                    where=tuple(dict.fromkeys(one.where for one in candidate.alterations)),
+                    probes=tuple(point for one in explained for point in one.finding.probes),
+                    difference=max(before.largest, *(one.finding.difference for one in explained)),
+                    residual=left,
+                    what=cause.what,
+                    fix=cause.fix,
+                )
+        return None
 
-    @property
-    def _pairing(self) -> Pairing:
-        return self.comparison.pairings[self.case]
+    def _returns(self, sight: Sight, candidate: Candidate) -> bool:
+        """Whether a candidate makes the reference return what the port returns in other cases as well."""
+        for one in self._others(sight):
+            ways = [way.rewrites for way in one.search(CATALOGUE).again(candidate)] or [{}]
+            if not any(one.apart(rewrites).largest <= END for rewrites in ways):
+                return False
+        return True
 
-    @property
-    def _anchors(self) -> Mapping[Point, Anchor]:
-        return self.comparison.anchors[self.case]
-
-    @property
-    def _exact(self) -> Mapping[Point, Tensor]:
-        return self.comparison.exact[self.case]
-
-    @cached_property
-    def _values(self) -> Trace:
-        return self._isolated(nullcontext())
-
-    def _isolated(self, around: AbstractContextManager[object]) -> Trace:
-        """What the port computes at each probe when it is given the exact values at those before."""
-        found: Trace = {}
-        pairs, exact = self._pairing.pairs, self._exact
-
-        def visit(point: Point, value: Tensor) -> Tensor | None:
-            if point not in pairs:
-                return None
-            found[point] = value.detach().clone()
-            return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
-
-        with around:
-            self.port.run(self.case, visit, wanted=list(pairs))
+    def _whole(self, sight: Sight, explained: Sequence[Explained]) -> list[Finding]:
+        """What the findings are end to end: ties are told apart there, and what does not reproduce the port is none."""
+        named = [one for one in explained if one.chosen]
+        unknown = [point for one in explained if not one.finding.name for point in one.finding.probes]
+        if unknown:  # what a part computes from the reference's values says little where another part is not known
+            return [
+                _doubted(one) if one.pinned or _beside(one, unknown) else _tied(one, one.instead) for one in explained
+            ]
+        solved = any(one.finding.name and not one.chosen for one in explained)
+        if not named or solved or any(one.pinned or one.rough for one in named):
+            return [_tied(one, one.instead) for one in explained]
+        ways = [(one, *(two for tie in one.instead for two in (tie, *tie.instead))) for one in named]
+        combined = [way for _, way in zip(range(COMBINED), product(*ways), strict=False)]
+        passing = [way for way in combined if sight.end_to_end(way, self._probes)]
+        if not passing:
+            return [_doubted(one) if one.chosen else one.finding for one in explained]
+        first = dict(zip(map(id, named), passing[0], strict=True))
+        found = []
+        for one in explained:
+            best = first.get(id(one), one)
+            every = [way[named.index(one)] for way in passing] if one in named else []
+            found.append(_tied(best, tuple(dict.fromkeys(other for other in every if other is not best))))
         return found
 
-    @cached_property
-    def _stage(self) -> Stage:
-        exact, compared = self._exact, self._pairing.compared
-        with Recorder(self.reference.module) as recorder:
 
-            def visit(point: Point, value: Tensor) -> Tensor | None:
-                recorder.mark(point, value)
-                if value.dtype == torch.float64 or _inner(point):  # the exact values are its own, or as good
-                    return None
-                return recorder.stand_in(exact[point].to(value.dtype, copy=True))
-
-            self.reference.run(self.case, visit, wanted=compared)
-        marks = recorder.tape.marks
-        read = {point: _read_for(recorder.tape, ref) for point, ref in marks.items()}
-        if not self.reference.lifted:
-            return Stage(recorder.tape, read)
-        exactly = lift(self.reference.module)  # as it was recorded
-        return Stage(recorder.tape, read, lambda: exactly)
-
-    @cached_property
-    def _anatomy(self) -> Anatomy:
-        return Anatomy(self._stage.tape, self.reference.arguments[self.case])
+def _beside(one: Explained, unknown: Sequence[Point]) -> bool:
+    """Whether a named probe and one that is not known are of one layer, or one is within the other's module."""
+    for point in one.chosen:
+        path = split(point)[0].partition(ARROW)[0]
+        for other in unknown:
+            there = split(other)[0].partition(ARROW)[0]
+            inside = there != ROOT and (path.startswith(f"{there}.") or there.startswith(f"{path}."))
+            if inside or (_LAYER.search(path) and _scope(point) == _scope(other)):
+                return True
+    return False
 
 
-def _inner(point: Point) -> bool:
-    return split(point)[0].partition(ARROW)[2] in INNER
+def _scope(point: Point) -> str:
+    """The layer that a probe is in, or the part around its module."""
+    path = split(point)[0].partition(ARROW)[0]
+    layer = _LAYER.search(path)
+    return path[: layer.end()] if layer else path.rpartition(".")[0]
 
 
-def _read_for(tape: Tape, ref: Ref) -> Ref:
-    """What the model goes on with: a marked value itself, or the scores that a softmax reads for those shown."""
-    if tape.users(ref):
-        return ref
-    behind = (one for call in islice(tape.before(ref), 4) for one in call.reads)
-    return next((one for one in behind if any(user.name in SOFTMAX for user in tape.users(one))), ref)
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
+
+
+def _tied(one: Explained, instead: Sequence[Explained]) -> Finding:
+    """The finding, with the names of those that are tied with it."""
+    finding = one.finding
+    keys = [(other.finding.name, other.finding.detail) for other in instead]
+    keys = [key for key in keys if key != (finding.name, finding.detail)]
+    names = dict.fromkeys(name if name != finding.name else f"{name} ({detail})" for name, detail in keys)
+    return replace(finding, ties=tuple(names))
+
+
+def _doubted(one: Explained) -> Finding:
+    """What reproduces single probes and not the model is not named."""
+    finding = one.finding
+    near = Suspicion(name=finding.name, detail=finding.detail, residual=finding.residual, share=1.0)
+    return Finding(probes=finding.probes, difference=finding.difference, residual=finding.difference, nearest=(near,))
+
+
+def _with_line(one: Finding, made: Mapping[Point, broken.Broken]) -> Finding:
+    """The finding, with what gave the first value that is no number; named after that where it has no name."""
+    first = next((made[point] for point in one.probes if point in made), None)
+    if first is None:
+        return one
+    if one.name:
+        return replace(one, detail="; ".join(part for part in (one.detail, str(first)) if part))
+    name, what, fix = (
+        (broken.HIDDEN, broken.HIDDEN_WHAT, broken.HIDDEN_FIX)
+        if first.hidden
+        else (broken.OTHER, broken.OTHER_WHAT, broken.OTHER_FIX)
+    )
+    return replace(one, name=name, detail=str(first), what=what, fix=fix, nearest=())

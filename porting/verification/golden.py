@@ -5,7 +5,10 @@ The names of the tensors say what they are, ``KIND/CASE/NAME``:
 - ``inputs/0/input_ids``: an argument of the forward pass of case 0;
 - ``float64/0/encoder.layer.1``: the activation at a point, in float64; the points in order of execution;
 - ``float32/0/encoder.layer.1``: the same of a run in float32, bfloat16 or float16; optional;
-- ``float32 isolated/0/encoder.layer.1``: of a run in which every point was given the exact values before it; optional.
+- ``float32 isolated/0/encoder.layer.1``: of a run in which every point was given the exact values before it; optional;
+- ``weights/encoder.weight``: a weight of the model that was recorded; optional.
+
+:mod:`porting.recordings` reads and writes the same file with numpy alone.
 
 The header's metadata has ``format`` and ``version``; everything else in it is optional: ``reference``, ``cases`` (a
 JSON list of what each case is there to show), ``weights`` (the digest of the checkpoint), ``lowered`` (a JSON object:
@@ -25,17 +28,16 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.write import write_safetensors
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, option
+from porting.recordings import EXACT, FORMAT, INPUTS, ISOLATED, VERSION, WEIGHTS
 from porting.tracing.faults import VerifyError
 from porting.tracing.trace import Point, Trace
 from porting.verification.inputs import Case
 
-FORMAT, VERSION = "porting trace", "1"
-INPUTS, EXACT, ISOLATED = "inputs", "float64", " isolated"
 WORKING = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _NAME = re.compile(rf"({INPUTS}|{EXACT}|(?:{'|'.join(WORKING)})(?:{ISOLATED})?)/(0|[1-9]\d{{0,5}})/(.+)")
-MADE_BY = "porting record makes one, docs/verification.md says what it holds"
+MADE_BY = "porting record makes one, docs/foreign-references.md says what it holds"
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,14 @@ class Recording:
         cases: what the reference was given.
         metadata: what is said of it.
         lowered: point -> operations before it that computed with less than float64.
+        weights: the names of the weights that it holds.
     """
 
     where: str
     cases: tuple[Case, ...]
     metadata: Mapping[str, str]
     lowered: Mapping[Point, tuple[str, ...]]
+    weights: tuple[str, ...]
     _file: Checkpoint = field(repr=False)
     _names: Mapping[tuple[str, int], Mapping[Point, str]] = field(repr=False)
 
@@ -72,6 +76,10 @@ class Recording:
         found = (point for case in range(len(self.cases)) for point in self._names[EXACT, case])
         return list(dict.fromkeys(found))
 
+    def read_weights(self) -> dict[str, Tensor]:
+        """The weights that it holds, by name."""
+        return {name: self._file.read(f"{WEIGHTS}/{name}", own=True) for name in self.weights}
+
     def trace(self, dtype: torch.dtype, case: int, *, isolated: bool = False) -> Iterator[tuple[Point, Tensor]]:
         """The activations of one run, in order of execution."""
         kind = str(dtype).removeprefix("torch.") + (ISOLATED if isolated else "")
@@ -85,6 +93,7 @@ def write_recording(
     traces: Mapping[str, Sequence[Trace]],
     metadata: Mapping[str, str],
     *,
+    weights: Mapping[str, Tensor] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write a recording; the same content gives the same bytes.
@@ -94,6 +103,7 @@ def write_recording(
         cases: what the reference was given.
         traces: ``"float64"``, ``"float32"``, ``"float32 isolated"``, ... -> the activations of each case.
         metadata: what is said of it.
+        weights: those of the model, where they are to be kept with it.
         overwrite: whether a file that stands there may be replaced.
 
     Raises:
@@ -106,6 +116,7 @@ def write_recording(
         tensors |= {
             f"{kind}/{number}/{point}": one for number, trace in enumerate(found) for point, one in trace.items()
         }
+    tensors |= {f"{WEIGHTS}/{name}": one for name, one in (weights or {}).items()}
     said = {"format": FORMAT, "version": VERSION, "cases": json.dumps([case.name for case in cases]), **metadata}
     write_safetensors(path, tensors, metadata=said, overwrite=overwrite)
 
@@ -123,8 +134,12 @@ def read_recording(path: str | Path) -> Recording:
     if (kind, version) != (FORMAT, VERSION):
         message = f"its metadata has format {kind!r} and version {version!r}, expected {FORMAT!r} and {VERSION!r}"
         raise VerifyError(Fault(code=Code.BAD_RECORDING, where=file.location, message=message, hint=MADE_BY))
-    names, faults = _sorted(file)
+    names, weights, faults = _sorted(file)
     count = 1 + max((case for _, case in names), default=-1)
+    if count and not any(kind == EXACT for kind, _ in names):
+        message = "it holds inputs and nothing that was computed from them"
+        hint = f"run the reference on them, and write a recording of its own; or pass it as {option('inputs')}"
+        raise VerifyError(Fault(code=Code.BAD_RECORDING, where=file.location, message=message, hint=hint))
     for case in range(count):
         missing = [one for one in (INPUTS, EXACT) if (one, case) not in names]
         faults += [f"case {case} of {count} has no {one}" for one in missing]
@@ -136,20 +151,38 @@ def read_recording(path: str | Path) -> Recording:
         raise VerifyError(
             Fault(code=Code.BAD_RECORDING, where=file.location, message=one, hint=MADE_BY) for one in faults
         )
-    cases = []
-    for case in range(count):
-        title = titles[case] if isinstance(titles, list) and case < len(titles) else f"case {case}"
-        inputs = {name: file.read(key, own=True) for name, key in names[INPUTS, case].items()}
-        cases.append(Case(str(title), inputs))
+    cases = _cases(file, names, titles)
     said = {str(point): tuple(map(str, one)) for point, one in lowered.items()} if isinstance(lowered, dict) else {}
-    return Recording(file.location, tuple(cases), metadata, said, file, names)
+    return Recording(file.location, cases, metadata, said, tuple(weights), file, names)
 
 
-def _sorted(file: Checkpoint) -> tuple[dict[tuple[str, int], dict[Point, str]], list[str]]:
-    """The tensors by kind and case, in the header's order; and what is wrong with them."""
+def recorded_inputs(file: Checkpoint) -> tuple[Case, ...]:
+    """The inputs of a recording, whatever else it holds; none for a file that is no recording."""
+    metadata = file.files[0].metadata
+    if metadata.get("format") != FORMAT:
+        return ()
+    names, _, _ = _sorted(file)
+    return _cases(file, names, _read(metadata, "cases", list, []))
+
+
+def _cases(file: Checkpoint, names: Mapping[tuple[str, int], Mapping[Point, str]], titles: object) -> tuple[Case, ...]:
+    cases = []
+    for number in sorted(case for kind, case in names if kind == INPUTS):
+        title = titles[number] if isinstance(titles, list) and number < len(titles) else f"case {number}"
+        inputs = {name: file.read(key, own=True) for name, key in names[INPUTS, number].items()}
+        cases.append(Case(str(title), inputs))
+    return tuple(cases)
+
+
+def _sorted(file: Checkpoint) -> tuple[dict[tuple[str, int], dict[Point, str]], list[str], list[str]]:
+    """The tensors by kind and case, in the header's order; the names of weights; and what is wrong with them."""
     names: dict[tuple[str, int], dict[Point, str]] = {}
-    faults = []
+    weights: list[str] = []
+    faults: list[str] = []
     for name, info in file.tensors.items():
+        if name.startswith(f"{WEIGHTS}/"):
+            weights.append(name.removeprefix(f"{WEIGHTS}/"))
+            continue
         found = _NAME.fullmatch(name)
         if found is None:
             faults.append(f"a tensor is called {name!r}, expected KIND/CASE/NAME, such as 'float64/0/encoder.layer.1'")
@@ -164,7 +197,7 @@ def _sorted(file: Checkpoint) -> tuple[dict[tuple[str, int], dict[Point, str]], 
             faults.append(f"{name!r} has no counterpart in float64")
         elif kind != INPUTS and exact is not None and exact.shape != info.shape:
             faults.append(f"{name!r} is {list(info.shape)}, and in float64 {list(exact.shape)}")
-    return names, faults
+    return names, weights, faults
 
 
 def _read(metadata: Mapping[str, str], key: str, kind: type, faults: list[str]) -> object:
@@ -192,7 +225,7 @@ def refuse_with_recording(recording: Recording, inputs: Sequence[Case] | None, *
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=recording.where, message=message))
 
 
-def without_rounding(dtype: torch.dtype) -> str:
-    """What cannot be said of a dtype that was not recorded, in words."""
+def without_rounding(dtype: torch.dtype, why: str = "was not recorded") -> str:
+    """What cannot be said of a dtype that the reference was not run in, in words."""
     name = str(dtype).removeprefix("torch.")
-    return f"the reference was not recorded in {name}: how well the port rounds there is not known"
+    return f"the reference {why} in {name}: how well the port rounds there is not known"

@@ -77,12 +77,17 @@ class Objective:
         chosen = {point for point, value in held.items() if id(value) in leaves} | set(ends(held))
         generator = torch.Generator().manual_seed(self._seed + case)
         anchors = self._comparison.anchors[case]
+        known: set[int] = set()  # what a probe compares is often what is returned as well
         for point, pair in self._comparison.pairings[case].pairs.items():
-            if _inner(point) or not chosen.intersection(pair.sources):
+            values = {id(held[one]) for one in pair.sources if one in held}
+            if _inner(point) or not chosen.intersection(pair.sources) or values <= known:
                 continue
+            known |= values
             weight = torch.randn(pair.shape, dtype=DOUBLE, generator=generator)
             if not pair.whole:  # what has no counterpart has no say
                 weight *= pair.carry({one: torch.ones_like(self._comparison.exact[case][one]) for one in pair.sources})
+            seen = anchors[point].seen
+            weight = weight if seen is None else weight * seen  # nor has padding
             self._weights[case][point] = weight / (anchors[point].scale * max(weight.numel(), 1) ** 0.5)
 
     def chosen(self, case: int) -> bool:

@@ -19,20 +19,20 @@ class HeldWeights(Checkpoint):
     """A checkpoint without a file: parameters and persistent buffers of a module, by their names.
 
     Args:
-        module: the module; its tensors are read when they are asked for, and never written to.
+        held: the module, or tensors by name; they are read when they are asked for, and never written to.
         location: what it is called in messages.
     """
 
-    def __init__(self, module: nn.Module, location: str) -> None:
+    def __init__(self, held: nn.Module | Mapping[str, Tensor], location: str) -> None:
         self.location = location
         self.path = None
         self.commit = None
-        self.config = config_of(module)
+        self.config = config_of(held) if isinstance(held, nn.Module) else {}
         self.files = ()
         self.index = None
         self.index_file = None
         self.warnings = ()
-        self._held = dict(named_tensors(module))
+        self._held = dict(named_tensors(held) if isinstance(held, nn.Module) else held)
         names: dict[int, set[str]] = {}
         for name, tensor in self._held.items():
             names.setdefault(id(tensor), set()).add(name)
@@ -48,6 +48,33 @@ class HeldWeights(Checkpoint):
             message = f"{self.location} holds no tensor {name!r}"
             raise VerifyError(Fault(code=Code.TENSOR_UNKNOWN, message=message, hint=nearest(name, list(self._held))))
         return self._held[name].detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+LARGE = 1 << 20
+"""Bytes of a weight from which on it is worth a look whether a file has it."""
+
+
+def share(module: nn.Module, checkpoint: Checkpoint) -> None:
+    """Let the weights of a module whose values a checkpoint has be views of its mapped files, as the port's are.
+
+    They are found by their values: a reference may call them otherwise than its files.
+
+    Args:
+        module: its large parameters and buffers are replaced where they are found.
+        checkpoint: its files.
+    """
+    names: dict[tuple[tuple[int, ...], torch.dtype], list[str]] = {}
+    for name, info in checkpoint.tensors.items():
+        names.setdefault((tuple(info.shape), info.dtype), []).append(name)
+    for path, tensor in dict(named_tensors(module)).items():
+        if tensor.nbytes < LARGE or tensor.is_meta:
+            continue
+        candidates = names.get((tuple(tensor.shape), tensor.dtype), [])
+        for name in sorted(candidates, key=lambda one: not path.endswith(one) and not one.endswith(path)):
+            view = checkpoint.read(name)
+            if torch.equal(view[:1], tensor.detach()[:1]) and torch.equal(view, tensor.detach()):
+                tensor.data = view
+                break
 
 
 def config_of(module: nn.Module) -> Mapping[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from porting.tracing.faults import VerifyError
 from porting.verification.deck import Deck
 
 MASK, PADDED = "attention_mask", "padded"
+IDS = "input_ids"
 
 LENGTHS = (24, 21, 17, 13, 9, 6, 4, 1)
 """Tokens in each row of the short batch: one row has no padding, and one is padding but for a token."""
@@ -96,6 +97,7 @@ class Maker:
 
     Args:
         config, seed, longest, special, choices, padding_words: as for :func:`make_cases`.
+        never: ids that no row holds, since they stand for something else: the places of a picture.
 
     Attributes:
         longest: no row is longer than this.
@@ -113,6 +115,7 @@ class Maker:
         special: Sequence[int] = (),
         choices: int | None = None,
         padding_words: bool = True,
+        never: Collection[int] = (),
     ) -> None:
         self._vocabulary = _integer(config, "vocab_size")
         self.longest = max(min(longest, _integer(config, "max_position_embeddings", longest)), 1)
@@ -121,10 +124,12 @@ class Maker:
         self._types = _integer(config, "type_vocab_size", 0)
         self._padding = _integer(config, "pad_token_id", 0)
         self._padding_words = padding_words
+        self._never = frozenset(never)
         self._generator = torch.Generator().manual_seed(seed)
         known = list(dict.fromkeys(one for one in special if 0 <= one < self._vocabulary))
         self._words = Deck(self._vocabulary, known, self._generator)
-        self._others = Deck(self._vocabulary, (), self._generator)  # for a decoder
+        others = decoder_words(config) or self._vocabulary
+        self._others = Deck(others, (), self._generator)  # for a decoder
 
     def first(self) -> list[Case]:
         """The batches to begin with."""
@@ -146,6 +151,8 @@ class Maker:
         inputs = _batch(rows, self._words, self._types, self._padding)
         if not self._padding_words:
             inputs["input_ids"] = _without(self._padding, inputs["input_ids"], self._vocabulary, self._generator)
+        if self._never:
+            inputs["input_ids"] = _but(self._never, inputs["input_ids"], self._vocabulary, self._generator)
         if self._config.get("is_encoder_decoder") is True:
             inputs |= _target(rows, self.longest, self._others, self._padding, self._config)
         if self._choices:
@@ -185,6 +192,25 @@ def _without(padding: int, ids: Tensor, vocabulary: int, generator: torch.Genera
     """The ids, with another word in each place of the padding word."""
     others = torch.randint(0, vocabulary - 1, ids.shape, generator=generator)
     return torch.where(ids == padding, others + (others >= padding), ids)
+
+
+def _but(never: Collection[int], ids: Tensor, vocabulary: int, generator: torch.Generator) -> Tensor:
+    """The ids, with another word in each place of those that must not occur."""
+    allowed = torch.tensor([one for one in range(vocabulary) if one not in never])
+    others = allowed[torch.randint(0, len(allowed), ids.shape, generator=generator)]
+    return torch.where(torch.isin(ids, torch.tensor(sorted(never))), others, ids)
+
+
+def decoder_words(config: Mapping[str, object]) -> int:
+    """The size of a decoder's own vocabulary; 0 where the config speaks of none.
+
+    >>> decoder_words({"vocab_size": 9, "decoder": {"vocab_size": 7}}), decoder_words({"vocab_size": 9})
+    (7, 0)
+    """
+    inner = config.get("decoder")
+    found = [config.get("decoder_vocab_size"), config.get("tgt_vocab_size")]
+    found += [inner.get("vocab_size")] if isinstance(inner, Mapping) else []
+    return next((one for one in found if isinstance(one, int) and one > 0), 0)
 
 
 def _integer(config: Mapping[str, object], field: str, default: int | None = None) -> int:

@@ -16,6 +16,8 @@ from porting.reporting.report import Report
 from porting.tables import chosen_for
 from porting.tracing.environment import peak, versions
 from porting.tracing.running import Clock, Side
+from porting.trials.returned import with_returned
+from porting.trials.scope import Scope
 from porting.verification.batches import make_batches
 from porting.verification.compare import Progress
 from porting.verification.contenders import Contenders
@@ -58,7 +60,14 @@ def verify_streamed(
     refuse_unknown(table, lambda terms: theirs.points(terms, table.prefix), subject.module)
     running = time.perf_counter()
     batch = make_batches(
-        table, checkpoint, plan.config, inputs, seed=seed, longest=longest, choices=choices(subject.reference)
+        table,
+        checkpoint,
+        plan.config,
+        inputs,
+        seed=seed,
+        longest=longest,
+        choices=choices(subject.reference),
+        reference=theirs,
     )
     cases, clock = batch.cases, Clock()
 
@@ -67,7 +76,7 @@ def verify_streamed(
             title="the reference",
             module=lazy_reference(stored, dtype, hollow=hollow),
             arguments=[floating(theirs.taken(case).inputs, dtype) for case in cases],
-            wanted=theirs.points((term for rule in table.probes for term in rule.sources), table.prefix),
+            wanted=theirs.points((term for rule in table.compared for term in rule.sources), table.prefix),
             clock=clock,
         )
 
@@ -75,6 +84,8 @@ def verify_streamed(
         module = lazy_port(subject.module, plan, checkpoint, dtype, hollow=hollow)
         return port_side(module, dtype, table, cases, clock)
 
+    shapes = reference(torch.float64, True)
+    table, returned = with_returned(table, shapes, port(torch.float64, True), shapes.returned(0))
     comparison = Streamed(table, sizes(table, checkpoint.config)[0])
     comparison.together(reference, port, dtypes, partial(tell, "all passes side by side"))
     found = reached(comparison, port(torch.float64, True))
@@ -92,6 +103,7 @@ def verify_streamed(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
+        scope=Scope(dtypes=("float64", *(str(one).removeprefix("torch.") for one in dtypes)), returned=returned),
         unseen=(
             "which weights reach a probe (a streamed run does not measure it)",
             *unseen(cases, batch.fields, batch.withheld),
@@ -100,7 +112,7 @@ def verify_streamed(
         branches=found.branches,
         seed=seed,
         environment=versions(),
-        warnings=(*warned(plan), *comparison.warnings),
+        warnings=(*warned(subject), *comparison.warnings),
         idle=never_ran(subject.module, comparison.ran, seen),
         cost=Cost(
             loading=running - begun,

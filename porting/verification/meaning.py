@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from porting.notation.table import Table
 from porting.tracing.faults import VerifyError
-from porting.tracing.running import Side
+from porting.tracing.running import Clock, Side
+from porting.trials.explore import Explored
+from porting.trials.scope import Scope
 from porting.verification.batches import Batches, that_fits
 from porting.verification.compare import Comparison
+from porting.verification.functions import has_parts
 from porting.verification.inputs import Case
 from porting.verification.leaking import measure_leaks
 from porting.verification.observe import Observer
@@ -30,6 +33,7 @@ class Meant:
         failed: what could not be seen of the weights, in words.
         reach: how far the inputs got in the port's code.
         searched: the batches that were found.
+        scope: what was tried besides.
     """
 
     shares: dict[str, float]
@@ -37,6 +41,11 @@ class Meant:
     failed: tuple[str, ...]
     reach: Reach
     searched: Found
+    scope: Scope = Scope()  # noqa: RUF009  # it is frozen
+
+
+Explore = Callable[[Side, Sequence[Case]], Explored]
+"""Runs the trials: the port in float64, and the cases that both sides have run on."""
 
 
 def anchored(
@@ -85,6 +94,7 @@ def meant(
     batch: Batches,
     cases: list[Case],
     seed: int,
+    explore: Explore | None = None,
 ) -> Meant:
     """Run the port in float64, look for batches that show more, and run both sides on these.
 
@@ -95,6 +105,7 @@ def meant(
         table: its [inputs].
         cases: those that are found are added.
         seed: of the linear functions that are differentiated.
+        explore: runs the trials; those that differ become cases.
     """
     observer = Observer(port.module, seed)
     comparison.meaning(port, observer)
@@ -105,14 +116,43 @@ def meant(
         comparison.found_from = len(cases)
         cases += found.cases
         port = port_side(port.module, torch.float64, table, cases, port.clock)
-        comparison.anchor(reference())
+        _anchor_more(comparison, reference, theirs, table, cases, port.clock)
         comparison.meaning(port, observer)
     if comparison.lowers:
         measure_leaks(comparison, reference if isinstance(theirs, Living) else None, port)
+    explored = Explored(scope=Scope()) if explore is None else explore(port, cases)
+    if explored.cases:
+        comparison.found_from = comparison.found_from or len(cases)
+        cases += explored.cases
+        port = port_side(port.module, torch.float64, table, cases, port.clock)
+        _anchor_more(comparison, reference, theirs, table, cases, port.clock)
+        comparison.meaning(port, observer)
     return Meant(
         shares=observer.shares(),
         rows=observer.rows(),
         failed=observer.said,
         reach=reached(comparison, port),
         searched=found,
+        scope=explored.scope,
     )
+
+
+def _anchor_more(
+    comparison: Comparison,
+    reference: Callable[[], Side],
+    theirs: Reference,
+    table: Table,
+    cases: list[Case],
+    clock: Clock,
+) -> None:
+    """Run the reference on more cases, beside the port in float64: the weights of a large one are cast one by one."""
+    terms = [term for rule in table.compared for term in rule.sources]
+    lean = theirs.lean(torch.float64, terms, table.prefix, cases, clock) if has_parts(theirs) else None
+    if lean is not None:
+        try:
+            comparison.anchor(lean)
+        except VerifyError:  # it may do with its weights what only plain tensors can: then with all of them
+            pass
+        else:
+            return
+    comparison.anchor(reference())

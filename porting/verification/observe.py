@@ -36,6 +36,7 @@ class Observer:
     def __init__(self, module: nn.Module, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
         self._reached: dict[str, Tensor] = {}
+        self._hoped: dict[str, Tensor] = {}  # what a batch of the search reached that nothing was compared on yet
         self._weights: dict[str, Tensor] = {}
         self.failed = ""
         known: set[int] = set()
@@ -72,6 +73,14 @@ class Observer:
                 reached = gradient.abs_() > MEANING
                 self._reached[name] = self._reached[name] | reached if name in self._reached else reached
 
+    def fails(self, why: str) -> None:
+        """Note that the port cannot be run with gradients on.
+
+        Args:
+            why: in one line.
+        """
+        self.failed = self.failed or why
+
     @property
     def said(self) -> tuple[str, ...]:
         """What could not be seen, in words."""
@@ -83,7 +92,10 @@ class Observer:
         return any(bool(mask.any()) for mask in self._missing().values())
 
     def gain(self, total: Tensor) -> int:
-        """How many elements the gradient of a function reaches that were not reached before; from now on they are."""
+        """How many elements the gradient of a function reaches that neither :meth:`see` nor this had reached before.
+
+        That is a hope, on which a batch is kept: they count as reached once the batch was compared.
+        """
         missing = self._missing()
         weights = [self._weights[name] for name in missing]
         if not weights or not total.requires_grad:
@@ -98,15 +110,16 @@ class Observer:
             if gradient is not None:
                 reached = (gradient.abs_() > MEANING) & mask
                 gained += int(reached.sum())
-                self._reached[name] = self._reached[name] | reached if name in self._reached else reached
+                self._hoped[name] = self._hoped[name] | reached if name in self._hoped else reached
         return gained
 
     def _missing(self) -> dict[str, Tensor]:
         """Of each weight that was not reached altogether, the elements that more rows may reach."""
         found = {}
         for name, weight in self._weights.items():
-            reached = self._reached.get(name)
-            mask = torch.ones(weight.shape, dtype=torch.bool) if reached is None else ~reached
+            mask = torch.ones(weight.shape, dtype=torch.bool)
+            for known in (self._reached, self._hoped):
+                mask = mask & ~known[name] if name in known else mask
             if weight.ndim != MATRIX or int(mask.all(1).sum()) <= REST:
                 found[name] = mask
         return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,13 @@ from porting.errors import Code, Fault, nearest
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.align import Alignment, Shape, Step, align
+from porting.plan.matching import Matcher
 from porting.plan.move import gather
 from porting.tracing.faults import VerifyError
-from porting.tracing.trace import Point, numbered, points, split
+from porting.tracing.measure import Anchor
+from porting.tracing.trace import ROOT, Point, numbered, points, split
+from porting.verification.padding import attended
+from porting.verification.same_names import WHERE as EQUAL_NAMES
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,10 @@ class Pair:
         copies = [copy for copy in self.step.copies if copy.target == self.point]
         return tuple(dict.fromkeys(numbered(copy.source, self.call) for copy in copies))
 
+    def fits(self, value: Tensor) -> bool:
+        """Whether a value has the shape that is compared; with an expert it depends on what the router rounds to."""
+        return tuple(value.shape) == tuple(self.shape)
+
     def carry(self, trace: Mapping[Point, Tensor], own: Tensor | None = None) -> Tensor:
         """The reference's value as the port should have it; a view where the layout allows it.
 
@@ -54,6 +63,45 @@ class Pair:
             return torch.zeros(self.shape, dtype=torch.float64) if own is None else own.detach()
 
         return gather(copies, self.shape, lambda point: trace[numbered(point, self.call)], None, base)
+
+    def anchor(self, trace: Mapping[Point, Tensor], inputs: Mapping[str, Tensor], own: Tensor | None = None) -> Anchor:
+        """What the port's value is measured from, at the places that are no padding.
+
+        Args:
+            trace: the reference's activations.
+            inputs: what the reference was given: its masks say what is padding.
+            own: the port's own value, kept in parts that have no counterpart.
+        """
+        anchor = Anchor.of(self.carry(trace), self._attended(trace, inputs))
+        if self.whole or own is None:
+            return anchor
+        return replace(anchor, value=self.carry(trace, own.double()))
+
+    def _attended(self, trace: Mapping[Point, Tensor], inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """The places of the port's value that are no padding; None where none is."""
+        shapes = {point: tuple(trace[point].shape) for point in self.sources}
+        masks = {point: attended(inputs, point, shape) for point, shape in shapes.items()}
+        if all(mask is None for mask in masks.values()):
+            return None
+        whole = {
+            point: torch.ones(shapes[point], dtype=torch.uint8) if mask is None else mask.to(torch.uint8).contiguous()
+            for point, mask in masks.items()
+        }
+        return self.carry(whole) != 0
+
+    def compared(self, value: Tensor) -> Tensor:
+        """The port's value with zeros in the parts that have no counterpart: nothing is compared there.
+
+        Args:
+            value: the port's, with its graph.
+        """
+        if self.whole:
+            return value
+        kept = torch.zeros(self.shape, dtype=value.dtype)
+        for copy in self.step.copies:
+            if copy.target == self.point:
+                kept.as_strided(copy.sizes, copy.target_strides, copy.target_offset).fill_(1.0)
+        return value * kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +139,18 @@ def pair(
     skipped: list[Point] = []
     faults: list[Fault] = []
     first: Alignment | None = None
-    for call in sorted({split(point)[1] for point in (*reference, *port)}):
+    groups = [table.probes, *((rule,) for rule in table.returned)]  # one of these may read what another reads
+    for call, rules in product(sorted({split(point)[1] for point in (*reference, *port)}), groups):
         theirs, ours = _of_call(reference, call), _of_call(port, call)
-        found = align(table.probes, theirs, ours, sizes=sizes, prefix=table.prefix, target_prefix=table.target_prefix)
+        if table.where == EQUAL_NAMES:  # nobody has said that these are the same: parts may do their work otherwise
+            others = [name for name in theirs if name != ROOT and name in ours and theirs[name] != ours[name]]
+            theirs = {name: shape for name, shape in theirs.items() if name not in others}
+            ours = {name: shape for name, shape in ours.items() if name not in others}
+            skipped += [numbered(name, call) for name in others]
+        found = align(rules, theirs, ours, sizes=sizes, prefix=table.prefix, target_prefix=table.target_prefix)
+        if found.faults and rules is table.probes and table.returned:  # what is returned decides
+            found, others = _without_misfits(table, theirs, ours, sizes)
+            skipped += [numbered(name, call) for name in others]
         first = first or found
         faults += found.faults
         for step in found.steps:
@@ -110,6 +167,26 @@ def pair(
     rank = {point: number for number, point in enumerate(reference)}
     order = sorted(pairs, key=lambda point: max(rank[one] for one in pairs[point].sources))
     return Pairing(pairs={point: pairs[point] for point in order}, skipped=tuple(skipped))
+
+
+def _without_misfits(
+    table: Table, reference: Mapping[Point, Shape], port: Mapping[Point, Shape], sizes: Mapping[str, int]
+) -> tuple[Alignment, list[Point]]:
+    """The probes that fit, one by one, and the port's points of those that do not, as where a port runs row by row."""
+    left: dict[Point, Shape] = dict(port)
+    while True:
+        found = align(
+            table.probes, reference, left, sizes=sizes, prefix=table.prefix, target_prefix=table.target_prefix
+        )
+        places = {one.where for one in found.faults}
+        wrong = [rule for rule in table.probes if rule.where in places]
+        matcher = Matcher(
+            (((0, number), rule.targets[0].key) for number, rule in enumerate(wrong)), table.target_prefix
+        )
+        gone = [point for point in left if wrong and matcher.read(point)]
+        if not gone:
+            return found, [point for point in port if point not in left]
+        left = {point: shape for point, shape in left.items() if point not in gone}
 
 
 def _of_call(points: Mapping[Point, Shape], call: int) -> dict[Point, Shape]:

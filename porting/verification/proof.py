@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,20 @@ from porting.tables import chosen_for
 from porting.tracing.environment import peak, undisturbed, versions
 from porting.tracing.faults import VerifyError
 from porting.tracing.running import Clock, Side
-from porting.verification.batches import Batches, make_batches
+from porting.trials.returned import with_returned
+from porting.trials.scope import Impurity, ImpurityKind, Returned, Scope
+from porting.verification.batches import Batches, another, make_batches, padded_in_front, that_fits
 from porting.verification.compare import Comparison, Progress
-from porting.verification.contenders import Contenders, Given, Source, contenders
+from porting.verification.contenders import Contenders, Given, Inputs, Source, as_cases, contenders
 from porting.verification.counterparts import counterparts
 from porting.verification.culprit import Both, name_causes
-from porting.verification.golden import refuse_with_recording, without_rounding
+from porting.verification.exploring import explore
+from porting.verification.functions import has_parts, possible
+from porting.verification.held import share
 from porting.verification.inputs import Case
 from porting.verification.large import verify_streamed
 from porting.verification.learning import learn
-from porting.verification.meaning import anchored, meant
+from porting.verification.meaning import Explore, anchored, meant
 from porting.verification.observe import shown, unseen
 from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
@@ -66,10 +70,11 @@ def verify(
     fresh: bool = False,
     trust: bool = False,
     revision: str | None = None,
-    inputs: Sequence[Case] | None = None,
+    inputs: Inputs = None,
     gradients: bool = False,
     steps: int = 0,
     causes: bool | float = True,
+    trials: bool | None = None,
     stream: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -84,15 +89,20 @@ def verify(
             weights of the reference, or, with ``loaded``, keeps its own; without a table a model and a reference are
             compared where their modules have the same names.
         reference: what is compared with, in the place of transformers: a module that holds its weights, a function
-            that builds one, or the file of a trace that :func:`porting.record` or another program made.
+            that builds one, a function that computes the reference's values from the inputs (numpy, JAX, torch), or the
+            file of a trace that :func:`porting.record` or another program made.
         architecture: as in :func:`porting.load`; for a table without [architectures], the reference's class.
         dtypes: the working dtypes.
         seed: of the inputs that are made, and of new parameters.
         longest: no row that is made is longer than this.
         loaded: ``into`` holds its weights already: compare it as it is, and say which weights are not the checkpoint's.
-        inputs: batches of your own in place of those made from the config.
+        inputs: batches of your own in place of those made from the config: a dict from arguments to arrays, or a list
+            of such batches.
         gradients: compare the parameters' gradients as well.
         steps: compare the weights after this many steps of SGD and of AdamW as well; more than 0 implies gradients.
+        trials: compare what is returned on many other batches, and check that the port is a pure function: see
+            :mod:`porting.trials`.  None: of ``inputs`` that are given only other rows are tried, since nothing says
+            what else is legal; True: everything.  Without trials the scope of the verdict is the batches.
         causes: look for the cause when a module is guilty; a number: for so many seconds at most.
         stream: for models larger than memory: all passes go through the model side by side, and the weights of a layer
             are read when it is reached and forgotten behind it.  The numbers are the same; which weights reach a probe,
@@ -112,15 +122,22 @@ def verify(
     True
     """
     given = dict(locals())  # before anything else has a name here
+    batches = as_cases(inputs)
     learns = gradients or steps > 0
     if stream:
         refuse_beside_streaming(loaded=loaded, gradients=learns, into=into, reference=reference is not None)
         prove: Prove = verify_streamed
     else:
-        prove = partial(_verify, loaded=loaded, gradients=learns, steps=steps, causes=causes)
+        prove = partial(
+            _verify,
+            gradients=learns,
+            steps=steps,
+            causes=causes,
+            trials=trials,
+        )
     with undisturbed(seed):
         report = prove(
-            contenders(source, into, table, reference, revision=revision, loaded=loaded),
+            contenders(source, into, table, reference, revision=revision, loaded=loaded, inputs=batches),
             by_default=table is None and reference is None,
             architecture=architecture,
             dtypes=tuple(dict.fromkeys(dtypes)),
@@ -128,7 +145,7 @@ def verify(
             longest=longest,
             fresh=fresh,
             trust=trust,
-            inputs=inputs,
+            inputs=batches,
             tell=progress or (lambda what, done, total: None),
         )
     return replace(report, call=spelled_call("porting.verify", verify, given))
@@ -142,22 +159,19 @@ def _verify(
     dtypes: Sequence[torch.dtype],
     seed: int,
     longest: int,
-    loaded: bool,
     fresh: bool,
     trust: bool,
     inputs: Sequence[Case] | None,
     gradients: bool,
     steps: int,
     causes: bool | float,
+    trials: bool | None,
     tell: Progress,
 ) -> Report:
     begun = time.perf_counter()
     checkpoint, chosen = given.checkpoint, given.table
     recorded = given.reference.recording if isinstance(given.reference, Recorded) else None
-    lost = [dtype for dtype in dtypes if recorded and dtype not in recorded.dtypes]
-    dtypes = [dtype for dtype in dtypes if dtype not in lost]
-    if recorded:
-        refuse_with_recording(recorded, inputs, gradients=gradients)
+    dtypes, lost = possible(given.reference, dtypes, inputs, gradients=gradients)
     stages = 3 + len(dtypes) + gradients
     tell("loading", 0, stages)
     with chosen_for(None if by_default else chosen, given.into, chosen):
@@ -166,45 +180,55 @@ def _verify(
             given.into,
             chosen,
             architecture,
-            loaded=loaded,
+            loaded=given.loaded,
             fresh=fresh,
             trust=trust,
             reference=given.reference.title if given.reference else "",
         )
-    theirs = _opponent(given, subject)
+    theirs, random = _opponent(given, subject)
     running = time.perf_counter()
     inputs = recorded.cases if recorded else inputs
     clock = Clock()
     make: Callable[[int], Batches] = lambda most: make_batches(  # noqa: E731  # with all that does not change
-        chosen, checkpoint, subject.plan.config, inputs, seed=seed, longest=most, choices=choices(subject.reference)
+        chosen,
+        checkpoint,
+        subject.plan.config,
+        inputs,
+        seed=seed,
+        longest=most,
+        choices=choices(subject.reference),
+        reference=theirs if isinstance(theirs, Living) else None,
     )
     batch = make(longest)
-    cases = list(batch.cases)
-    if given.reference is not None and isinstance(theirs, Living):
-        cases = [theirs.taken(case) for case in cases]
-    comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0], recorded.lowered if recorded else None)
+    adapted = theirs.taken if isinstance(theirs, Living) and given.reference is not None else None
+    cases = [case if adapted is None else adapted(case) for case in batch.cases]
 
     tell("reference in float64", 1, stages)
 
-    def reference(dtype: torch.dtype) -> Side:
-        terms = [term for rule in chosen.probes for term in rule.sources]
-        return theirs.side(dtype, terms, chosen.prefix, cases, clock)
+    def reference(dtype: torch.dtype, on: Sequence[Case] = cases) -> Side:
+        terms = [term for rule in chosen.compared for term in rule.sources]
+        return theirs.side(dtype, terms, chosen.prefix, on, clock)
 
-    def port(dtype: torch.dtype) -> Side:
+    def port(dtype: torch.dtype, on: Sequence[Case] = cases) -> Side:
         own = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
-        return port_side(own, dtype, chosen, cases, clock)
+        return port_side(own, dtype, chosen, on, clock)
 
     doubled = partial(reference, torch.float64)
+    batch = _that_runs(theirs, batch, make, cases, doubled)
+    chosen, returned = _with_returned(chosen, doubled, partial(port, torch.float64), random)
+    comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0], recorded.lowered if recorded else None)
     batch = anchored(comparison, doubled, theirs, batch, make, cases)
-    comparison.warnings += [without_rounding(dtype) for dtype in lost]
+    comparison.warnings += lost
     pairs = None
-    if isinstance(theirs, Living):
+    if has_parts(theirs):
         pairs = counterparts(chosen, subject.plan.config, comparison.sizes, theirs.module, subject.module)
         if given.reference is None:
             theirs.keep(stored_dtype(checkpoint))  # as exact as the checkpoint, and half as large
+            share(theirs.module, checkpoint)
 
     tell("port in float64", 2, stages)
-    exact = meant(comparison, doubled, theirs, port(torch.float64), chosen, batch, cases, seed)
+    trier = _explorer(theirs, subject, chosen, batch, returned, comparison, seed, clock, trials, own=inputs is not None)
+    exact = meant(comparison, doubled, theirs, port(torch.float64), chosen, batch, cases, seed, trier)
 
     for number, dtype in enumerate(dtypes):
         tell(f"both in {str(dtype).removeprefix('torch.')}", 3 + number, stages)
@@ -212,17 +236,21 @@ def _verify(
     learned = None
     if gradients and pairs is not None:
         tell("gradients and training" if steps else "gradients", 3 + len(dtypes), stages)
-
         learned = learn(reference, port, comparison, pairs, dtypes=dtypes, steps=steps, seed=seed)
     probes = tuple(
         replace(probe, rules=writers(subject.plan, probe.span)) if probe.guilty else probe
         for probe in comparison.probes()
     )
-    both: Both = lambda dtype: (reference(dtype), port(dtype))  # noqa: E731  # a pair of the two above
-    seconds = math.inf if causes is True else float(causes)
-    looked = seconds > 0 and isinstance(theirs, Living)
-    found = name_causes(comparison, probes, both, dtypes, seconds=seconds) if looked else ()
+
+    def both(dtype: torch.dtype, on: Sequence[Case] = cases) -> tuple[Side, Side]:
+        return reference(dtype, on), port(dtype, on)
+
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
+    drawn, turned = _drawn(theirs, both, another(cases[0], batch, seed))
+    weighed, seconds = given.weighed and not seen.differing, math.inf if causes is True else float(causes)
+    found = name_causes(
+        comparison, probes, both, dtypes, drawn=drawn, turned=turned, weights_compared=weighed, seconds=seconds
+    )
     tell("done", stages, stages)
     ended = time.perf_counter()
     return Report(
@@ -235,13 +263,16 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
+        scope=_scope(exact.scope, comparison, dtypes, returned),
+        padded=comparison.padded,
         unseen=(*exact.failed, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
         environment=versions(),
-        warnings=(*warned(subject.plan), *comparison.warnings, *exact.searched.failed),
+        warnings=(*warned(subject, random), *comparison.warnings, *exact.searched.failed),
         idle=never_ran(subject.module, comparison.ran, seen),
         branches=exact.reach.branches,
         search=exact.searched.said,
+        random=random,
         learned=learned,
         causes=found,
         cost=Cost(
@@ -255,16 +286,98 @@ def _verify(
     )
 
 
-def _opponent(given: Contenders, subject: Subject) -> Reference:
-    """The reference, with the port's new parameters as it has them."""
+def _explorer(
+    theirs: Reference,
+    subject: Subject,
+    table: Table,
+    batch: Batches,
+    returned: Returned,
+    comparison: Comparison,
+    seed: int,
+    clock: Clock,
+    trials: bool | None,
+    *,
+    own: bool,
+) -> Explore | None:
+    """What runs the trials; None where there are none.
+
+    Args:
+        theirs, subject, table, batch, returned, comparison, seed, clock: as :func:`explore` takes them.
+        trials: as in :func:`verify`.
+        own: the batches are the caller's.
+    """
+    if trials is False or not has_parts(theirs):
+        return None
+    return partial(
+        explore,
+        theirs,
+        subject.module,
+        table,
+        batch,
+        returned,
+        seed=seed,
+        clock=clock,
+        comparison=comparison,
+        given=own and trials is None,
+    )
+
+
+def _drawn(theirs: Reference, both: Callable[..., tuple[Side, Side]], case: Case) -> tuple[Both | None, Both | None]:
+    """What makes both sides on one more case, and on the same padded in front; None for what has no parts."""
+    if not has_parts(theirs):
+        return None, None
+    ways = (case, padded_in_front(case))
+    first, second = (partial(both, on=[theirs.taken(one)]) for one in ways)
+    return first, second
+
+
+def _that_runs(
+    theirs: Reference, batch: Batches, make: Callable[[int], Batches], cases: list[Case], reference: Callable[[], Side]
+) -> Batches:
+    """The batches, with shorter rows where the reference has no place for the first of them."""
+    try:
+        reference().returned(0)
+    except VerifyError:
+        fitting = that_fits(theirs, batch, make) if isinstance(theirs, Living) and batch.more else batch
+        if fitting is batch or not isinstance(theirs, Living):
+            raise
+        cases[:] = [theirs.taken(case) for case in fitting.cases]
+        return fitting
+    return batch
+
+
+def _with_returned(
+    table: Table, reference: Callable[[], Side], port: Callable[[], Side], random: Collection[str]
+) -> tuple[Table, Returned]:
+    """The table with probes for what both return; the two models in float64 are made for this alone."""
+    theirs, ours = reference(), port()
+    return with_returned(table, theirs, ours, theirs.returned(0), random)
+
+
+def _scope(scope: Scope, comparison: Comparison, dtypes: Sequence[torch.dtype], returned: Returned) -> Scope:
+    """The scope with what the passes showed that were run for the probes."""
+    known = {one.detail for one in scope.impurities}
+    wrote = [name for name in comparison.written.get("the port", ()) if name not in known]
+    return replace(
+        scope,
+        dtypes=("float64", *(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+        returned=returned,
+        impurities=(*scope.impurities, *(Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name) for name in wrote)),
+    )
+
+
+def _opponent(given: Contenders, subject: Subject) -> tuple[Reference, tuple[str, ...]]:
+    """The reference, with the port's new parameters as it has them, and those that it does not have."""
     theirs = given.reference
     if theirs is None:
         module = load_reference(given.checkpoint, subject.reference, torch.float64)
         theirs = Living(module, f"transformers.{subject.reference}")
-    if isinstance(theirs, Living):
-        renew(subject, theirs.module)
+    random: tuple[str, ...] = ()
+    if has_parts(theirs):
+        random = renew(subject, theirs.module)
     elif subject.plan.fresh:
-        message = f"the recording does not say what new parameters hold: {', '.join(subject.plan.fresh)}"
-        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=theirs.recording.where, message=message))
+        where, what = ("", theirs.title) if isinstance(theirs, Living) else (theirs.recording.where, "the recording")
+        message = f"{what} does not say what new parameters hold: {', '.join(subject.plan.fresh)}"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=where, message=message))
     refuse_unknown(given.table, lambda terms: theirs.points(terms, given.table.prefix), subject.module)
-    return theirs
+    return theirs, random

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -14,28 +15,32 @@ from torch import Tensor, nn
 from porting.architecture import choose
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
-from porting.errors import Code, Fault, option, told
+from porting.errors import Code, Fault, told
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.config import effective
+from porting.recordings import EXACT, ISOLATED
 from porting.tables import find_table
 from porting.tracing.environment import undisturbed, versions
 from porting.tracing.faults import VerifyError
 from porting.tracing.running import Clock, Side
 from porting.tracing.span import Watch
-from porting.tracing.trace import Point, Trace, Visit
-from porting.verification.batches import make_batches
-from porting.verification.golden import EXACT, ISOLATED, write_recording
+from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit
+from porting.verification.batches import Batches, make_batches
+from porting.verification.contenders import Inputs, as_cases, built_reference, names_of
+from porting.verification.functions import LivingFunction, computes
+from porting.verification.golden import write_recording
 from porting.verification.held import HeldWeights
 from porting.verification.inputs import Case
 from porting.verification.reference import choices, load_reference
+from porting.verification.reference_class import reference_class
 from porting.verification.references import Living, stored
-from porting.verification.same_names import same_names
+from porting.verification.same_names import every_point, same_names
 from porting.verification.subject import stored_dtype
 
 
 def record(
-    source: str | os.PathLike[str] | Checkpoint | nn.Module,
+    source: str | os.PathLike[str] | Checkpoint | nn.Module | Callable[..., object],
     path: str | os.PathLike[str],
     table: Table | str | Path | None = None,
     *,
@@ -43,9 +48,11 @@ def record(
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     seed: int = 0,
     longest: int = 512,
-    inputs: Sequence[Case] | None = None,
+    inputs: Inputs = None,
     only: Sequence[str] = (),
     cases: Sequence[int] | None = None,
+    inputs_only: bool = False,
+    weights: bool = False,
     revision: str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -55,7 +62,8 @@ def record(
     same machine gives the same bytes.
 
     Args:
-        source: a checkpoint, run by transformers; or a module that holds its weights, run as it is.
+        source: a checkpoint, run by transformers; a module that holds its weights, run as it is; a function that builds
+            one; or a function that computes the reference's values.
         path: the safetensors file to be made.
         table: its [probes] say what is recorded; None for the table of the checkpoint's family, and for every module
             of a module that was given.
@@ -65,6 +73,9 @@ def record(
         seed, longest, inputs, revision: as in :func:`porting.verify`.
         only: record the points that one of these patterns matches, ``"*.layer.0*"``; all when empty.
         cases: the numbers of the cases to record; all when None.
+        inputs_only: record no activations: the file is for a reference in another framework, which is run on these
+            inputs and writes its own recording (:func:`porting.save_recording`).
+        weights: record the weights as well, under the reference's names.
         overwrite: whether a file that stands there may be replaced.
 
     Returns:
@@ -72,6 +83,7 @@ def record(
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or the file cannot be written.
+        TargetError: what builds a module asks for what is not there.
         VerifyError: the reference cannot be run, or nothing would be recorded.
 
     >>> import porting
@@ -83,47 +95,120 @@ def record(
     True
     """
     with undisturbed(seed):
-        if isinstance(source, nn.Module):
-            title = f"{type(source).__module__}.{type(source).__qualname__}"
-            opened: Checkpoint = HeldWeights(source, title)
-            chosen = same_names(source, source) if table is None else find_table(table, opened.config)
-            living, kind = Living.of(source, title), ""
-            held = stored(source)
+        given = as_cases(inputs)
+        if isinstance(source, str | os.PathLike | Checkpoint):
+            subject = _of_checkpoint(source, table, architecture, revision, given, seed, longest)
         else:
-            opened = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
-            chosen = find_table(table, opened.config)
-            kind = _architecture(chosen, opened, architecture)
-            living = Living(load_reference(opened, kind, torch.float64), f"transformers.{kind}")
-            held = stored_dtype(opened)
-        config = effective(chosen, opened.config)
-        batch = make_batches(chosen, opened, config, inputs, seed=seed, longest=longest, choices=choices(kind))
-        every = [living.taken(case) for case in batch.cases]
+            subject = _of_living(source, table, given, seed, longest)
+        every = [subject.living.taken(case) for case in subject.batch.cases]
         taken = [every[number] for number in (range(len(every)) if cases is None else cases)]
-        terms = [term for rule in chosen.probes for term in rule.sources]
-        traces, lowered = _traces(living, terms, chosen.prefix, taken, dtypes, only, held)
-        if not taken or not all(traces[EXACT]):
+        terms = [term for rule in subject.table.probes for term in rule.sources]
+        traces: dict[str, list[Trace]] = {}
+        lowered: dict[Point, list[str]] = {}
+        if not inputs_only:
+            traces, lowered = _traces(subject.living, terms, subject.table.prefix, taken, dtypes, only, subject.stored)
+        if not taken or not all(traces.get(EXACT, taken)):
             chosen_by = told(called="only=", typed="--probe")
             message = f"nothing would be recorded: no point of the reference is named by [probes] and {chosen_by}"
-            raise VerifyError(Fault(code=Code.NO_PROBES, where=chosen.where, message=message))
-        said = {"reference": living.title, "seed": str(seed), **versions()}
+            raise VerifyError(Fault(code=Code.NO_PROBES, where=subject.table.where, message=message))
+        said = {"reference": subject.living.title, "seed": str(seed), **versions()}
         if lowered:
             said["lowered"] = json.dumps(lowered)
-        if not isinstance(opened, HeldWeights):
-            said["weights"] = str(digest(opened))
-        write_recording(Path(path), taken, traces, said, overwrite=overwrite)
+        if not isinstance(subject.checkpoint, HeldWeights):
+            said["weights"] = str(digest(subject.checkpoint))
+        held = {name: subject.checkpoint.read(name) for name in subject.checkpoint.tensors} if weights else {}
+        write_recording(Path(path), taken, traces, said, weights=held, overwrite=overwrite)
     return Path(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What is recorded.
+
+    Attributes:
+        living: the reference.
+        checkpoint: its weights.
+        table: its [probes] name what is recorded.
+        batch: what the reference is given.
+        stored: a dtype that holds the weights.
+    """
+
+    living: Living
+    checkpoint: Checkpoint
+    table: Table
+    batch: Batches
+    stored: torch.dtype
+
+
+def _of_checkpoint(
+    source: str | os.PathLike[str] | Checkpoint,
+    table: Table | str | Path | None,
+    architecture: str | None,
+    revision: str | None,
+    inputs: Sequence[Case] | None,
+    seed: int,
+    longest: int,
+) -> _Subject:
+    """A checkpoint as transformers runs it."""
+    opened = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
+    chosen = find_table(table, opened.config)
+    kind = _architecture(chosen, opened, architecture)
+    living = Living(load_reference(opened, kind, torch.float64), f"transformers.{kind}")
+    return _Subject(
+        living=living,
+        checkpoint=opened,
+        table=chosen,
+        batch=_batch(chosen, opened, inputs, seed, longest, choices(kind), living),
+        stored=stored_dtype(opened),
+    )
+
+
+def _of_living(
+    source: nn.Module | Callable[..., object],
+    table: Table | str | Path | None,
+    inputs: Sequence[Case] | None,
+    seed: int,
+    longest: int,
+) -> _Subject:
+    """A module, what builds one, or a function that computes."""
+    if not isinstance(source, nn.Module) and computes(source, names_of(inputs)):
+        held = HeldWeights({}, "the function")
+        named = None if table is None else find_table(table, {})
+        batch = _batch(named or every_point(()), held, inputs, seed, longest, None)
+        function = LivingFunction.around(source, batch.cases[0])
+        chosen = named or every_point(function.own)
+        return _Subject(living=function, checkpoint=held, table=chosen, batch=batch, stored=torch.float64)
+    module = built_reference(source, {})
+    title = f"{type(module).__module__}.{type(module).__qualname__}"
+    opened = HeldWeights(module, title)
+    chosen = same_names(module, module) if table is None else find_table(table, opened.config)
+    living = Living.of(module, title)
+    return _Subject(
+        living=living,
+        checkpoint=opened,
+        table=chosen,
+        batch=_batch(chosen, opened, inputs, seed, longest, choices(""), living),
+        stored=stored(module),
+    )
+
+
+def _batch(
+    table: Table,
+    opened: Checkpoint,
+    inputs: Sequence[Case] | None,
+    seed: int,
+    longest: int,
+    several: int | None,
+    living: Living | None = None,
+) -> Batches:
+    config = effective(table, opened.config)
+    return make_batches(table, opened, config, inputs, seed=seed, longest=longest, choices=several, reference=living)
 
 
 def _architecture(table: Table, checkpoint: Checkpoint, architecture: str | None) -> str:
     if table.architectures:
         return choose(table, checkpoint.tensors, checkpoint.config, architecture).name
-    declared = checkpoint.config.get("architectures")
-    names = [architecture] if architecture else list(declared) if isinstance(declared, list) else []
-    if not names:
-        message = "neither the table nor config.json says which architecture the reference has"
-        hint = f"name it: {option('architecture')}, as transformers spells it"
-        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
-    return str(names[0])
+    return reference_class(checkpoint, architecture).name
 
 
 def _traces(
@@ -136,10 +221,14 @@ def _traces(
     held: torch.dtype,
 ) -> tuple[dict[str, list[Trace]], dict[Point, list[str]]]:
     """Every run's activations, by what it is called in the file; and what computed with less than float64."""
+    outputs = living.side(torch.float64, terms, prefix, cases, Clock()).returned(0) if cases else {}
+    returned = [f"{ROOT}{ARROW}{name}" if name else ROOT for name in outputs]
 
     def side(dtype: torch.dtype) -> Side:
+        """What is returned is compared whatever the probes are, so it is recorded as well."""
         found = living.side(dtype, terms, prefix, cases, Clock())
-        found.wanted = [one for one in found.wanted if not only or any(fnmatchcase(one, wish) for wish in only)]
+        every = dict.fromkeys([*found.wanted, *returned])
+        found.wanted = [one for one in every if not only or any(fnmatchcase(one, wish) for wish in only)]
         return found
 
     numbers = range(len(cases))
@@ -159,9 +248,14 @@ def _traces(
     traces = {EXACT: exact}
     del double
     living.keep(held)
+    function = isinstance(living, LivingFunction)
     for dtype in dict.fromkeys(dtypes):
+        if isinstance(living, LivingFunction) and not living.computes_in(dtype):
+            continue
         working, name = side(dtype), str(dtype).removeprefix("torch.")
         traces[name] = [working.record(case) for case in numbers]
+        if function:  # nobody can go on with other values in the middle of it
+            continue
         traces[name + ISOLATED] = [working.record(case, after=_instead(exact[case])) for case in numbers]
     return traces, lowered
 

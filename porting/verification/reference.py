@@ -28,7 +28,7 @@ def choices(architecture: str) -> int | None:
 def load_reference(
     checkpoint: Checkpoint, architecture: str, dtype: torch.dtype, *, untouched: bool = False
 ) -> nn.Module:
-    """The checkpoint in transformers' own model, in eval mode, with attention written out.
+    """The checkpoint in transformers' own model, in eval mode, with attention and mixtures of experts written out.
 
     Args:
         checkpoint: a checkpoint with a directory and a config.
@@ -57,11 +57,13 @@ def load_reference(
     distributed = any(file.format == "dcp" for file in checkpoint.files)  # it reads none of them
     if alone or distributed or untouched:
         given["state_dict"] = {name: checkpoint.read(name) for name in checkpoint.tensors}
-    with _quiet():
+    if hasattr(make, "set_experts_implementation"):  # the first releases with 5 have one way for experts
+        given["experts_implementation"] = "eager"
+    with quiet():
         try:
             model: nn.Module = make.from_pretrained(
-                None if given else checkpoint.path,
-                config=config.from_dict(dict(checkpoint.config)),
+                None if "state_dict" in given else checkpoint.path,
+                config=config.from_dict(_numbers(dict(checkpoint.config))),
                 dtype=dtype,
                 attn_implementation="eager",
                 local_files_only=True,
@@ -74,8 +76,20 @@ def load_reference(
     return model.eval()
 
 
+def _numbers(value: Any) -> Any:  # whatever JSON holds
+    """The fields with the numbers that JSON has no word for, as transformers spells them.
+
+    >>> _numbers({"time_step_limit": [0.0, {"__float__": "Infinity"}]})
+    {'time_step_limit': [0.0, inf]}
+    """
+    if isinstance(value, dict):
+        spelled = value.get("__float__") if len(value) == 1 else None
+        return float(spelled) if isinstance(spelled, str) else {name: _numbers(one) for name, one in value.items()}
+    return [_numbers(one) for one in value] if isinstance(value, list) else value
+
+
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' own progress bars and advice: what matters is in our report."""
     from transformers.utils import logging  # noqa: PLC0415  # as above
 

@@ -13,10 +13,11 @@ from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.matching import Matcher
 from porting.target import named_tensors
+from porting.tracing.lazy import with_lazy_weights
 from porting.tracing.running import Clock, Side
-from porting.tracing.trace import Point, Trace, Visit, points, split
+from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, points, split
 from porting.verification.golden import Recording
-from porting.verification.inputs import Case, for_port
+from porting.verification.inputs import DECODER, Case, for_port
 from porting.verification.subject import cast
 
 
@@ -45,10 +46,18 @@ class Living:
         return points(terms, self.module, prefix)
 
     def taken(self, case: Case) -> Case:
-        """The case with the arguments that the model's forward has."""
+        """The case with the arguments that the model's forward has.
+
+        What an encoder alone has no argument for, such as a decoder's tokens, is none of its further keywords either.
+        """
         parameters = inspect.signature(self.module.forward).parameters
         if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-            return case
+            known = any(name in parameters for name in case.inputs)
+            decodes = any(name.startswith(DECODER) for name in parameters)
+            if not known or decodes:
+                return case
+            kept = {name: one for name, one in case.inputs.items() if not name.startswith(DECODER)}
+            return Case(case.name, kept)
         kept = {name: one for name, one in case.inputs.items() if name in parameters or name.isdigit()}
         return Case(case.name, kept)
 
@@ -69,6 +78,30 @@ class Living:
             wanted=self.points(terms, prefix),
             clock=clock,
         )
+
+    def lean(
+        self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock
+    ) -> Side | None:
+        """The model in a dtype without a copy of its weights in it: each is cast where an operation needs it.
+
+        Returns:
+            The side; None where a copy would be small, and for weights that are of that dtype already.
+        """
+        held = [one for one in self.module.parameters() if one.is_floating_point() and one.dtype != dtype]
+        if sum(one.numel() for one in held) * dtype.itemsize < LARGE:
+            return None
+        sources = {id(one): one.detach for one in held}
+        return Side(
+            title="the reference",
+            module=with_lazy_weights(self.module, dtype, sources),
+            arguments=[floating(self.taken(case).inputs, dtype) for case in cases],
+            wanted=self.points(terms, prefix),
+            clock=clock,
+        )
+
+
+LARGE = 256 << 20
+"""Bytes of weights from which on a second copy of them in another dtype is worth avoiding."""
 
 
 @dataclass
@@ -135,6 +168,21 @@ class RecordedSide(Side):
             if _bare(point) in names:
                 visit(point, value)
 
+    def returned(self, case: int) -> dict[str, Tensor]:
+        """As :meth:`Side.returned`: what was recorded of it."""
+        found: dict[str, Tensor] = {}
+        for point, value in self.recording.trace(self.dtype, case):
+            path, _, name = _bare(point).partition(ARROW)
+            if path == ROOT:
+                found[name] = value
+        return found
+
+    @property
+    def places(self) -> list[Point]:
+        """As :attr:`Side.places`: what was recorded."""
+        names = dict.fromkeys(map(_bare, self.recording.points()))
+        return [name for name in names if name.partition(ARROW)[0] != ROOT]
+
     def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
         """As :meth:`Side.record`."""
         found: Trace = {}
@@ -177,6 +225,6 @@ def port_side(module: nn.Module, dtype: torch.dtype, table: Table, cases: Sequen
         title="the port",
         module=module,
         arguments=[floating(for_port(table.inputs, case.inputs, dtype), dtype) for case in cases],
-        wanted=points((term for rule in table.probes for term in rule.targets), module, table.target_prefix),
+        wanted=points((term for rule in table.compared for term in rule.targets), module, table.target_prefix),
         clock=clock,
     )

@@ -26,11 +26,27 @@ def same_names(reference: nn.Module, port: nn.Module) -> Table:
 
 
 def same_points(recorded: Sequence[Point], port: nn.Module) -> Table:
-    """The table for a recording of a model whose parts have the port's names."""
+    """The table for a reference whose values have the names of the port's modules and outputs.
+
+    Args:
+        recorded: the reference's points.  One that no module of the port is named after is an output of the whole
+            model: ``logits`` is compared with what the port returns under that name.
+        port: the port.
+    """
     paths = {path or ROOT for path, _ in port.named_modules(remove_duplicate=False)}
     names = dict.fromkeys(split(point)[0] for point in recorded)
-    probes = [f"{_quoted(name)} = {_quoted(name)}" for name in names if name.partition(ARROW)[0] in paths]
+    probes = []
+    for name in names:
+        known = name.partition(ARROW)[0] in paths
+        if known or name.isidentifier():
+            probes.append(f"{_quoted(name)} = {_quoted(name if known else f'{ROOT}{ARROW}{name}')}")
     return _unwritten("\n".join([*_weight_rules(port, port), "[probes]", *probes]))
+
+
+def every_point(names: Sequence[Point]) -> Table:
+    """The table that names these points of a reference, and nothing of any port."""
+    probes = [f"{_quoted(name)} = {_quoted(name)}" for name in names]
+    return _unwritten("\n".join(['[mapping]\nname = "every-point"\n[probes]', *probes]))
 
 
 def same_weights(port: nn.Module) -> Table:
@@ -74,7 +90,8 @@ def _probes(reference: nn.Module, port: nn.Module) -> Iterator[str]:
     for path, part in reference.named_modules(remove_duplicate=False):
         called = not isinstance(part, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
         if called and path in ours:
-            for point in (path or ROOT, f"{path or ROOT} -> {SCORES}", f"{path or ROOT} -> {PROBABILITIES}"):
+            inner = [f"{path or ROOT} -> {SCORES}", f"{path or ROOT} -> {PROBABILITIES}"]
+            for point in [path, *inner] if path else inner:  # what the models return is paired by its names and values
                 yield f"{_quoted(point)} = {_quoted(point)}"
 
 

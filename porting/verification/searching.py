@@ -20,10 +20,12 @@ from porting.tracing.branches import INPUTS, never_ran_in
 from porting.tracing.executed import Executed
 from porting.tracing.faults import VerifyError
 from porting.tracing.running import Side
+from porting.tracing.trace import Point
 from porting.verification.batches import Batches
 from porting.verification.compare import Comparison
 from porting.verification.inputs import Case
 from porting.verification.observe import Observer
+from porting.verification.pairing import Pair
 from porting.verification.references import Living, floating, port_side, stored
 
 BUDGET = 16
@@ -97,6 +99,7 @@ def search(
         port=lambda case: port_side(port.module, torch.float64, table, [reference.taken(case)], port.clock),
         executed=comparison.executed,
         observer=observer,
+        compared={point: one for pairing in comparison.pairings for point, one in pairing.pairs.items()},
     ).run()
 
 
@@ -109,7 +112,8 @@ class _Search:
         rules: the table's [inputs].
         reference, port: make a side that runs one case in float64; the port's is always of the same module.
         executed: what ran of the port's code so far; what more runs is added.
-        observer: what was reached of its weights so far; what more is reached is added.
+        observer: what was reached of its weights so far; what more may be reached is added to what it hopes for.
+        compared: the port's points that are compared with something: what only others depend on is not shown.
     """
 
     def __init__(
@@ -122,7 +126,9 @@ class _Search:
         port: MakeSide,
         executed: Executed,
         observer: Observer,
+        compared: Mapping[Point, Pair],
     ) -> None:
+        self._compared = compared
         self._more, self._longest, self._rules = more, longest, rules
         self._reference, self._port = reference, port
         self._executed, self._observer = executed, observer
@@ -196,12 +202,14 @@ class _Search:
         return True
 
     def _measured(self, case: Case, trial: Executed) -> Tensor | None:
-        """Run the port; a random linear function of all that its probes see."""
+        """Run the port; a random linear function of all that its probes see and that is compared."""
         generator = torch.Generator().manual_seed(self._found.tried)
         terms: list[Tensor] = []
 
         def visit(point: str, value: Tensor) -> None:
-            if value.requires_grad:
+            if value.requires_grad and point in self._compared:
+                one = self._compared[point]
+                value = one.compared(value) if value.shape == one.shape else value
                 weight = torch.randn(value.shape, dtype=value.dtype, generator=generator)
                 terms.append((value * weight).sum() / (value.detach().abs().amax().clamp_min(1e-300)))
 

@@ -24,12 +24,13 @@ from porting.loading import (
     same_bits,
 )
 from porting.notation.table import Architecture, Table
-from porting.plan.align import align
+from porting.plan.align import Step, align
 from porting.plan.check import check
 from porting.plan.move import forward
 from porting.plan.plan import Plan
 from porting.target import assign, named_tensors, plain_tensors
 from porting.tracing.faults import VerifyError
+from porting.verification.reference_class import reference_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +41,13 @@ class Subject:
         module: the module, in eval mode, in the checkpoint's dtype.
         plan: what the table loads into it.
         reference: the architecture that transformers runs, as ``config.json`` spells it.
+        told: what should be known of the choice of that architecture, in words.
     """
 
     module: nn.Module
     plan: Plan
     reference: str
+    told: tuple[str, ...] = ()
 
 
 def prepare(
@@ -82,7 +85,7 @@ def prepare(
         plan, kind = record.plan, record.architecture
     if reference:  # somebody said what it is compared with
         return Subject(module=port.eval(), plan=plan, reference=reference)
-    return Subject(module=port.eval(), plan=plan, reference=_reference_name(checkpoint, kind, architecture))
+    return _against(port.eval(), plan, checkpoint, kind, architecture)
 
 
 def prepare_lazily(
@@ -102,8 +105,7 @@ def prepare_lazily(
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     prove_left_out(fitted.plan, checkpoint)
     assign(fitted.module, initialised(fitted.plan, fitted.make, {}))
-    name = _reference_name(checkpoint, fitted.architecture, architecture)
-    return Subject(module=fitted.module, plan=fitted.plan, reference=name)
+    return _against(fitted.module, fitted.plan, checkpoint, fitted.architecture, architecture)
 
 
 def refuse_beside_streaming(*, loaded: bool, gradients: bool, into: Into, reference: bool) -> None:
@@ -125,16 +127,19 @@ def refuse_beside_streaming(*, loaded: bool, gradients: bool, into: Into, refere
         )
 
 
-def _reference_name(checkpoint: Checkpoint, kind: Architecture | None, architecture: str | None) -> str:
+def _against(
+    module: nn.Module, plan: Plan, checkpoint: Checkpoint, kind: Architecture | None, architecture: str | None
+) -> Subject:
+    """The port, beside the class that transformers runs: the one that its table names, or that the checkpoint holds.
+
+    Raises:
+        VerifyError: nothing says which.
+    """
     if kind is not None:
-        return kind.name
-    declared = checkpoint.config.get("architectures")
-    names = [architecture] if architecture else list(declared) if isinstance(declared, list) else []
-    if not names:
-        message = "neither the table nor config.json says which architecture the reference has"
-        hint = f"name it: {option('architecture')}, as transformers spells it"
-        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
-    return str(names[0])
+        return Subject(module=module, plan=plan, reference=kind.name)
+    found = reference_class(checkpoint, architecture)
+    read = {name for step in plan.steps for name in step.sources}
+    return Subject(module=module, plan=plan, reference=found.name, told=tuple(found.warnings(read)))
 
 
 def _copied(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:
@@ -219,14 +224,21 @@ def _cast_of(checkpoint: Checkpoint, module: nn.Module) -> torch.dtype | None:
     return next(iter(ours)) if len(ours) == 1 and ours != theirs else None
 
 
-def renew(subject: Subject, reference: nn.Module) -> None:
+def renew(subject: Subject, reference: nn.Module) -> tuple[str, ...]:
     """Give the port's new parameters the values that the reference's own initialisation drew, so that they compare.
 
     Both then hold what fits into the port's dtype.
+
+    Returns:
+        The new parameters that the reference does not have.
+
+    Raises:
+        VerifyError: one that the reference ties to what the checkpoint fills: what :func:`porting.load` leaves there is
+            random, and not the reference's.
     """
     plan, theirs = subject.plan, dict(named_tensors(reference))
     if not plan.fresh:
-        return
+        return ()
     ours = dict(named_tensors(subject.module))
     table = plan.table
     alignment = align(
@@ -238,20 +250,48 @@ def renew(subject: Subject, reference: nn.Module) -> None:
     )
     read: Callable[[str], Tensor] = lambda name: theirs[name].detach()  # noqa: E731  # an adapter of one line
     values: dict[str, Tensor] = {}
+    homes = {name.removeprefix(table.prefix): step.targets[0] for step in plan.steps for name in step.sources}
     for step in alignment.steps:
         if set(step.targets) <= set(plan.fresh):
+            _refuse_untied(step, theirs, {name: homes.get(name.removeprefix(table.prefix), "") for name in theirs})
             for name, value in forward(step, plan.targets, read, plan.scale(step)):
                 values[name] = value.to(ours[name].dtype)
             for name in step.sources:
                 theirs[name].data.copy_(theirs[name].data.to(ours[step.targets[0]].dtype))
     assign(subject.module, values)
+    return tuple(name for name in plan.fresh if name not in values)
 
 
-def warned(plan: Plan) -> list[str]:
-    """What is allowed and should be known, in words."""
-    found = [str(one) for one in plan.warnings]
-    if plan.fresh:
-        names: Mapping[str, None] = dict.fromkeys(plan.fresh)
+def _refuse_untied(step: Step, theirs: Mapping[str, Tensor], homes: Mapping[str, str]) -> None:
+    """Refuse new parameters that are, in the reference, another name of what the checkpoint fills.
+
+    Args:
+        step: it would write them.
+        theirs: the reference's tensors.
+        homes: the reference's name -> the port's parameter that the checkpoint fills from it; empty for none.
+
+    Raises:
+        VerifyError: they are.
+    """
+    for source, target in zip(step.sources, step.targets, strict=False):
+        same = next((name for name, one in theirs.items() if one is theirs[source] and homes[name]), None)
+        if same is not None:
+            message = f"{target!r} is new and random, and the reference's {source!r} is {same!r}, one tensor"
+            hint = f"tie them in the module: {target} = {homes[same]}; then list it in [ties]"
+            raise VerifyError(Fault(code=Code.TIE_MISMATCH, where=step.rule.where, message=message, hint=hint))
+
+
+def warned(subject: Subject, random: Collection[str] = ()) -> list[str]:
+    """What is allowed and should be known, in words.
+
+    Args:
+        subject: the port.
+        random: its new parameters that the reference does not have.
+    """
+    plan = subject.plan
+    found = [*subject.told, *map(str, plan.warnings)]
+    names = [name for name in plan.fresh if name not in random]
+    if names:
         found.append(f"new and untrained, so compared with the reference's initialisation: {', '.join(names)}")
     return found
 

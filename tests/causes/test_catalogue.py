@@ -10,7 +10,11 @@ from scripts.causes import PAGE
 from scripts.causes_page import page
 from tests.causes.bert_mistakes import MISTAKES
 from tests.causes.decoder_edits import EDITS
+from tests.causes.listed import LISTED
 from tests.causes.test_other_mistakes import FUSED, MODERN, PAIRED
+from tests.causes.test_wrong_ports import MORE
+from tests.causes.thirty import THIRTY
+from tests.causes.twelve import TWELVE
 from tests.verification.test_causes import NAMES
 from tests.verification.test_causes_structure import STRUCTURE
 
@@ -39,5 +43,6 @@ def test_every_entry_is_seen_to_name_a_mistake() -> None:
     """One that somebody made in the source of a port, or one that is planted there; each has its test."""
     planted = {name for one in PLANTS for name in truth(one.name)}
     written = {*EDITS, *MISTAKES, *(name for name, _ in NAMES.values()), *STRUCTURE, "mask precedence"}
+    written |= {name for ports in (LISTED, THIRTY, TWELVE, MORE) for one in ports.values() for name in one.names}
     written |= {name for _, name, _ in (*MODERN.values(), *FUSED)} | {name for _, _, name, _ in PAIRED.values()}
     assert [cause.name for cause in CATALOGUE if cause.name not in planted | written] == []

@@ -144,7 +144,9 @@ def test_verify_names_the_guilty_module_of_ones_own(run: Run, checkpoint: Path) 
     assert result.exit_code == 1
     assert result.stdout.startswith("DIFFERENT ")
     assert "first guilty module: blocks.0" in result.stdout
-    assert result.stdout.splitlines()[-1] == "next: porting verify c --table own.toml --into own_model.py:build --all"
+    assert (
+        result.stdout.splitlines()[-1] == "next: porting verify c --table own.toml --into own_model.py:build --verbose"
+    )
 
 
 def test_verify_json_and_a_row_for_each_probe(run: Run, checkpoint: Path) -> None:
@@ -242,7 +244,7 @@ def test_record_and_verify_without_the_reference(run: Run, checkpoint: Path) -> 
 def test_verify_streams_when_asked(run: Run, checkpoint: Path) -> None:
     result = run("verify", checkpoint, "--stream", "--longest", "24")
     assert result.exit_code == 0, result.stderr
-    assert "a streamed run does not measure it" in result.stdout
+    assert "which weights reach a probe" in result.stdout
     assert "of 24 tokens" in result.stdout or "1 to 24 tokens" in result.stdout
     result = run("verify", checkpoint, "--stream", "--gradients")
     assert result.exit_code == 2

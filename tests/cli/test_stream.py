@@ -108,7 +108,7 @@ def test_a_flipped_bit_is_a_difference(run: Run, checkpoint: Path) -> None:
         (["c", "there"], "there: the destination exists already"),
         (["c", "there", "--overwrite"], "holds files and no checkpoint"),
         (["c", "out", "--like", "c"], "--like is for the way back"),
-        (["c", "out", "--reverse", "--fresh"], "no module is built"),
+        (["c", "out", "--reverse", "--derive"], "no module is built"),
         (
             ["c", "out", "--memory", "1MB"],
             "each of 2 threads needs 1048576 bytes (pass --memory 2MiB, or fewer threads)",

@@ -15,7 +15,7 @@ from tests.guards.tree import ROOT, files
 ERRORS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", ERRORS, re.MULTILINE)  # (title, text)
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-TARGETS = re.findall(r"^([a-z]\w*):(?!=)", MAKEFILE, re.MULTILINE)
+TARGETS = re.findall(r"^([a-z][\w-]*):(?!=)", MAKEFILE, re.MULTILINE)
 
 
 def read(name: str) -> str:
@@ -50,7 +50,7 @@ def test_the_changelog_has_a_section_for_what_is_there_now() -> None:
 
 def test_make_help_lists_every_target() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S607 - whichever make the user has
-    assert re.findall(r"^  make (\w+) +\S", shown, re.MULTILINE) == TARGETS
+    assert re.findall(r"^  make ([\w-]+) +\S", shown, re.MULTILINE) == TARGETS
     (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert phony.split() == TARGETS
 

@@ -15,6 +15,8 @@ def test_the_defaults_are_those_of_bert_base() -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.BertConfig()
     for field in dataclasses.fields(BertConfig):
+        if field.name == "padding_position":  # a relative's way to count, which BERT's config has no word for
+            continue
         assert getattr(BertConfig(), field.name) == getattr(theirs, field.name), field.name
 
 

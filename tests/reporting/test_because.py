@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from porting.causes.naming import Finding, Suspicion
+from porting.causes.finding import Finding, Suspicion
 from porting.reporting.because import cause_lines
 from porting.reporting.terminal import listed
 

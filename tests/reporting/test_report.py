@@ -57,7 +57,9 @@ def test_every_part_of_the_model_is_probed(faithful: Report) -> None:
     inner = [f"attention.{one}" for one in ("query", "key", "value", *(f"core -> {one}" for one in core))]
     inner += ["attention.output", "attention_norm", "intermediate", "activation", "output"]
     layers = [name for i in range(3) for name in (*(f"bert.layers.{i}.{one}" for one in inner), f"bert.layers.{i}")]
-    assert [probe.port for probe in faithful.probes] == ["bert.embeddings", *layers, "bert.pooler", "mlm", "nsp"]
+    returned = [". -> mlm_logits", ". -> nsp_logits"]
+    expected = ["bert.embeddings", *layers, "bert.pooler", "mlm", "nsp", *returned]
+    assert [probe.port for probe in faithful.probes] == expected
     for probe in faithful.probes:
         assert probe.meaning.isolated is not None
         assert set(probe.rounding) == {"float32", "bfloat16"}
@@ -68,12 +70,14 @@ def test_every_part_of_the_model_is_probed(faithful: Report) -> None:
         assert not probe.lowered
 
 
-def test_the_cost_is_told(faithful: Report) -> None:
-    cost = faithful.cost
+def test_the_cost_is_reported(checkpoint: Path) -> None:
+    found = verify(checkpoint, dtypes=(torch.float32, torch.bfloat16), trials=False)
+    cost = found.cost
+    paired = 3  # what they return: the reference is tried first, and then both are paired
     each = 3 + 2 * 4  # of a case: float64 thrice, and each working dtype twice on both sides
     tried = 2  # batches of the search, once on each side; one of them was kept
-    assert len(faithful.cases) == 2
-    assert cost.passes == 2 * each + 2 * tried
+    assert len(found.cases) == 2
+    assert cost.passes == paired + 2 * each + 2 * tried
     assert 0 < cost.forwards < cost.total
     assert cost.ratio == cost.total / cost.forwards
     assert cost.loading > 0
@@ -135,6 +139,8 @@ def small(**changes: object) -> Report:
 def test_a_person_reads_the_verdict_first() -> None:
     assert as_text(small()) == (
         "FAITHFUL  mine.M computes what transformers.M computes from weights\n"
+        "ran: eval mode; 2 rows\n"
+        "not run: gradients, training mode and autocast; trials beyond the batches above\n"
         "float64: off by 2.0e-15 of the activations' scale at most (bound 1e-12)\n"
         "float32: 1.5 x the reference's own rounding error at most (bound 4); "
         "that noise floor is up to 3.0e-07 of the scale\n"
@@ -160,8 +166,8 @@ def test_what_is_in_a_name_cannot_move_the_cursor() -> None:
 def test_what_was_not_shown_is_said_and_changes_the_verdicts_words() -> None:
     shown = Shown(activation={"a": 0.25}, copy=("layers.0.b", "layers.1.b", "layers.2.b"), nothing=("d",))
     text = str(small(shown=shown, unseen=("the token types (one segment only)",), skipped=("x -> 1",)))
-    said = "as far as was shown (not shown: the token types; 3 parameters beyond their values; d; the probe x -> 1)\n"
-    assert " ".join(said.split()) in " ".join(text.split())
+    said = "the token types; 3 parameters (compared by value only); d; the probe x -> 1 float64:"
+    assert said in " ".join(text.split())
     assert "proven by activation: 1 of 5 parameters and buffers\n" in text
     assert "  in part: 25 % of a; the rest of them is equal by copy\n" in text
     assert "equal by copy only: layers.{0-2}.b\n" in text

@@ -77,17 +77,16 @@ def test_an_argument_with_a_default_is_asked_for_where_the_mask_is_missing(sourc
     assert found.verdict is Verdict.TRUNK, str(found)
 
 
-def test_the_architecture_is_asked_for_where_the_config_does_not_say_it(source: Path, tmp_path: Path) -> None:
+def test_the_architecture_is_what_the_checkpoint_holds_where_no_config_says_it(source: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(source, tmp_path / "unnamed")
     config = json.loads((folder / "config.json").read_text())
     del config["architectures"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(VerifyError, match="does not say which architecture"):
-        suggest(folder, Plain)
+    assert suggest(folder, Plain).text.startswith("# BertForPreTraining into Plain: trunk only.")
     asked: list[Question] = []
     found = suggest(folder, Plain, ask=answering({"architecture": "BertForPreTraining"}, asked))
     assert asked[0].about == "architecture"
-    assert asked[0].default == "BertModel"
+    assert asked[0].default == "BertForPreTraining"
     assert {"BertModel", "BertForMaskedLM", "BertForPreTraining"} <= set(asked[0].choices)
     assert found.verdict is Verdict.TRUNK, str(found)
     assert found.text.startswith("# BertForPreTraining into Plain: trunk only.")

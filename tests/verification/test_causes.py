@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from porting.causes.naming import Finding
+from porting.causes.finding import Finding
 from porting.loading import load
 from porting.models.bert import BertPooler
 from porting.models.bert_heads import BertForPreTraining
+from porting.reporting.because import LEAST
 from porting.verification import Report, verify
 from tests.verification.planted import BUGS, FAR_FROM_ZERO, ROUNDS_WORSE, Bug, becomes, epsilon, tanh_gelu
 
@@ -104,7 +105,8 @@ def test_what_is_in_no_catalogue_is_unknown(checkpoint: Path) -> None:
     assert all(0 < near.share < 1 for near in found.nearest)
     text = str(report)
     assert "cause: unknown, at bert.pooler" in text
-    assert f"nearest: {found.nearest[0].name}" in text
+    told = [near.name for near in found.nearest if near.share >= LEAST]  # others would explain next to nothing
+    assert all(name in " ".join(text.split()) for name in told)
 
 
 def test_a_faithful_port_has_no_cause_and_naming_can_be_left_out(checkpoint: Path) -> None:

@@ -176,7 +176,8 @@ def test_a_reference_that_is_no_torch(tmp_path: Path) -> None:
     module, path = made_with_numpy(tmp_path)
     report = verify(None, module, parse_table(SMALL_TABLE), reference=path, loaded=True)
     assert report.faithful, str(report)
-    assert [(probe.reference, probe.port) for probe in report.probes] == [("encoder", "first"), ("head", "second")]
+    pairs = [(probe.reference, probe.port) for probe in report.probes]
+    assert pairs == [("encoder", "first"), ("head", "second"), ("head", ".")]  # what is returned is compared as well
     assert all(probe.rounding["float32"].end_to_end > 0 for probe in report.probes)
     assert all(probe.rounding["float32"].isolated is None for probe in report.probes)  # it was not recorded
     assert report.reference == f"numpy, recorded in {path},"

@@ -17,7 +17,7 @@ from porting.plan.align import align
 from porting.suggesting.draft.generalise import Line, lines
 from porting.suggesting.draft.indices import needed, plainer
 from porting.suggesting.draft.leftover import leftover
-from porting.suggesting.draft.probing import at_depth, probes
+from porting.suggesting.draft.probing import at_depth, probes, returned_probes
 from porting.suggesting.draft.unmapped import Unmapped
 from porting.suggesting.draft.writing import Draft, patterns, write
 from porting.suggesting.search.arrangements import Heads, sizes
@@ -101,8 +101,14 @@ def draft(
     drops |= dict.fromkeys(_numbered(found.blind), BLIND)
     fresh, ties, rest = _unwritten(module, written | set(found.idle))
     fresh |= dict.fromkeys(_numbered(found.idle), BLIND)
+    tied = {name: other for name, other in found.seconds.items() if name in fresh}
+    fresh |= {name: f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()}
     shapes = {name: slot.shape for name, slot in slots(module).items() if name in rest}
     unused = [name for name in twin.tensors if name not in used and name not in copies and name not in found.blind]
+    several = found.trace.returned  # the model itself is no module with one output then
+    ours = {path: one for path, one in found.trace.modules.items() if path or not several}
+    compared = probes(ours, found.reference.modules, found.moves, loose=close, basis=found.basis)
+    returned = returned_probes(several, found.reference.returned, found.reference.modules, compared)
     unmapped = leftover(shapes, twin.tensors, found, unused)
     if any(one.near for one in unmapped):  # what is left on either side may belong together
         drops, fresh = (
@@ -124,7 +130,8 @@ def draft(
             ties=ties,
             fresh=fresh,
             inputs=_inputs(subjects.way.rules),
-            probes=probes(found.trace.modules, found.reference.modules, found.moves, loose=close, basis=found.basis),
+            probes=compared,
+            returned=returned,
         ),
         made,
         unmapped,
@@ -238,6 +245,7 @@ def onto(made: Draft, checkpoint: Checkpoint, subjects: Subjects) -> Draft:
         defaults=defaults,
         require=required,
         probes=at_depth(made.probes, *depths),
+        returned=at_depth(made.returned, *depths),
     )
 
 

@@ -44,6 +44,7 @@ def leftover(
                 Near(name=one, shape=others[one], where=elsewhere.get(one, "never"))
                 for one in _nearest(name, shape, others)
             ),
+            tie=found.seconds.get(name, "") if side == "module" else "",
         )
         for side, mine, others, places, elsewhere in sides
         for name, shape in mine.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -79,6 +80,71 @@ def probes(
     return [*_fused(split, port, reference), *lines]
 
 
+def returned_probes(
+    port: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    modules: Mapping[str, Tensor],
+    lines: Sequence[tuple[str, str]],
+) -> list[tuple[str, str]]:
+    """The lines of [probes] for a model that returns several tensors, such as a list of every layer's output.
+
+    Args:
+        port, reference: what the two return, by name or number.
+        modules: path of a module of the reference -> its output.
+        lines: those for modules: what is compared there is compared once.
+    """
+    known = {f"{ROOT} -> {name}": one for name, one in reference.items()}
+    known |= {path: one for path, one in modules.items() if path and not _named(path, lines)}
+    order = {path: number for number, path in enumerate(known)}
+    fits = {
+        name: {path: axes for path, one in known.items() if (axes := _equal(one, value, NEAR)) is not None}
+        for name, value in port.items()
+    }
+    often = Counter(path.translate(_DIGITS) for some in fits.values() for path in some)  # layers are told alike
+    found: list[tuple[str, str]] = []
+    taken: set[str] = set()
+    for name, some in fits.items():
+        free = [path for path in some if path not in taken]
+        if free:
+            path = max(free, key=lambda one: (one.startswith(ROOT), often[one.translate(_DIGITS)], order[one]))
+            left, right = (f" [{text}]" if text else "" for text in some[path])
+            found.append((f"{path}{left}", f"{ROOT} -> {name}{right}"))
+            taken.add(path)
+    return found
+
+
+def _named(path: str, lines: Sequence[tuple[str, str]]) -> bool:
+    """Whether a line speaks of a module of the reference."""
+    return any(_pattern(theirs.partition(" ")[0]).fullmatch(path) for theirs, _ in lines)
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{[^{}]*\})", name)
+    return re.compile("".join(_placeholder(one) if one.startswith("{") else re.escape(one) for one in parts))
+
+
+def _placeholder(text: str) -> str:
+    _, enumerated, spellings = text[1:-1].partition(":")
+    return f"(?:{'|'.join(re.escape(one) for one in re.split('[,/]', spellings))})" if enumerated else r"\d+"
+
+
+def prefixed(lines: Sequence[tuple[str, str]], prefix: str, modules: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """The lines with the trunk's prefix, where the reference is the trunk alone and has no module of that name.
+
+    Args:
+        lines: of [probes].
+        prefix: the table's: names are matched with and without it.
+        modules: path of a module of the reference -> its output.
+
+    >>> prefixed([("encoder.layer.{i}", "blocks.{i}"), (".", "head")], "bert.", {})
+    [('bert.encoder.layer.{i}', 'blocks.{i}'), ('.', 'head')]
+    """
+    if any(path.startswith(prefix) for path in modules):
+        return [*lines]
+    return [(theirs if theirs.partition(" ")[0] == ROOT else prefix + theirs, ours) for theirs, ours in lines]
+
+
 def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[tuple[str, str]]:
     """The lines for a checkpoint of another depth: what a module returns may be what the last layer gives.
 
@@ -89,12 +155,42 @@ def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[t
 
     >>> at_depth([("h.{i}", "blocks.{i}"), ("h.1 [b t e]", ". [t b e]")], 2, 12)
     [('h.{i}', 'blocks.{i}'), ('h.11 [b t e]', '. [t b e]')]
+    >>> at_depth([("h.0", ". -> 1"), ("h.1", ". -> 2")], 2, 3)
+    [('h.0', '. -> 1'), ('h.1', '. -> 2'), ('h.2', '. -> 3')]
     """
+    stretched = _stretched(lines, twins, depth)
     last = re.compile(rf"(?<=\.){twins - 1}(?=\.|\s|$)")
     return [
-        (last.sub(str(depth - 1), theirs), ours) if ours.partition(" ")[0] == ROOT else (theirs, ours)
-        for theirs, ours in lines
+        (last.sub(str(depth - 1), theirs), ours) if ours.partition(" ")[0] == ROOT and not every else (theirs, ours)
+        for theirs, ours, every in stretched
     ]
+
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|\s|$)")
+_OUTPUT = re.compile(r"(?<=^\. -> )\d+(?=\s|$)")
+
+
+def _stretched(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[tuple[str, str, bool]]:
+    """The lines, those for a list of every layer's output for as many layers as there are, and which these are."""
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    keys = []
+    for theirs, ours in lines:
+        layers, output = _LAYER.findall(theirs), _OUTPUT.search(ours)
+        key = None
+        if len(layers) == 1 and output is not None:
+            key = _LAYER.sub("#", theirs), _OUTPUT.sub("#", ours), int(output[0]) - int(layers[0])
+            groups.setdefault(key, []).append(int(layers[0]))
+        keys.append(key)
+    whole = {key for key, layers in groups.items() if twins > 1 and sorted(layers) == list(range(twins))}
+    found: list[tuple[str, str, bool]] = []
+    for line, key in zip(lines, keys, strict=True):
+        if key is None or key not in whole:
+            found.append((*line, False))
+            continue
+        theirs, ours, offset = key
+        made = ((theirs.replace("#", str(n)), ours.replace("#", str(n + offset)), True) for n in range(depth))
+        found += [one for one in made if one not in found]
+    return found
 
 
 def _kind(theirs: str, ours: str) -> tuple[str, str]:

@@ -41,6 +41,7 @@ class Unmapped:
         side: ``"module"`` or ``"checkpoint"``.
         where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
         near: what it may be, of the other side's tensors that have no counterpart, the nearest first.
+        tie: the module's tensor whose values it needs, where the checkpoint has one tensor for both.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Unmapped:
     side: str = "module"
     where: str = ""
     near: tuple[Near, ...] = ()
+    tie: str = ""
 
 
 def listed(unmapped: Sequence[Unmapped]) -> list[str]:
@@ -83,4 +85,7 @@ def _line(side: str, stem: str, some: Sequence[Unmapped]) -> str:
     runs = f"never run{'' if plural else 's'}" if first.where == "never" else where
     nearest = list(dict.fromkeys(numbered(str(one)) for one in first.near))
     near = f"; nearest: {', '.join(nearest)}" if nearest else ""
+    tie = next((one for one in some if one.tie), None)
+    if tie is not None:
+        near = f": the checkpoint has one tensor for it and {tie.tie}, so tie them: {tie.name} = {tie.tie}"
     return f"{what} {name} {shapes}{count}, which {runs}{near}"

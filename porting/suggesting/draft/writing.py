@@ -35,6 +35,7 @@ class Draft:
         ties: tied name -> the name that is written.
         fresh: name -> reason.
         inputs, probes: lines of these sections.
+        returned: more lines of [probes], for what the module returns, where that is several tensors.
         approximate: why the module is not quite the reference, and how far it may be off; nothing for most.
     """
 
@@ -53,6 +54,7 @@ class Draft:
     fresh: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[tuple[str, str]] = ()
     probes: Sequence[tuple[str, str]] = ()
+    returned: Sequence[tuple[str, str]] = ()
     approximate: tuple[str, float] | None = None
 
 
@@ -87,7 +89,11 @@ def write(draft: Draft) -> str:
     parts.append(_section("fresh", ((quoted(name), quoted(reason)) for name, reason in draft.fresh.items())))
     for section, pairs, comment in (
         ("inputs", draft.inputs, _TURNED if any("-> padding" in ours for _, ours in draft.inputs) else ""),
-        ("probes", draft.probes, "# the activations that are compared, in the order of the reference"),
+        (
+            "probes",
+            (*draft.probes, *draft.returned),
+            "# the activations that are compared, in the order of the reference",
+        ),
     ):
         parts.append(_section(section, ((quoted(theirs), quoted(ours)) for theirs, ours in pairs), comment))
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from torch import Tensor
 from porting.suggesting.search.arrangements import Heads
 from porting.suggesting.search.blind import is_blind
 from porting.suggesting.search.finding import SAME, Divergence, Found, Tell
-from porting.suggesting.search.layouts import Move, carry, distance
-from porting.suggesting.search.places import alike, apart, normed, shared, together
+from porting.suggesting.search.layouts import Move, Piece, carry, distance
+from porting.suggesting.search.places import alike, apart, normed, shared, together, whole
 from porting.suggesting.search.remaining import remaining
 from porting.suggesting.subjects.side import Forced, Side
 from porting.suggesting.subjects.tracing import Kind, Trace, Unit
@@ -31,6 +32,7 @@ class Filling:
         seconds: the bound on time.
         tell: told about progress.
         asleep: the module's tensors that change nothing and have no source.
+        copies: tensors of the checkpoint that are written out again -> the reference's tensor that each equals.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Filling:
         seconds: float,
         tell: Tell,
         asleep: frozenset[str] = frozenset(),
+        copies: Mapping[str, str] | None = None,
     ) -> None:
         self.port, self.reference = port, reference
         self._sizes, self._config, self._scales = dict(sizes), config, scales
@@ -57,6 +60,7 @@ class Filling:
         self.found = Found()
         self._filled: set[str] = set(asleep)
         self._asleep = asleep
+        self._copies = dict(copies or {})
         self._used: set[str] = set()
         self._forced = Forced()
         self._habits: list[tuple[str, ...]] = []
@@ -66,7 +70,23 @@ class Filling:
 
     def _free(self, unit: Unit) -> bool:
         """Whether a unit of the reference is nobody's yet, or only its weight is somebody's: a decoder that is tied."""
-        return not set(unit.weights or unit.biases) & self._used or bool(set(unit.biases) - self._used)
+        if not set(unit.weights or unit.biases) & self._used or set(unit.biases) - self._used:
+            return True
+        return any(self._copy(name) for name in unit.weights)
+
+    def _copy(self, name: str) -> str:
+        """A tensor of the checkpoint that equals one of the reference's and that no move reads; empty for none."""
+        return next((one for one, other in self._copies.items() if other == name and one not in self._used), "")
+
+    def _reread(self, move: Move) -> Move:
+        """The move with what the checkpoint has a second time in the place of what is read already."""
+        return replace(move, sources=tuple(self._other(piece) for piece in move.sources))
+
+    def _other(self, piece: Piece) -> Piece:
+        if len(piece.names) > 1 or piece.names[0] not in self._used:
+            return piece
+        copy = self._copy(piece.names[0])
+        return replace(piece, names=(copy,), pattern=copy) if copy and piece.pattern == piece.names[0] else piece
 
     def _values(self, moves: Sequence[Move]) -> dict[str, Tensor] | None:
         found: dict[str, Tensor] = {}
@@ -85,9 +105,15 @@ class Filling:
     def _accept(
         self, moves: Sequence[Move], values: Mapping[str, Tensor], group: Sequence[Unit], mates: Sequence[Unit]
     ) -> None:
-        again = {
-            name for move in moves if set(move.reads) & self._used for name in move.writes
-        }  # a tensor is read once
+        filled = {id(self.port.leaves[name]) for name in self._filled if name in self.port.leaves}
+        tied = {name for move in moves for name in move.writes if id(self.port.leaves[name]) in filled}
+        moves = [move if tied & set(move.writes) else self._reread(move) for move in moves]
+        twice = [move for move in moves if set(move.reads) & self._used]  # a tensor is read once
+        again = {name for move in twice for name in move.writes}
+        for move in twice:
+            first = next((one for one in self.found.moves if set(one.reads) & set(move.reads)), None)
+            if first is not None and not tied & set(move.writes):
+                self.found.seconds.update(dict.fromkeys(move.writes, first.writes[0]))
         self._put({name: value for name, value in values.items() if name not in again})
         self.found.moves += [move for move in moves if not set(move.writes) & again]
         self._filled |= set(values)
@@ -150,6 +176,22 @@ class Filling:
         for old, new in zip(self.found.reference.units, again.units, strict=True):
             old.operand, old.output = new.operand, new.output
         self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
+
+    def _is_second(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
+        """Whether all that is due is a weight that is somebody's already: a head that the reference ties."""
+        if unit.kind is not Kind.LINEAR or len(unit.weights) != 1 or unit.weights[0] in self._filled:
+            return False
+        shapes, others = self.port.shapes, self.reference.shapes
+        for mate in theirs:
+            used = mate.kind is unit.kind and mate.weights and set(mate.weights) <= self._used
+            if used and whole(mate, unit) and self._apart(unit, mate) <= SAME:
+                first = next((one for one in self.found.moves if set(one.reads) & set(mate.weights)), None)
+                if first is not None and sorted(shapes[unit.weights[0]]) == sorted(others[mate.weights[0]]):
+                    self.found.seconds[unit.weights[0]] = first.writes[0]
+                    self._filled |= set(unit.names)
+                    self._note("extra", unit, None)
+                    return True
+        return False
 
     def _is_own(self, unit: Unit) -> bool:
         """Whether torch's norm is given what the reference computes as well, or is given itself."""

@@ -86,6 +86,7 @@ class Found:
         blind: biases of the reference's that the module has not, and that softmax does not see.
         idle: biases of the module's that the reference has not, and that softmax does not see.
         rounded: how far the module's positions are from the reference's, in whose place they were during the search.
+        seconds: the module's tensors that need the values of another one, for which the checkpoint has one tensor.
     """
 
     moves: list[Move] = field(default_factory=list)
@@ -103,3 +104,4 @@ class Found:
     blind: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
     rounded: float = 0.0
+    seconds: dict[str, str] = field(default_factory=dict)

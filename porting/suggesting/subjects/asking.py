@@ -66,24 +66,24 @@ class Asker:
         return answer
 
 
-def which_architecture(config: Mapping[str, object], usual: Sequence[str]) -> Question | None:
+def which_architecture(names: Sequence[str], usual: Sequence[str], held: str) -> Question | None:
     """Which class the reference is; None where there is nothing to decide.
 
     Args:
-        config: the checkpoint's.
+        names: the classes that ``config.json`` names.
         usual: the classes that transformers has for such a config, the plain model first.
+        held: the class that the checkpoint holds; empty where that is not known.
     """
-    declared = config.get("architectures")
-    names = [str(one) for one in declared] if isinstance(declared, list) else []
     if len(names) == 1 or not (names or usual):
         return None
     said = f"{len(names)} architectures" if names else "no architecture"
+    choices = dict.fromkeys([*names] or [*usual], "")
     return Question(
         about="architecture",
         said="Which architecture is your module held against?",
         why=f"config.json names {said}, and what each returns and holds is not the same",
-        choices=dict.fromkeys(names or usual, ""),
-        default=(names or list(usual))[0],
+        choices=choices | ({held: "what the checkpoint holds"} if held else {}),
+        default=held or next(iter(choices)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def prepare(
         VerifyError, TargetError: one of them cannot be built or run.
     """
     config = complete(checkpoint.config, architecture)
-    twin, built = _sized(config, into, architecture, folder, seed)
+    twin, built = _sized(config, into, architecture, folder, seed, frozenset(checkpoint.tensors))
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     refuse_computed(built.module)
@@ -144,12 +145,13 @@ def prepare(
 
 
 def _sized(
-    config: Mapping[str, object], into: Builder, architecture: str, folder: Path, seed: int
+    config: Mapping[str, object], into: Builder, architecture: str, folder: Path, seed: int, stored: frozenset[str]
 ) -> tuple[Twin, Built]:
     """The twin and the module: small if the module can be, else of the checkpoint's own sizes."""
+    made = partial(make_twin, config, architecture, seed=seed, stored=stored)
     if isinstance(into, nn.Module):
-        return make_twin(config, architecture, folder / "real", small=False, seed=seed), build_for(into, config)
-    twin = make_twin(config, architecture, folder / "small", small=True, seed=seed)
+        return made(folder / "real", small=False), build_for(into, config)
+    twin = made(folder / "small", small=True)
     try:
         built = build_for(into, complete(twin.config, architecture))
     except PortingError:
@@ -164,12 +166,12 @@ def _sized(
     if small is not None and (inner := own_inner(small.module, twin.config)):
         own["inner"] = inner
     if small is not None and own:
-        twin = make_twin(config, architecture, folder / "own", small=True, seed=seed, **own)
+        twin = made(folder / "own", small=True, **own)
         small = build_for(into, complete(twin.config, architecture))
     if small is not None and _could(small.module, twin):
         return twin, small
     built = build_for(into, config)
-    return make_twin(config, architecture, folder / "real", small=False, seed=seed), built
+    return made(folder / "real", small=False), built
 
 
 def _one_depth(built: Built, config: Mapping[str, object]) -> bool:
@@ -299,7 +301,7 @@ def sides(subjects: Subjects, seed: int) -> tuple[Side, Side]:
     files = {
         twin.files[name]: one
         for name, one in named_tensors(twin.reference)
-        if one.is_floating_point() and name in twin.files
+        if one.is_floating_point() and name in twin.files and twin.files[name] not in twin.copies
     }
     least = 1 if any(one.numel() == 1 for one in files.values()) else 2  # a saved number is the module's own constant
     leaves = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -96,6 +96,7 @@ class Trace:
         units: in order of execution.
         outputs: what the module returned, tensors only.
         modules: path -> the output of that module's first call, where it is a tensor or begins with one.
+        returned: what the model returns, where that is several tensors: its name or number -> the tensor.
         made, made_at: parameters that came into being while the module ran, and where in the user's code.
         random, random_at: whether random numbers were drawn, and where.
         operations: how many there were.
@@ -106,6 +107,7 @@ class Trace:
     units: list[Unit] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     modules: dict[str, Tensor] = field(default_factory=dict)
+    returned: dict[str, Tensor] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
     made_at: str = ""
     random: bool = False
@@ -113,6 +115,16 @@ class Trace:
     operations: int = 0
     values: list[Tensor] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
+
+
+def _several(output: object) -> dict[str, Tensor]:
+    """The tensors of a list, a tuple or a dictionary, by number or name; none where that is not several."""
+    if isinstance(output, Mapping):
+        named = {str(name): one for name, one in output.items()}
+    else:
+        named = {str(number): one for number, one in enumerate(output)} if isinstance(output, list | tuple) else {}
+    found = {name: one for name, one in named.items() if isinstance(one, Tensor) and one.is_floating_point()}
+    return {name: one.detach().clone() for name, one in found.items()} if len(found) > 1 else {}
 
 
 class _Enough(Exception):  # noqa: N818  # it ends a run and is no error
@@ -156,13 +168,18 @@ def run(
 
 @contextmanager
 def _written_out() -> Iterator[None]:
-    """Without PyTorch's own shortcut around the operations of its encoder layers."""
-    before = torch.backends.mha.get_fastpath_enabled()
+    """Run every operation as it is written, so that the trace is the same on every machine.
+
+    PyTorch's encoder layers have a fused path, and ``einsum`` with three operands contracts them in another order
+    where the package ``opt_einsum`` is installed.
+    """
+    fused, einsum = torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with einsum.flags(enabled=False) if einsum.enabled else nullcontext():  # type: ignore[no-untyped-call]
+            yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
@@ -213,6 +230,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
 
         def leave(part: nn.Module, args: object, output: object) -> None:
             path, first = self._scopes.pop(), output
+            if not path:
+                self.trace.returned = _several(output)
             while isinstance(first, list | tuple) and first:
                 first = first[0]
             if isinstance(first, Mapping) and first:

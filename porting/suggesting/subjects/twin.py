@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint, open_checkpoint
@@ -65,6 +66,7 @@ class Twin:
         files: the reference's parameter or buffer -> the name in the file.
         prefix: what the names of the trunk begin with where a head stands on it; may be empty.
         shrunk: whether its sizes are its own, and not the checkpoint's.
+        copies: names of its file that are another tensor written out again -> that tensor, as in the checkpoint.
     """
 
     checkpoint: Checkpoint
@@ -74,38 +76,12 @@ class Twin:
     files: Mapping[str, str]
     prefix: str
     shrunk: bool
+    copies: Mapping[str, str]
 
     @property
     def config(self) -> Mapping[str, object]:
         """Its ``config.json``."""
         return self.checkpoint.config
-
-
-def architecture_of(config: Mapping[str, object], asked: str | None) -> str:
-    """The class that transformers runs the checkpoint with.
-
-    Raises:
-        VerifyError: nothing says which.
-    """
-    declared = config.get("architectures")
-    names = [asked] if asked else list(declared) if isinstance(declared, list) else []
-    if not names:
-        message = "config.json does not say which architecture the reference has"
-        hint = f"name it: {option('architecture')}, as transformers spells it"
-        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
-    return str(names[0])
-
-
-def usual_architectures(config: Mapping[str, object]) -> tuple[str, ...]:
-    """The classes that transformers has for such a config, the plain model first; none for a model type of others."""
-    from transformers.models.auto import modeling_auto  # noqa: PLC0415  # as in make_twin
-
-    kinds = ("MODEL", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL_FOR_PRETRAINING")
-    named: list[str] = []
-    for kind in kinds:
-        found = getattr(modeling_auto, f"{kind}_MAPPING_NAMES", {}).get(config.get("model_type"), ())
-        named += [found] if isinstance(found, str) else found
-    return tuple(dict.fromkeys(named))
 
 
 def shrink(
@@ -179,6 +155,7 @@ def make_twin(
     even: bool = False,
     inner: int = 0,
     to: Measures = SMALL,
+    stored: Collection[str] = (),
 ) -> Twin:
     """Make a twin and write it as a checkpoint.
 
@@ -191,6 +168,8 @@ def make_twin(
         even: with as many layers in the decoder as in the encoder.
         inner: as in :func:`shrink`.
         to: the small sizes.
+        stored: names of the checkpoint: the twin's file has the trunk's prefix where that has it, and what the class
+            ties and that writes out.
 
     Raises:
         VerifyError: transformers has no such class, or cannot build it with these sizes.
@@ -228,6 +207,7 @@ def make_twin(
     complete.architectures = [architecture]
     saving.save_pretrained(folder)
     _complete(folder / "config.json", config, complete.to_dict())
+    copies = _as_stored(model, folder, stored)
     checkpoint = open_checkpoint(folder)
     reference = load_reference(checkpoint, architecture, torch.float64)
     stored = {name: checkpoint.read(name, own=True) for name in checkpoint.tensors}
@@ -240,7 +220,40 @@ def make_twin(
         files=_named(reference, stored),
         prefix=f"{base}." if base and any(name.startswith(f"{base}.") for name in stored) else "",
         shrunk=small,
+        copies=copies,
     )
+
+
+def _as_stored(model: nn.Module, folder: Path, stored: Collection[str]) -> dict[str, str]:
+    """Write a twin's file as the checkpoint's is: with the prefix of the trunk, and with tied tensors under each name.
+
+    Args:
+        model: the twin.
+        folder: where its file is, in which each tensor stands once.
+        stored: the checkpoint's names.
+
+    Returns:
+        The names of tensors that are written out again -> the name that each had already.
+    """
+    written = open_checkpoint(folder)
+    if written.path is None or len(written.files) != 1:
+        return {}
+    prefix = str(getattr(model, "base_model_prefix", "")) + "."
+    front = prefix if not any(name.startswith(prefix) for name in written.tensors) else ""
+    front = front if len(prefix) > 1 and any(name.startswith(prefix) for name in stored) else ""
+    tensors = dict(named_tensors(model))
+    first = {id(tensors[name]): name for name in written.tensors if name in tensors}
+    known = {name.removeprefix(prefix) for name in stored}
+    again = {
+        name: first[id(tensor)]
+        for name, tensor in tensors.items()
+        if name not in written.tensors and id(tensor) in first and name.removeprefix(prefix) in known
+    }
+    if again or front:
+        held = {front + name: written.read(name, own=True) for name in written.tensors}
+        held |= {front + name: held[front + other].clone() for name, other in again.items()}
+        save_file(held, written.path / written.files[0].name, metadata={"format": "pt"})
+    return {front + name: front + other for name, other in again.items()}
 
 
 def _complete(path: Path, config: Mapping[str, object], known: Mapping[str, object]) -> None:
@@ -291,6 +304,9 @@ def draw(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
             if frozen and bool(tensor.abs().max() < _WILD):
                 continue  # a table that is computed; memory as it was found is none
             noise = torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
+            if name.endswith("running_var"):  # of a batch norm: a variance is positive
+                tensor.copy_((0.3 * noise).exp())
+                continue
             gain = tensor.ndim == 1 and name.endswith("weight")
             spread = 0.2 if tensor.ndim < 2 else max(0.1, 1.0 / math.sqrt(tensor.shape[-1]))
             tensor.copy_((1.0 if gain else 0.0) + spread * noise)

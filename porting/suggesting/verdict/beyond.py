@@ -1,31 +1,37 @@
-"""Behind the proof: other rows, other masks, other calls, more layers, on which a module may still be another.
+"""Behind the proof: the trials that ``verify`` runs as well, float32, and a twin with more layers.
 
-A module can be right on the batches of a proof and wrong on others: on rows of one word, on rows that are padded in
-front, once it was called before, in float32, in its third layer where the twin has two.  Each of these is tried; what
-differs takes the proof away, and what could not be tried is said.
+A module can be right on the batches of a proof and wrong on others: on rows of one token, on rows that are padded in
+front, once it was called before, in float32, in its third layer where the twin has two.  What differs takes the proof
+away, and what could not be tried is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 from porting.checkpoint import Checkpoint
 from porting.errors import PortingError
 from porting.notation.table import Table
 from porting.suggesting.subjects.building import Builder
 from porting.suggesting.subjects.fields import Role
-from porting.suggesting.subjects.rows import other_masks, other_rows
 from porting.suggesting.subjects.subject import Subjects, number_of
 from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
-from porting.suggesting.verdict.calling import defaults, lowered, other_calls
+from porting.suggesting.verdict.calling import defaults, lowered, rounds_by_itself
 from porting.suggesting.verdict.proving import Proof, cases, prove
 from porting.suggesting.verdict.suggestion import Reason
+from porting.trials.scope import Kind, Result, Scope
 from porting.verification.inputs import Case
 
-Proven = Callable[[Sequence[Case], Checkpoint], Proof]
+
+class Proven(Protocol):
+    """Runs a proof on some batches of a checkpoint."""
+
+    def __call__(self, batches: Sequence[Case] | None, of: Checkpoint, *, trials: bool = False) -> Proof:
+        """Prove the table on these batches; None for the usual ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,31 +62,14 @@ def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh:
     """
     twin = subjects.twin.checkpoint
 
-    def proven(batches: Sequence[Case], of: Checkpoint) -> Proof:
+    def proven(batches: Sequence[Case] | None, of: Checkpoint, *, trials: bool = False) -> Proof:
         suited = table if of is twin or deep is None else deep
-        return prove(of, into, suited, subjects, seed=seed, fresh=fresh, small=True, batches=batches)
+        return prove(of, into, suited, subjects, seed=seed, fresh=fresh, small=True, batches=batches, trials=trials)
 
-    usual = [*other_rows(subjects, twin.config, seed=seed)]
-    masks = [*other_masks(subjects, twin.config, seed=seed)]
-    wide = proven([*usual, *(case for case, _, _ in masks)], twin)
-    reasons = [*other_calls(into, subjects)]
-    limits = [*defaults(subjects), *lowered(into, subjects)]
-    if not wide.exact:  # one proof for all of them, and one for each only where that fails
-        proofs = {case.name: proven([case], twin) for case in usual}
-        wrong = [name for name, proof in proofs.items() if proof.report is not None and not proof.exact]
-        failed = [name for name, proof in proofs.items() if proof.report is None]
-        wide = proven([case for case in usual if case.name not in failed], twin)
-        if not wide.exact:
-            where = ", ".join(wrong[:3]) or "several batches one after the other"
-            reasons.append(Reason(kind="batch", said=f"the proof does not hold on {where}: {_far(wide)}"))
-        limits += [f"{', '.join(failed[:3])}: {proofs[failed[0]].refused.partition(chr(10))[0]}"] if failed else []
-        for case, what, usually in masks if wide.exact else ():
-            proof = proven([case], twin)
-            if not proof.exact and usually and _counted(proof):
-                said = f"{what} is computed otherwise than by the reference: {_far(proof)}"
-                reasons.append(Reason(kind="mask", said=said, shown=True))
-            elif not proof.exact:
-                limits.append(f"{what} {'is computed otherwise' if _counted(proof) else 'gives no numbers'}")
+    wide = proven(None, twin, trials=True)
+    scope = Scope() if wide.report is None else wide.report.scope
+    reasons = [*_impure(scope), *_differing(scope), *rounds_by_itself(into, subjects)]
+    limits = [*defaults(subjects), *lowered(into, subjects), *_not_run(scope)]
     if deep is not None and subjects.twin.shrunk:
         tall, depth = _deep(subjects, proven, seed)
         if tall is not None and tall.report is not None and not tall.exact:
@@ -91,6 +80,38 @@ def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh:
     return Beyond(reasons=tuple(reasons), limits=tuple(limits), proof=wide)
 
 
+def _differing(scope: Scope) -> Iterator[Reason]:
+    """What the output differs on, by the property of the batch; no weights can repair a mask."""
+    kinds: dict[Kind, list[Result]] = {}
+    for one in scope.differing:
+        kinds.setdefault(one.kind, []).append(one)
+    for kind, results in kinds.items():
+        names = ", ".join(one.what for one in results[:MOST_NAMED])
+        more = f" and {len(results) - MOST_NAMED} more" if len(results) > MOST_NAMED else ""
+        worst = max((one.difference or 0.0 for one in results), default=0.0)
+        said = f"the output differs on {names}{more}: off by {worst:.0e} of its scale"
+        yield Reason(kind=str(kind), said=said, size=worst, shown=kind is Kind.MASK)
+
+
+def _impure(scope: Scope) -> Iterator[Reason]:
+    for one in scope.impure:
+        detail = f": {one.detail}" if one.detail else ""
+        size = f", off by {one.size:.0e}" if one.size else ""
+        yield Reason(kind="state", said=f"the module {one.kind}{detail}{size}")
+
+
+def _not_run(scope: Scope) -> Iterator[str]:
+    for one in scope.not_run[:MOST_NAMED]:
+        yield f"{one.what} ({one.why})"
+    returned = scope.returned
+    if returned is not None and not returned.compared:
+        yield "what the module returns: nothing of the reference's equals it"
+
+
+MOST_NAMED = 3
+"""So many batches are named; then comes how many more there are."""
+
+
 def _deep(subjects: Subjects, proven: Proven, seed: int) -> tuple[Proof | None, int]:
     """The proof on a twin with as many layers as the checkpoint, more heads and other sizes; and how many layers."""
     kind = subjects.twin.architecture
@@ -98,18 +119,14 @@ def _deep(subjects: Subjects, proven: Proven, seed: int) -> tuple[Proof | None, 
         words = number_of(subjects.twin.config, Role.VOCABULARY)
         sizes = DEEP if words == SMALL.vocabulary else replace(DEEP, vocabulary=words)  # the module's own
         try:
-            other = make_twin(subjects.config, kind, Path(folder), small=True, seed=seed + 1, to=sizes)
+            stored = frozenset(subjects.twin.tensors)
+            other = make_twin(subjects.config, kind, Path(folder), small=True, seed=seed + 1, to=sizes, stored=stored)
         except PortingError:
             return None, 0
         spare = number_of(subjects.twin.config, Role.POSITIONS, subjects.longest) - subjects.longest
         longest = max(number_of(other.config, Role.POSITIONS, subjects.longest) - max(spare, 0), 1)
         batches = cases(subjects, other.config, seed=seed, longest=longest)
         return proven(batches, other.checkpoint), number_of(other.config, Role.DEPTH)
-
-
-def _counted(proof: Proof) -> bool:
-    """Whether a difference is a number."""
-    return proof.difference is not None and proof.difference < float("inf")
 
 
 def _far(proof: Proof) -> str:

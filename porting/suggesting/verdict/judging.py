@@ -180,7 +180,7 @@ def _rounded(found: Found, proof: Proof) -> Iterator[Reason]:
         return
     parts = set() if known(proof) else {one.port.rpartition(".")[0] for one in found.divergences}
     left = [one for one in unknown(proof) if one.difference > ROUNDED or parts & set(one.probes)]
-    left = [one for one in left if not elsewhere(one, proof)]
+    left = [one for one in left if not elsewhere(one, proof, found.rounded)]
     if not left and (unknown(proof) or proof.difference <= ROUNDED):
         said = f"its positions are the reference's but for their rounding, off by {found.rounded:.0e}"
         if not found.divergences:

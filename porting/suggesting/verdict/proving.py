@@ -81,6 +81,7 @@ def prove(
     causes: float = 0.0,
     tell: Progress | None = None,
     batches: Sequence[Case] | None = None,
+    trials: bool = False,
 ) -> Proof:
     """Run the proof.
 
@@ -95,6 +96,7 @@ def prove(
         causes: how many seconds the catalogue of causes may take, where something differs.
         tell: called with what is done, how many steps are done and how many there are.
         batches: others than the usual ones.
+        trials: run the trials of :mod:`porting.trials` as well, as ``verify`` does.
     """
     config = checkpoint.config
     made = batches or cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
@@ -106,6 +108,7 @@ def prove(
         "seed": seed,
         "causes": causes,
         "dtypes": (),
+        "trials": trials,
         "progress": tell,
     }
     try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from porting.causes.catalogue import THEMES
-from porting.causes.naming import Finding
+from porting.causes.finding import Finding
 from porting.suggesting.draft.generalise import indexed
 from porting.suggesting.search.finding import CLOSE
 from porting.suggesting.verdict.proving import Proof
@@ -66,10 +66,18 @@ def unknown(proof: Proof) -> list[Finding]:
     return [one for one in _unnamed(proof) if one.difference > FINE]
 
 
-def elsewhere(one: Finding, proof: Proof) -> bool:
-    """Whether a small difference comes mostly from a cause that is named at other places."""
-    names = {other.name for other in _findings(proof) if other.name}
-    return one.difference <= CLOSE and any(near.name in names and near.share >= ALSO for near in one.nearest[:1])
+def elsewhere(one: Finding, proof: Proof, rounded: float = 0.0) -> bool:
+    """Whether a small difference comes mostly from a cause that is named at other places.
+
+    Args:
+        one: the difference.
+        proof: what else was found.
+        rounded: by how much positions are rounded otherwise: what a cause leaves may be about that.
+    """
+    names = {other.name or other.nearest[0].name for other in _findings(proof) if other.name or _near(other)}
+    return one.difference <= CLOSE and any(
+        near.name in names and (near.share >= ALSO or near.residual <= 2 * rounded) for near in one.nearest[:1]
+    )
 
 
 def fine(proof: Proof) -> Iterator[Reason]:

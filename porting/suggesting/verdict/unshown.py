@@ -31,7 +31,7 @@ def unshown(subjects: Subjects, proof: Proof, own: Proof | None, behind: Beyond)
     longest, most = subjects.longest, number_of(subjects.config, Role.POSITIONS)
     if 0 < longest < most:
         yield f"rows of more than {longest} words, of {most} that the checkpoint takes"
-    if reports and not any(probe.port == "." for probe in reports[0].probes):
+    if reports and not any(probe.port.partition(" ")[0] == "." for probe in reports[0].probes):
         yield "what is returned, but for one batch: no rule says how it comes from what the reference returns"
     yield from behind.limits
     whats = [{_what(one) for one in report.unseen} for report in reports]

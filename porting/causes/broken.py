@@ -1,0 +1,113 @@
+"""What made a value that is no number: the first operation that gave one, with the user's file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from porting.causes.functions import SOFTMAX
+from porting.frames import current_line
+
+HIDDEN = "mask that hides every key"
+HIDDEN_WHAT = "some query has no key left to attend to: a softmax over a row that is -inf everywhere gives NaN"
+HIDDEN_FIX = (
+    "check the mask's polarity (which value hides a key) and its axes; keep one key open in every row, or fill with a "
+    "large negative number and not with -inf"
+)
+OTHER = "value that is not finite"
+OTHER_WHAT = "an operation gives NaN or infinity from numbers that are finite"
+OTHER_FIX = "look at the numbers that this line is given: a division by 0, a root or logarithm below 0, or an overflow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """The first operation that gave a value that is no number.
+
+    Attributes:
+        operation: its name, ``"softmax"``.
+        line: ``file:line`` of the user's code.
+        gives: ``NaN`` or ``infinity``.
+        hidden: a softmax over a row that is -inf everywhere.
+    """
+
+    operation: str
+    line: str
+    gives: str
+    hidden: bool
+
+    def __str__(self) -> str:
+        return f"{self.operation} at {self.line} gives {self.gives}"
+
+
+class FirstBroken(TorchFunctionMode):
+    """Watches a pass: ``with FirstBroken() as watch: model(**inputs)``.
+
+    A mask of -inf is a value that somebody wrote: what counts is the first NaN, or the first infinity that was made of
+    finite numbers by something else than a filling.
+
+    Attributes:
+        first: what was found, or None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Broken | None = None
+        self._rests = False
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Within it nothing is watched: what happens there is none of the model's."""
+        self._rests, before = True, self._rests
+        try:
+            yield
+        finally:
+            self._rests = before
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # whatever torch's function gives
+        result = func(*args, **(kwargs or {}))
+        if self._rests or (self.first is not None and self.first.gives == "NaN"):
+            return result
+        made = [one for one in tree_leaves(result) if _floats(one)]
+        given = [one for one in tree_leaves((args, dict(kwargs or {}))) if _floats(one)]
+        name = getattr(func, "__name__", "")
+        if any(bool(torch.isnan(one).any()) for one in made):
+            if not any(bool(torch.isnan(one).any()) for one in given):
+                hidden = _hidden(name, given)
+                name = "softmax" if hidden and name in _SHOWING else name
+                self.first = Broken(operation=name, line=current_line(), gives="NaN", hidden=hidden)
+        elif self.first is None and not any(one in name for one in _FILLS):
+            endless = any(bool(torch.isposinf(one).any()) for one in made)
+            if endless and given and all(bool(torch.isfinite(one).all()) for one in given):
+                self.first = Broken(operation=name, line=current_line(), gives="infinity", hidden=False)
+        return result
+
+
+_FILLS = ("fill", "full", "where", "masked", "tensor", "zeros", "ones", "to", "__setitem__")
+
+
+_SHOWING = ("amax", "sub", "__sub__")
+"""By what scores are shown, just before the softmax."""
+
+
+def _floats(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
+
+
+def _hidden(name: str, given: list[Tensor]) -> bool:
+    """Whether it is a softmax, or the attention that has one inside, of which no key of some row is left."""
+    if name.rstrip("_") in SOFTMAX or name in _SHOWING:
+        return any(bool(torch.isneginf(one).all(-1).any()) for one in given)
+    return name in ("scaled_dot_product_attention", "multi_head_attention_forward")

@@ -1,0 +1,449 @@
+"""The trials: batches of every kind that a model's arguments allow, made from one batch, the config and a seed.
+
+They are varied one property at a time: lengths (also around every number that the config holds), rows in a batch,
+masks, segments, positions, token ids, and which optional arguments are given; then some properties in pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from porting.trials.scope import Kind
+from porting.verification.inputs import DECODER, Case
+from porting.verification.padding import DECODER_MASK, MASK
+
+IDS, SEGMENTS, POSITIONS, DECODER_IDS = "input_ids", "token_type_ids", "position_ids", "decoder_input_ids"
+
+LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 63, 64, 65)
+"""Short, odd, prime, and around powers of two."""
+
+BATCHES = (1, 2, 3, 9, 17)
+
+LENGTH, SHORT = 9, 5
+"""Tokens in the rows of a batch that is there for another property than its length."""
+
+WIDTHS = (3, 4, 8, 16, 32)
+"""Tokens in more rows that are masked."""
+
+WIDTH = 64
+"""Tokens in the rows that go through the vocabulary, at most."""
+
+POOL = 4096
+"""So many token ids are tried at most: the lowest, the highest, those around powers of two, and random ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One batch that both forwards are run on.
+
+    Attributes:
+        case: the batch, as the reference takes it.
+        kind: the property that it varies.
+        what: in words, ``"left padding"``.
+        past: it is longer than the model's own limit, so that an error on both sides is as right as equal numbers.
+    """
+
+    case: Case
+    kind: Kind
+    what: str
+    past: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is known of the model's inputs.
+
+    Attributes:
+        config: its fields under their usual names.
+        base: a batch that both sides take.
+        longest: the longest row that is made.
+        limit: the model's own limit; None where it has none.
+        optional: arguments that both sides may be called without.
+        positions: both sides take ``position_ids``.
+        internal: the port finds out by itself what is padding, from the token ids.
+        special: token ids that have a meaning.
+        mask_kinds: the mask may also be given as bool or as float: the port takes the reference's own.
+        given: the batches are somebody's own: only rows of them are tried, since nothing says what else is legal.
+    """
+
+    config: Mapping[str, object]
+    base: Mapping[str, Tensor]
+    longest: int
+    limit: int | None = None
+    optional: Collection[str] = ()
+    positions: bool = False
+    internal: bool = False
+    special: Sequence[int] = ()
+    mask_kinds: bool = True
+    given: bool = False
+
+
+def battery(model: Model, *, seed: int, tokens: int) -> list[Trial]:
+    """The trials for a model.
+
+    Args:
+        model: what is known of its inputs.
+        seed: of what is drawn.
+        tokens: they hold no more than this many tokens in all; those that come last are left out.
+    """
+    ids = model.base.get(IDS)
+    others = [name for name, one in model.base.items() if one.is_floating_point()]
+    if model.given:
+        made = list(_Signals(model, seed).rows())
+    elif ids is None or ids.is_floating_point() or others:
+        made = list(_Signals(model, seed).trials())
+    else:
+        made = list(_Rows(model, seed).trials())
+    kept, spent = [], 0
+    for one in made:
+        size = max((value.numel() for value in one.case.inputs.values() if not value.is_floating_point()), default=0)
+        if spent + size <= tokens:
+            kept.append(one)
+            spent += size
+    return kept
+
+
+@dataclass
+class _Rows:
+    """Batches of token ids."""
+
+    model: Model
+    seed: int
+    _generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(self.seed)
+        config = self.model.config
+        self._vocabulary = max(_number(config, "vocab_size", int(self.model.base[IDS].max()) + 1), 2)
+        self._padding = min(_number(config, "pad_token_id", 0), self._vocabulary - 1)
+        self._types = _number(config, "type_vocab_size", 0)
+        self._start = _number(config, "decoder_start_token_id", self._padding)
+        self._choices = self.model.base[IDS].shape[1] if self.model.base[IDS].ndim > 2 else 0  # [b c s]
+        self._end = self._ending()
+        self._masked = MASK in self.model.base
+        own = {self._padding} | ({self._end} if self._end is not None else set())
+        self._pool = torch.tensor([one for one in range(self._vocabulary) if one not in own] or [0])
+
+    def trials(self) -> Iterator[Trial]:
+        """All of them, those that differ most from one another first."""
+        longest = self.model.longest
+        usual, short = min(LENGTH, longest), min(SHORT, longest)
+        yield self._trial(Kind.ARGUMENTS, "arguments at their defaults", self._bare(self._ids(2, usual)))
+        yield from self._masks(usual)
+        yield from self._segments(usual)
+        yield from self._positions(usual)
+        for rows in BATCHES:
+            lengths = [max(short - place % short, 1) for place in range(rows)]
+            yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", self._padded(lengths))
+        yield from self._tokens(usual)
+        yield from self._arguments(usual)
+        yield from self._lengths()
+
+    def _ending(self) -> int | None:
+        """The token that each row of the base batch ends with, where that is its meaning."""
+        end = self.model.config.get("eos_token_id")
+        if not isinstance(end, int) or isinstance(end, bool) or not 0 <= end < self._vocabulary:
+            return None
+        ids = self.model.base[IDS].reshape(-1, self.model.base[IDS].shape[-1])
+        return end if bool(((ids == end).sum(1) == 1).all()) else None
+
+    def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor], *, past: bool = False) -> Trial:
+        shaped = {name: self._with_choices(one) for name, one in inputs.items()}
+        rows, width = inputs[IDS].shape
+        name = f"{rows} row{'s' if rows > 1 else ''} of {width} token{'s' if width > 1 else ''}, {what}"
+        return Trial(case=Case(name, shaped), kind=kind, what=what, past=past)
+
+    def _with_choices(self, value: Tensor) -> Tensor:
+        if not self._choices:
+            return value
+        places = torch.arange(len(value) * self._choices) % len(value)
+        return value[places].view(len(value), self._choices, value.shape[-1])
+
+    def _ids(self, rows: int, width: int) -> Tensor:
+        """Random tokens, none of them the padding's."""
+        drawn = self._pool[torch.randint(0, len(self._pool), (rows, width), generator=self._generator)]
+        return self._ended(drawn)
+
+    def _ended(self, ids: Tensor) -> Tensor:
+        if self._end is not None:
+            ids[:, -1] = self._end
+        return ids
+
+    def _bare(self, ids: Tensor) -> dict[str, Tensor]:
+        """Only what cannot be left out."""
+        return {name: one for name, one in self._given(ids).items() if name == IDS or name not in self.model.optional}
+
+    def _given(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """The arguments of the base batch for rows of these tokens."""
+        rows, width = ids.shape
+        made = {IDS: ids}
+        base = self.model.base
+        if self._masked:
+            made[MASK] = torch.ones_like(ids) if mask is None else mask
+        if SEGMENTS in base:
+            kinds = torch.arange(width)[None] * max(self._types, 1) // width
+            made[SEGMENTS] = kinds.expand(rows, -1).clone() * made.get(MASK, torch.ones_like(ids))
+        if POSITIONS in base:
+            made[POSITIONS] = torch.arange(width).expand(rows, -1).clone()
+        if DECODER_IDS in base:
+            length = min(max(3 * width // 4, 1), self.model.longest)
+            made |= self._decoded(rows, length)
+        return made
+
+    def _decoded(self, rows: int, length: int, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Rows for a decoder, which begin with its start token."""
+        ids = self._pool[torch.randint(0, len(self._pool), (rows, length), generator=self._generator)]
+        ids[:, 0] = min(self._start, self._vocabulary - 1)
+        if DECODER_MASK not in self.model.base:
+            return {DECODER_IDS: ids}
+        mask = torch.ones_like(ids) if mask is None else mask
+        return {DECODER_IDS: torch.where(mask == 0, self._padding, ids), DECODER_MASK: mask}
+
+    def _padded(self, lengths: Sequence[int]) -> dict[str, Tensor]:
+        """Rows of these lengths, padded at their ends where the model is told of it."""
+        width = max(lengths)
+        if not self._masked and not self.model.internal:
+            return self._given(self._ids(len(lengths), width))
+        mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+        return self._hidden(mask)
+
+    def _hidden(self, mask: Tensor) -> dict[str, Tensor]:
+        """Rows whose masked places hold the padding's token."""
+        ids = torch.where(mask == 0, self._padding, self._ids(*mask.shape))
+        if self._end is not None:
+            last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
+            ids[torch.arange(len(ids)), last] = self._end
+        return self._given(ids, mask)
+
+    def _masks(self, width: int) -> Iterator[Trial]:
+        if not self._masked:
+            return
+        kinds = dict(_masks(width, self._generator))
+        for what, mask in kinds.items():
+            yield self._trial(Kind.MASK, what, self._hidden(mask))
+        for other in WIDTHS:  # a mask and a length together
+            for what, mask in _masks(other, self._generator) if other <= self.model.longest else ():
+                if what in {"right padding", "left padding", "gaps"}:
+                    yield self._trial(Kind.MASK, f"{what} in rows of {other}", self._hidden(mask))
+        if self.model.internal:
+            return
+        right = kinds.get("right padding")
+        if right is not None:
+            ids = self._ids(*right.shape)
+            yield self._trial(Kind.MASK, "masked places that hold ordinary tokens", self._given(ids, right))
+        kept = self._ids(3, width)
+        kept[1, width // 2] = kept[2, 0] = self._padding
+        yield self._trial(Kind.MASK, "the padding's token where the mask keeps it", self._given(kept))
+        if not self.model.mask_kinds or right is None:
+            return
+        for dtype in (torch.bool, torch.float64):
+            given = self._hidden(right)
+            given |= {MASK: given[MASK].to(dtype)}
+            yield self._trial(Kind.MASK, f"a mask of {str(dtype).removeprefix('torch.')}", given)
+
+    def _segments(self, width: int) -> Iterator[Trial]:
+        if SEGMENTS not in self.model.base or not self._types:
+            return
+        third = torch.arange(width) * 3 // width
+        last = self._types - 1
+        kinds = {
+            "all of segment 0": torch.zeros(width, dtype=torch.long),
+            f"all of segment {last}": torch.full((width,), last),
+            f"segments 0 {last} 0": (third == 1).long() * last,
+            f"segments {last} 0": (third == 0).long() * last,
+            "random segments": torch.randint(0, self._types, (width,), generator=self._generator),
+        }
+        for what, kind in kinds.items():
+            given = self._given(self._ids(2, width)) | {SEGMENTS: kind.expand(2, -1).clone()}
+            yield self._trial(Kind.SEGMENTS, what, given)
+
+    def _positions(self, width: int) -> Iterator[Trial]:
+        if not self.model.positions:
+            return
+        plain = torch.arange(width)
+        most = self.model.longest - width
+        kinds = {"positions given": plain, "positions backwards": plain.flip(0)}
+        if most > 0:
+            kinds[f"positions from {min(most, 3)}"] = plain + min(most, 3)
+        kinds["positions that repeat"] = plain // 2
+        kinds["positions that differ from row to row"] = torch.stack([plain, plain.flip(0)])
+        for what, kind in kinds.items():
+            given = self._given(self._ids(2, width)) | {POSITIONS: kind.expand(2, -1).clone()}
+            yield self._trial(Kind.POSITIONS, what, given)
+        if self._masked and width > 2:
+            mask = dict(_masks(width, self._generator))["left padding"]
+            counted = (mask.cumsum(1) - 1).clamp_min(0)
+            yield self._trial(
+                Kind.POSITIONS,
+                "left padding and positions from the first token",
+                self._hidden(mask) | {POSITIONS: counted},
+            )
+
+    def _tokens(self, width: int) -> Iterator[Trial]:
+        """Repeated tokens, pairs, and rows that go through the vocabulary."""
+        pair = self._pool[torch.randint(0, len(self._pool), (2,), generator=self._generator)]
+        constant = self._pool[torch.tensor([0, -1, len(self._pool) // 2])][:, None].expand(-1, width).clone()
+        yield self._trial(Kind.TOKENS, "rows of one token", self._given(self._ended(constant)))
+        pairs = pair.repeat(width)[None, :width].clone()
+        yield self._trial(Kind.TOKENS, "a pair of tokens again and again", self._given(self._ended(pairs)))
+        half = self._ids(1, -(-width // 2))
+        yield self._trial(Kind.TOKENS, "a row twice over", self._given(self._ended(torch.cat([half, half], 1))))
+        every = self._every()
+        across = min(WIDTH, self.model.longest)
+        rows = -(-len(every) // across)
+        filled = torch.cat([every, every[: rows * across - len(every)]])
+        if len(filled) == rows * across:
+            for block in torch.split(filled.view(rows, across), 8):
+                yield self._trial(Kind.TOKENS, "rows through the vocabulary", self._given(self._ended(block.clone())))
+
+    def _every(self) -> Tensor:
+        """The token ids that are tried: all, or those where a mistake is likeliest and random ones."""
+        if self._vocabulary <= POOL:
+            return self._pool
+        powers = [2**power + shift for power in range(1, 40) for shift in (-1, 0, 1) if 2**power < self._vocabulary]
+        edges = [*range(128), *range(self._vocabulary - 128, self._vocabulary), *powers, *self.model.special]
+        drawn = torch.randperm(self._vocabulary, generator=self._generator)[: POOL // 8].tolist()
+        own = {self._padding, self._end}
+        known = [one for one in dict.fromkeys([*edges, *drawn]) if 0 <= one < self._vocabulary and one not in own]
+        return torch.tensor(known)
+
+    def _arguments(self, width: int) -> Iterator[Trial]:
+        """Without each optional argument, and without each two of them."""
+        given = [name for name in self.model.base if name in self.model.optional and name != IDS]
+        whole = self._padded([width, max(width - 2, 1), max(width // 2, 1)])
+        plain = self._given(self._ids(2, width))
+        for names in [*((name,) for name in given), *combinations(given, 2)]:
+            inputs = plain if MASK in names else whole
+            left = {name: one for name, one in inputs.items() if name not in names}
+            yield self._trial(Kind.ARGUMENTS, f"without {' and '.join(names)}", left)
+        if self._masked and SEGMENTS in self.model.base and not self.model.internal and width > 2:
+            mask = dict(_masks(width, self._generator)).get("left padding")
+            if mask is not None:
+                inputs = self._hidden(mask)
+                kinds = torch.randint(0, max(self._types, 1), mask.shape, generator=self._generator)
+                yield self._trial(Kind.ARGUMENTS, "left padding and random segments", inputs | {SEGMENTS: kinds})
+        if DECODER_MASK in self.model.base:
+            for what, mask in _masks(width, self._generator):
+                ids = self._ids(len(mask), width)
+                yield self._trial(
+                    Kind.MASK, f"{what} in the decoder", self._given(ids) | self._decoded(len(mask), width, mask)
+                )
+        if DECODER_IDS in self.model.base:
+            for length in (1, 2, min(self.model.longest, WIDTH)):
+                inputs = self._given(self._ids(2, width)) | self._decoded(2, length)
+                yield self._trial(Kind.LENGTH, f"{length} tokens for the decoder", inputs)
+
+    def _lengths(self) -> Iterator[Trial]:
+        """One row of each length, around the config's numbers as well, and one past the limit."""
+        longest = self.model.longest
+        numbers = [near for number in integers(self.model.config) for near in (number - 1, number, number + 1)]
+        wanted = dict.fromkeys([*LENGTHS, *sorted(numbers), longest - 1, longest])
+        for length in wanted:
+            if 1 <= length <= longest:
+                inputs = self._given(self._ids(1, length))
+                yield self._trial(Kind.LENGTH, f"length {length}", inputs)
+        limit = self.model.limit
+        if limit is not None and limit == longest:
+            inputs = self._given(self._ids(1, limit + 1))
+            yield self._trial(Kind.LENGTH, f"length {limit + 1}, one past the limit", inputs, past=True)
+
+
+@dataclass
+class _Signals:
+    """Batches of pictures or sounds, with or without tokens beside them."""
+
+    model: Model
+    seed: int
+
+    def trials(self) -> Iterator[Trial]:
+        """Other batch sizes, and values at the range, beyond it and at zero."""
+        yield from self.rows()
+        generator = torch.Generator().manual_seed(self.seed)
+        base = self.model.base
+        signals = [name for name, one in base.items() if one.is_floating_point()]
+        most = max((len(one) for one in base.values() if one.ndim), default=1)
+        changes: dict[str, Callable[[Tensor], Tensor]] = {
+            "new values": lambda one: torch.randn(one.shape, dtype=one.dtype, generator=generator),
+            "zeros": torch.zeros_like,
+            "ones": torch.ones_like,
+            "values of the other sign": torch.neg,
+            "values ten times as large": lambda one: 10 * one,
+            "values a hundred times as small": lambda one: one / 100,
+        }
+        for what, change in changes.items() if signals else ():
+            two = _rows(base, torch.arange(2) % most)
+            yield self._trial(Kind.VALUES, what, two | {name: change(two[name]) for name in signals})
+        for name in base:
+            if name in self.model.optional:
+                left = {other: one for other, one in base.items() if other != name}
+                yield self._trial(Kind.ARGUMENTS, f"without {name}", left)
+        if DECODER_IDS in base and base[DECODER_IDS].shape[-1] > 1:
+            for length in dict.fromkeys((1, 2, base[DECODER_IDS].shape[-1] - 1)):
+                cut = {name: one[..., :length] for name, one in base.items() if name.startswith(DECODER)}
+                yield self._trial(Kind.LENGTH, f"{length} tokens for the decoder", {**base, **cut})
+
+    def rows(self) -> Iterator[Trial]:
+        """Some rows of the batch, by themselves and in another order, where all its tensors have the same rows."""
+        base = self.model.base
+        counts = {len(one) if one.ndim else 0 for one in base.values()}
+        if len(counts) != 1 or counts == {0}:
+            return
+        most = counts.pop()
+        for rows in (1, 2, 3):
+            places = torch.arange(rows) % most
+            yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", _rows(base, places))
+        yield self._trial(Kind.BATCH, "the same row twice", _rows(base, torch.zeros(2, dtype=torch.long)))
+        yield self._trial(Kind.BATCH, "rows in another order", _rows(base, torch.arange(most).flip(0)))
+
+    def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor]) -> Trial:
+        return Trial(case=Case(what, dict(inputs)), kind=kind, what=what)
+
+
+def _rows(inputs: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
+    most = max((len(one) for one in inputs.values() if one.ndim), default=1)
+    return {name: one[places] if one.ndim and len(one) == most else one for name, one in inputs.items()}
+
+
+def _masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    """Masks of rows, 1 = attend; each keeps a place in every row but the last one's."""
+    yield "no padding", torch.ones(2, width, dtype=torch.long)
+    if width < 3:  # too short to be padded on either side
+        return
+    places = torch.arange(width)
+    lengths = torch.tensor([width, width - 2, max(width // 2, 1), 1])[:, None]
+    yield "right padding", (places < lengths).long()
+    yield "left padding", (places >= width - lengths).long()
+    gaps = torch.ones(3, width, dtype=torch.long)
+    gaps[0, width // 2] = 0
+    gaps[1, 1::2] = 0
+    gaps[2, 1:-1] = 0
+    yield "gaps", gaps
+    drawn = torch.randint(0, 2, (4, width), generator=generator)
+    drawn[torch.arange(4), torch.randint(0, width, (4,), generator=generator)] = 1
+    yield "random masks", drawn
+    hidden = torch.ones(3, width, dtype=torch.long)
+    hidden[1] = 0
+    yield "a row that is all padding", hidden
+
+
+def integers(config: Mapping[str, object]) -> list[int]:
+    """The whole numbers of a config, also those of its parts, that may be a length at which something turns."""
+    found: dict[int, None] = {}
+    for value in config.values():
+        parts = value if isinstance(value, list | tuple) else [value]
+        for one in parts:
+            if isinstance(one, Mapping):
+                found |= dict.fromkeys(integers(one))
+            elif isinstance(one, int) and not isinstance(one, bool) and one > 1:
+                found[one] = None
+    return list(found)
+
+
+def _number(config: Mapping[str, object], name: str, default: int) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default

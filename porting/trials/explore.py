@@ -1,0 +1,184 @@
+"""All trials of a port, one after the other, and the scope that they give a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from porting.notation.table import Table
+from porting.tracing.faults import VerifyError
+from porting.tracing.measure import error
+from porting.tracing.running import Side
+from porting.tracing.trace import ARROW, Point, select
+from porting.trials.battery import IDS, Model, Trial, battery
+from porting.trials.purity import impurities
+from porting.trials.run import MakeSide, returned_only, run_trial, to_place
+from porting.trials.scope import Impurity, Kind, NotRun, Result, Returned, Scope, Status, of_kind
+from porting.verification.inputs import Case
+from porting.verification.padding import MASK
+from porting.verification.pairing import pair
+
+PLACED = 3
+"""Of so many differing trials it is looked for where they begin to differ."""
+
+PASSES = 6
+"""The trials take so many times the tokens of the batches that every probe sees."""
+
+STATES = 6
+"""So many of the shortest batches are each run after each other one."""
+
+SMALL, LEAST = 30_000_000, 8_000
+"""A model of fewer numbers is tried on so many tokens at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explored:
+    """What the trials came to.
+
+    Attributes:
+        scope: what was run.
+        cases: batches that differ, to be run again with all probes.
+    """
+
+    scope: Scope
+    cases: tuple[Case, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Explorer:
+    """Runs the trials.
+
+    Attributes:
+        table: with the probes of what is returned.
+        sizes: of indices, from the table's [sizes].
+        reference, port: make the sides in float64.
+        plain: makes the port in a fresh copy in its working dtype.
+        dtype: that dtype.
+        tolerance: what outputs may differ by in float64, relative to scale.
+        plainly: neither side cast to less than float64 so far.
+        seed: of what is drawn.
+        tell: called with how many trials are done, of how many.
+    """
+
+    table: Table
+    sizes: Mapping[str, int]
+    reference: MakeSide
+    port: MakeSide
+    plain: Callable[[Sequence[Case]], Side]
+    dtype: torch.dtype
+    tolerance: float
+    plainly: bool
+    seed: int
+    tell: Callable[[int, int], None] = field(default=lambda done, total: None)
+
+    def explore(self, model: Model, cases: Sequence[Case], returned: Returned, module: nn.Module) -> Explored:
+        """Run all trials.
+
+        Args:
+            model: what is known of the inputs.
+            cases: the batches that every probe sees.
+            returned: how the outputs were paired.
+            module: the port, for its size.
+        """
+        table = returned_only(self.table)
+        if not table.compared:
+            return Explored(scope=Scope(returned=returned))
+        spent = sum(_tokens(case.inputs) for case in cases)
+        numbers = sum(one.numel() for one in module.parameters())
+        budget = max(PASSES * spent, LEAST if numbers < SMALL else 0)
+        trials = battery(model, seed=self.seed, tokens=budget)
+        table_only = replace(self, table=table)
+        results = []
+        for number, trial in enumerate(trials):
+            self.tell(number, len(trials))
+            results.append(table_only._tried(trial))
+        found = self._pure(trials, results, table)
+        scope = _scope(model, cases, trials, results)
+        scope = replace(
+            scope,
+            returned=returned,
+            impurities=tuple(found),
+            ways=("no_grad", "inference_mode", "gradients on", "called again"),
+        )
+        return Explored(scope=scope, cases=tuple(to_place(results, trials, PLACED)))
+
+    def _tried(self, trial: Trial) -> Result:
+        return run_trial(trial, self.table, self.sizes, self.reference, self.port, self.tolerance, plainly=self.plainly)
+
+    def _pure(self, trials: Sequence[Trial], results: Sequence[Result], table: Table) -> list[Impurity]:
+        """In which ways the port is impure, on an unpadded batch and on padded ones that both sides take."""
+        done = [(trial, one) for trial, one in zip(trials, results, strict=True) if not trial.past]
+        taken = [trial.case for trial, one in done if one.status is Status.SAME]
+        plain = [case for case in taken if bool((case.inputs.get(MASK, torch.ones(1)) != 0).all())][:1]
+        padded = [
+            trial.case
+            for trial, one in zip(trials, results, strict=True)
+            if one.status is Status.SAME and one.what in {"right padding", "left padding"}
+        ]
+        others = [case for case in taken if plain and case is not plain[0]][:1]
+        if not plain:
+            return []
+        cases = [plain[0], _reversed(plain[0]), *(padded or others)]
+        exact: list[tuple[Mapping[Point, Tensor], Mapping[str, Tensor]]] = []
+        for case in cases:
+            side = self.reference(case)
+            exact.append((side.record(0), side.arguments[0]))
+        names = {point for rule in table.compared for point in [str(rule.targets[0].key)]}
+
+        def judge(case: int, output: object) -> float:
+            theirs, given = exact[case]
+            ours = {point: one for point in names if (one := select(output, point.partition(ARROW)[2])) is not None}
+            shapes = [{point: tuple(one.shape) for point, one in some.items()} for some in (theirs, ours)]
+            try:
+                pairing = pair(table, shapes[0], shapes[1], self.sizes)
+            except VerifyError:
+                return torch.inf
+            values = {point: ours[point].double() for point in pairing.pairs}
+            return max(
+                error(values[point], one.anchor(theirs, given, values[point])).largest
+                for point, one in pairing.pairs.items()
+            )
+
+        lengths = [trial.case for trial, one in done if trial.kind is Kind.LENGTH and one.status is Status.SAME]
+        return impurities(lambda: self.plain(cases), self.dtype, judge, self.plain(lengths[:STATES] or cases[:1]))
+
+
+def _reversed(case: Case) -> Case:
+    """A batch of the same shapes with other contents: its rows, and the tokens in them, in the reverse order."""
+    return Case(f"{case.name}, reversed", {name: one.flip(*range(one.ndim)) for name, one in case.inputs.items()})
+
+
+def _tokens(inputs: Mapping[str, Tensor]) -> int:
+    return max((one.numel() for one in inputs.values() if not one.is_floating_point()), default=0)
+
+
+def _scope(model: Model, cases: Sequence[Case], trials: Sequence[Trial], results: Sequence[Result]) -> Scope:
+    """What ran with equal results, and what did not run."""
+    same = [(trial, one) for trial, one in zip(trials, results, strict=True) if one.status is Status.SAME]
+    ran = [*(case.inputs for case in cases), *(trial.case.inputs for trial, _ in same if not trial.past)]
+    ids = [inputs[IDS] for inputs in ran if IDS in inputs and not inputs[IDS].is_floating_point()]
+    seen = {token for one in ids for token in one.flatten().tolist()}
+    size = model.config.get("vocab_size")
+    failed = [one for one in results if one.status is Status.PORT_FAILED]
+    not_run = [NotRun(what=one.what, why=f"your model fails: {one.said}") for one in failed]
+    past = [one for trial, one in zip(trials, results, strict=True) if trial.past]
+    not_run += [
+        NotRun(what=one.what, why="the reference refuses it, and your model computes something")
+        for one in past
+        if one.status is Status.REFERENCE_FAILED
+    ]
+    return Scope(
+        lengths=tuple(sorted({int(one.shape[-1]) for one in ids})),
+        rows=tuple(sorted({one.shape[:-1].numel() for one in ids} or {len(next(iter(one.values()))) for one in ran})),
+        masks=of_kind(results, Kind.MASK),
+        segments=of_kind(results, Kind.SEGMENTS),
+        positions=of_kind(results, Kind.POSITIONS),
+        arguments=of_kind(results, Kind.ARGUMENTS),
+        values=of_kind(results, Kind.VALUES),
+        tokens=(len(seen), size if isinstance(size, int) else 0),
+        not_run=tuple(not_run),
+        results=tuple(results),
+    )

@@ -1,0 +1,225 @@
+"""Whether a port is a pure function of its inputs: run as its users run it, with nothing in the way.
+
+A batch is run, another one, the first again, in a fresh copy, with gradients on and in inference mode: each gives the
+same numbers.  Inputs come back as they were, outputs that are held do not change, weights stay, nothing is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from porting.target import named_tensors
+from porting.tracing.faults import VerifyError
+from porting.tracing.running import Side
+from porting.tracing.trace import leaves
+from porting.trials.scope import Impurity, ImpurityKind
+
+ROUNDING = 4096
+"""So many units in the last place two modes of running may be apart, relative to scale: they may take other kernels."""
+
+FURTHER = 4.0
+"""So many times further from the reference than in another mode is more than rounding."""
+
+REPEATED = 64
+"""So many, two runs of the same batch in the same mode."""
+
+
+Judge = Callable[[int, object], float]
+"""How far what a pass returned in a case is from the reference, relative to scale, at places that are no padding."""
+
+
+def impurities(make: Callable[[], Side], dtype: torch.dtype, judge: Judge, short: Side) -> list[Impurity]:
+    """Run a port in every way and say where it is not pure.
+
+    Args:
+        make: gives the port with its cases, each time in a fresh copy that was never called; no row of the first case
+            is padded.
+        dtype: of its weights.
+        judge: measures an output.
+        short: the port with short batches of different shapes, each of which is run after each other one.
+    """
+    side, other = make(), make()
+    last = min(len(side.arguments) - 1, 1)
+    units = torch.finfo(dtype).eps
+    before = _digests(side.module)
+    found: list[Impurity] = []
+    try:
+        with generators() as drawn:
+            first = _run(side, 0)
+        kept = {name: one.clone().detach() for name, one in first.items()}
+        held = {name: one for name, one in first.items() if not one.is_inference()}
+        again = _run(side, 0)
+        repeated = apart(kept, again)
+        if drawn:
+            found.append(Impurity(kind=ImpurityKind.RANDOM, detail=", ".join(drawn), size=repeated or None))
+        if repeated > REPEATED * units:
+            if not drawn:
+                found.append(Impurity(kind=ImpurityKind.REPEATED, size=repeated))
+            return [*found, *_written(side, before)]
+        _run(side, last)
+        if (far := apart({name: kept[name] for name in held}, held)) > 0:
+            found.append(Impurity(kind=ImpurityKind.HELD, size=far))
+        far = _in_any_order(short)
+        if far > REPEATED * units:
+            found.append(Impurity(kind=ImpurityKind.STATE, size=far))
+        for kind, values, most in (
+            (ImpurityKind.STATE, _run(side, 0), REPEATED),
+            (ImpurityKind.FRESH, _after_another(other, last), REPEATED),
+        ):
+            far = apart(kept, values)
+            if far > most * units:
+                found.append(Impurity(kind=kind, size=far))
+    except VerifyError as failure:
+        found.append(Impurity(kind=ImpurityKind.FAILS, detail=_said("after another call", failure)))
+        return [*found, *_written(side, before)]
+    return [*found, *_in_other_modes(side, judge, units), *_written(side, before)]
+
+
+def _in_other_modes(side: Side, judge: Judge, units: float) -> Iterator[Impurity]:
+    """Differences between the ways in which users run a model: without gradients, with them, in inference mode."""
+    modes: tuple[tuple[ImpurityKind, Callable[[], AbstractContextManager[object]]], ...] = (
+        (ImpurityKind.GRADIENTS, torch.enable_grad),
+        (ImpurityKind.INFERENCE, torch.inference_mode),
+    )
+    numbers = range(len(side.arguments))
+    seen = max(judge(case, side.outputs(case, around=_looked_into)) for case in numbers)
+    usual = max(judge(case, side.outputs(case)) for case in numbers)
+    if usual > ROUNDING * units and usual > FURTHER * seen:
+        yield Impurity(kind=ImpurityKind.PLAIN, size=usual)
+    for kind, mode in modes:
+        try:
+            far = max(judge(case, side.outputs(case, around=mode)) for case in numbers)
+        except VerifyError as failure:
+            name = "with gradients on" if kind is ImpurityKind.GRADIENTS else "in inference mode"
+            yield Impurity(kind=ImpurityKind.FAILS, detail=_said(name, failure))
+            continue
+        if far > ROUNDING * units and far > FURTHER * usual:
+            yield Impurity(kind=kind, size=far)
+
+
+class _Look(TorchFunctionMode):
+    """Keeps torch from its fused fast paths, as every look into a pass does."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:  # whatever torch's function gives
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _looked_into() -> Iterator[None]:
+    with torch.no_grad(), _Look():
+        yield
+
+
+def _in_any_order(side: Side) -> float:
+    """How far the outputs of a batch are from one another when it is run after each of the others."""
+    first = [
+        {name: one.clone().detach() for name, one in _run(side, case).items()} for case in range(len(side.arguments))
+    ]
+    worst = 0.0
+    for case, other in product(range(len(first)), repeat=2):
+        _run(side, case)
+        worst = max(worst, apart(first[other], _run(side, other)))
+    return worst
+
+
+def _said(way: str, failure: VerifyError) -> str:
+    return f"{way}: {failure.faults[0].message.rpartition(']: ')[2]}"
+
+
+def _after_another(side: Side, last: int) -> dict[str, Tensor]:
+    """A fresh copy that was called on the other batch first."""
+    if last:
+        _run(side, last)
+    return _run(side, 0)
+
+
+def _run(
+    side: Side, case: int, around: Callable[[], AbstractContextManager[object]] = torch.no_grad
+) -> dict[str, Tensor]:
+    return {name: one for name, one in leaves(side.outputs(case, around=around)).items() if one.is_floating_point()}
+
+
+def apart(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    """The largest difference of outputs of the same names, relative to scale; infinite where they are not the same."""
+    if set(some) != set(others):
+        return math.inf
+    worst = 0.0
+    for name, one in some.items():
+        other = others[name].detach()
+        if one.shape != other.shape:
+            return math.inf
+        first, second = one.detach().double().nan_to_num(), other.double().nan_to_num()
+        if first.numel() and not torch.equal(first, second):
+            worst = max(worst, float((first - second).abs().max() / first.abs().max().clamp_min(1e-30)))
+    return worst
+
+
+def _written(side: Side, before: Mapping[str, int]) -> Iterator[Impurity]:
+    for name in side.written:
+        yield Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name)
+    after = _digests(side.module)
+    changed = [name for name, one in before.items() if after.get(name) != one]
+    if changed:
+        yield Impurity(kind=ImpurityKind.WRITES_WEIGHTS, detail=", ".join(changed[:3]))
+
+
+def _digests(module: nn.Module) -> dict[str, int]:
+    """A number for each parameter and persistent buffer that changes with any of its bits, as good as always."""
+    return {name: _digest(one.detach()) for name, one in named_tensors(module) if not one.is_meta}
+
+
+def _digest(value: Tensor) -> int:
+    flat = value.cpu().contiguous().view(-1)
+    if flat.numel() == 0:
+        return 0
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(flat.element_size())
+    whole = flat.view(bits) if bits is not None and not flat.is_complex() else flat.view(torch.uint8)
+    weights = torch.arange(1, 1 + 997, dtype=torch.int64)
+    total = int(whole.sum(dtype=torch.int64))
+    head = whole[: 997 * (len(whole) // 997)].view(-1, 997).sum(0, dtype=torch.int64) if len(whole) >= 997 else whole
+    return total ^ int((head.long() * weights[: len(head)]).sum())
+
+
+@contextmanager
+def generators() -> Iterator[list[str]]:
+    """Within it, random numbers that are drawn are noted.
+
+    Yields:
+        The generators that were drawn from, when it is over.
+    """
+    drawn: list[str] = []
+    system: list[str] = []
+    numpy: Any = sys.modules.get("numpy")  # its types are not needed for what is read here
+    state, python = torch.get_rng_state(), random.getstate()
+    array = None if numpy is None else numpy.random.get_state()
+    urandom, inside = os.urandom, random._urandom  # type: ignore[attr-defined]  # what SystemRandom and secrets draw by
+
+    def told(size: int) -> bytes:
+        system.append("os.urandom")
+        return urandom(size)
+
+    os.urandom = random._urandom = told  # type: ignore[attr-defined]  # as above
+    try:
+        yield drawn
+    finally:
+        os.urandom, random._urandom = urandom, inside  # type: ignore[attr-defined]  # as above
+        drawn += [] if torch.equal(state, torch.get_rng_state()) else ["torch"]
+        drawn += [] if python == random.getstate() else ["random"]
+        if array is not None:
+            now = numpy.random.get_state()
+            same = array[2] == now[2] and bool((array[1] == now[1]).all())
+            drawn += [] if same else ["numpy.random"]
+        drawn += ["os.urandom"] if system else []

@@ -1,0 +1,130 @@
+"""Running the trials: both forwards on each batch in float64, what they return compared, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from porting.notation.table import Table
+from porting.tracing.faults import VerifyError
+from porting.tracing.measure import error, finite
+from porting.tracing.running import Side
+from porting.tracing.trace import ARROW, INNER, ROOT, Point, select, split
+from porting.trials.battery import Trial
+from porting.trials.scope import Kind, Result, Status
+from porting.verification.compare import kept
+from porting.verification.inputs import Case
+from porting.verification.pairing import pair
+
+MakeSide = Callable[[Case], Side]
+"""Makes one side in float64, ready to run one case."""
+
+
+def returned_only(table: Table) -> Table:
+    """The table with the probes of what the port returns alone."""
+    given = [rule for rule in table.probes if rule.targets[0].output not in INNER]
+    return replace(table, probes=tuple(rule for rule in given if str(rule.targets[0].name) == ROOT))
+
+
+def run_trial(
+    trial: Trial,
+    table: Table,
+    sizes: Mapping[str, int],
+    reference: MakeSide,
+    port: MakeSide,
+    tolerance: float,
+    *,
+    plainly: bool = False,
+) -> Result:
+    """Run both forwards on one batch and compare what they return.
+
+    Args:
+        trial: the batch.
+        table: with the probes of what is returned: see :func:`returned_only`.
+        sizes: of indices, from the table's [sizes].
+        reference, port: make the sides in float64.
+        tolerance: what outputs may differ by, relative to scale.
+        plainly: neither side is known to cast to less than float64, so nothing has to watch for it; what differs is
+            run again with casts taken out.
+    """
+    inputs = trial.case.inputs
+    rows, length = _extent(inputs)
+
+    def result(status: Status, difference: float | None = None, said: str = "") -> Result:
+        return Result(
+            kind=trial.kind,
+            what=trial.what,
+            batch=trial.case.name,
+            status=status,
+            difference=difference,
+            rows=rows,
+            length=length,
+            said=said,
+        )
+
+    failed = ""
+    theirs: dict[Point, Tensor] = {}
+    try:
+        side = reference(trial.case)
+        theirs = _outputs(side, plainly=plainly)
+        given = side.arguments[0]
+        theirs = {point: one for point, one in theirs.items() if finite(kept(one, given, point))}
+    except VerifyError as error_:
+        failed = _reason(error_)
+    if not theirs and not trial.past:
+        return result(Status.REFERENCE_FAILED, said=failed or "some of its values are not numbers")
+    try:
+        ours = _outputs(port(trial.case), plainly=plainly)
+    except VerifyError as error_:
+        same = trial.past and not theirs
+        return result(Status.SAME if same else Status.PORT_FAILED, said=_reason(error_))
+    if not theirs:
+        return result(Status.REFERENCE_FAILED, said=failed)
+    try:
+        pairing = pair(table, _shapes(theirs), _shapes(ours), sizes)
+    except VerifyError as error_:
+        return result(Status.DIFFERS, torch.inf, said=_reason(error_))
+    worst = 0.0
+    for point, one in pairing.pairs.items():
+        worst = max(worst, error(ours[point], one.anchor(theirs, given, ours[point])).largest)
+    if worst > tolerance and plainly:
+        return run_trial(trial, table, sizes, reference, port, tolerance)
+    return result(Status.DIFFERS if worst > tolerance else Status.SAME, worst)
+
+
+def _outputs(side: Side, *, plainly: bool) -> dict[Point, Tensor]:
+    """What a side returns, and what else of it is compared with the other's outputs."""
+    if not plainly or any(point.partition(ARROW)[0] != ROOT for point in side.wanted):
+        return side.record(0)
+    output = side.outputs(0, lifting=False)
+    found = {point: select(output, point.partition(ARROW)[2]) for point in side.wanted}
+    return {point: one.detach() for point, one in found.items() if one is not None}
+
+
+def _reason(failure: VerifyError) -> str:
+    """A failure without the list of the arguments."""
+    return failure.faults[0].message.rpartition("]: ")[2]
+
+
+def _shapes(trace: Mapping[Point, Tensor]) -> dict[Point, tuple[int, ...]]:
+    return {point: tuple(one.shape) for point, one in trace.items() if split(point)[1] == 1}
+
+
+def _extent(inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Rows and tokens of a batch; without tokens the length is 0."""
+    ids = [one for one in inputs.values() if not one.is_floating_point() and one.ndim > 1]
+    rows = max((len(one) for one in inputs.values() if one.ndim), default=0)
+    return rows, max((one.shape[-1] for one in ids), default=0)
+
+
+def to_place(results: Sequence[Result], trials: Sequence[Trial], most: int) -> list[Case]:
+    """The batches of differing trials that are run again with all probes, to find where: small ones, of each kind."""
+    differing = [(one, trial) for one, trial in zip(results, trials, strict=True) if one.status is Status.DIFFERS]
+    differing.sort(key=lambda pair: pair[0].rows * max(pair[0].length, 1))
+    chosen: dict[Kind, Case] = {}
+    for one, trial in differing:
+        chosen.setdefault(one.kind, trial.case)
+    return list(chosen.values())[:most]

@@ -1,0 +1,181 @@
+"""What a verdict covers, as data: what was run and compared, what came of it, and what was not run and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from porting.tracing.trace import Point
+
+
+class Kind(StrEnum):
+    """The property that a trial varies."""
+
+    LENGTH = "length"
+    BATCH = "batch"
+    MASK = "mask"
+    SEGMENTS = "segments"
+    POSITIONS = "positions"
+    TOKENS = "token ids"
+    ARGUMENTS = "arguments"
+    VALUES = "values"
+
+
+class Status(StrEnum):
+    """What came of a trial."""
+
+    SAME = "same"
+    DIFFERS = "differs"
+    PORT_FAILED = "your model failed"
+    REFERENCE_FAILED = "the reference failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of one trial.
+
+    Attributes:
+        kind: the property that it varied.
+        what: in words.
+        batch: the batch, in words.
+        status: what came of it.
+        difference: the largest difference of an output, relative to its scale; None where nothing was compared.
+        rows, length: of the batch.
+        said: why a side failed, in one line; empty where none did.
+    """
+
+    kind: Kind
+    what: str
+    batch: str
+    status: Status
+    difference: float | None = None
+    rows: int = 0
+    length: int = 0
+    said: str = ""
+
+
+class ImpurityKind(StrEnum):
+    """In which way a port is not a pure function of its inputs."""
+
+    WRITES_INPUTS = "writes to its inputs"
+    WRITES_WEIGHTS = "changes its weights or buffers"
+    STATE = "gives other numbers after other calls"
+    REPEATED = "gives other numbers in the same call"
+    FRESH = "gives other numbers in a fresh copy"
+    HELD = "changes outputs that it returned before"
+    GRADIENTS = "gives other numbers with gradients on"
+    INFERENCE = "gives other numbers in inference mode"
+    PLAIN = "gives other numbers when nothing looks into it, as in torch's fast paths"
+    FAILS = "fails in a way of running it"
+    RANDOM = "draws random numbers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impurity:
+    """One way in which a port is impure.
+
+    Attributes:
+        kind: which.
+        detail: the argument, the weight or the generator; empty where there is nothing to name.
+        size: by how much the outputs are apart, relative to their scale; None where that is not the point.
+    """
+
+    kind: ImpurityKind
+    detail: str = ""
+    size: float | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether it takes the verdict away: draws that change no number do not, nor does a way that is refused."""
+        return self.kind is not ImpurityKind.FAILS and (self.kind is not ImpurityKind.RANDOM or bool(self.size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returned:
+    """How the outputs of the two forwards were paired.
+
+    Attributes:
+        pairs: the port's output -> the reference's point that it is compared with.  The port's lone tensor is "output".
+        alone: outputs of the port that nothing of the reference's has the shape and the value of.
+        missing: outputs of the reference that the port does not return.
+        given: the table's own probes compare the port's outputs.
+    """
+
+    pairs: Mapping[str, Point]
+    alone: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    given: bool = False
+
+    @property
+    def compared(self) -> bool:
+        """Whether anything that the port returns is compared."""
+        return bool(self.pairs) or self.given
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotRun:
+    """Something that a user may do and that was not compared.
+
+    Attributes:
+        what: in words.
+        why: in words.
+    """
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What was run and compared.
+
+    Attributes:
+        mode: ``"eval"``, and with gradients ``"eval, gradients"``.
+        dtypes: ``"float64"`` and the working dtypes.
+        lengths: of the rows, in tokens, ascending.
+        rows: batch sizes, ascending.
+        masks, segments, positions, arguments, values: the kinds of them that ran with equal results.
+        tokens: how many different token ids occurred, of how many.
+        ways: how the model was called: ``"no_grad"``, ``"inference_mode"``, ``"gradients on"``, ``"twice"``.
+        returned: how the outputs were paired.
+        not_run: what was not run, and why.
+        results: what came of each trial.
+        impurities: in which ways the port is not a pure function of its inputs.
+    """
+
+    mode: str = "eval"
+    dtypes: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    masks: tuple[str, ...] = ()
+    segments: tuple[str, ...] = ()
+    positions: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    tokens: tuple[int, int] = (0, 0)
+    ways: tuple[str, ...] = ()
+    returned: Returned | None = None
+    not_run: tuple[NotRun, ...] = ()
+    results: tuple[Result, ...] = ()
+    impurities: tuple[Impurity, ...] = ()
+
+    @property
+    def differing(self) -> tuple[Result, ...]:
+        """The trials on which what is returned differs."""
+        return tuple(one for one in self.results if one.status is Status.DIFFERS)
+
+    @property
+    def failed(self) -> tuple[Result, ...]:
+        """The trials that the port fails on and the reference does not."""
+        return tuple(one for one in self.results if one.status is Status.PORT_FAILED)
+
+    @property
+    def impure(self) -> tuple[Impurity, ...]:
+        """The impurities that change what is computed, or what others see."""
+        return tuple(one for one in self.impurities if one.differs)
+
+
+def of_kind(results: Sequence[Result], kind: Kind) -> tuple[str, ...]:
+    """What was run of one property with equal results."""
+    return tuple(dict.fromkeys(one.what for one in results if one.kind is kind and one.status is Status.SAME))

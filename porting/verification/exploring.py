@@ -1,0 +1,136 @@
+"""The trials of one verification: what they need of its two sides, its table and its batches."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from porting.notation.rule import MASK_KINDS
+from porting.notation.table import Table
+from porting.tracing.measure import LEAKED, MEANING
+from porting.tracing.running import Clock, Side
+from porting.tracing.trace import ARROW, INNER, ROOT
+from porting.trials.battery import POSITIONS, Model
+from porting.trials.explore import Explored, Explorer
+from porting.trials.run import returned_only
+from porting.trials.scope import Returned, Scope
+from porting.verification.batches import POSITIONS as LIMIT
+from porting.verification.batches import Batches
+from porting.verification.compare import END, Comparison
+from porting.verification.inputs import Case
+from porting.verification.padding import MASK
+from porting.verification.references import Living, floating, port_side
+from porting.verification.searching import omittable
+from porting.verification.subject import cast
+
+GROWN = 16.0
+"""What rounding came to on the first batches, times this, is what it may come to on others."""
+
+ROUNDED = 1e-9
+"""A difference of outputs in float64 that is larger than this is none of rounding, unless a side computes with less."""
+
+
+def explore(
+    theirs: Living,
+    module: nn.Module,
+    table: Table,
+    batch: Batches,
+    returned: Returned,
+    port: Side,
+    cases: Sequence[Case],
+    *,
+    comparison: Comparison,
+    seed: int,
+    clock: Clock,
+    given: bool = False,
+) -> Explored:
+    """Run the trials, unless what is returned differs on the first batches already.
+
+    Args:
+        theirs: the reference.
+        module: the port as its owner has it.
+        table: with the probes of what is returned.
+        batch: the first batches.
+        returned: how the outputs were paired.
+        port: in float64.
+        cases: all batches that both sides have run on.
+        comparison: what these came to.
+        seed: of what is drawn.
+        clock: is told of every pass.
+        given: the batches are somebody's own.
+    """
+    tolerance = _tolerance(comparison)
+    if math.isinf(tolerance):
+        return Explored(scope=Scope(returned=returned))
+    double = cast(theirs.module, torch.float64)
+    roots = returned_only(table).compared
+    wanted = theirs.points((term for rule in roots for term in rule.sources), table.prefix)
+
+    def reference(case: Case) -> Side:
+        arguments = floating(theirs.taken(case).inputs, torch.float64)
+        return Side(title="the reference", module=double, arguments=[arguments], wanted=wanted, clock=clock)
+
+    def ours(case: Case) -> Side:
+        side = port_side(port.module, torch.float64, table, [theirs.taken(case)], clock)
+        side.wanted = [point for point in side.wanted if _root(point)]
+        return side
+
+    def plain(several: Sequence[Case]) -> Side:
+        fresh = cast(module, torch.float32)
+        return port_side(fresh, torch.float32, table, [theirs.taken(case) for case in several], clock)
+
+    explorer = Explorer(
+        table=table,
+        sizes=comparison.sizes,
+        reference=reference,
+        port=ours,
+        plain=plain,
+        dtype=torch.float32,
+        tolerance=tolerance,
+        plainly=not comparison.lifted and not comparison.lowers,
+        seed=seed,
+    )
+    model = replace(_model(theirs, module, table, batch, cases), given=given)
+    return explorer.explore(model, cases, returned, module)
+
+
+def _tolerance(comparison: Comparison) -> float:
+    """What outputs may differ by on other batches; infinite where they differ already."""
+    far = max((one for point, one in comparison.differences(END).items() if _root(point)), default=0.0)
+    leaks = comparison.leaks[END] if comparison.leaks is not None else {}
+    leak = LEAKED * max((one for point, one in leaks.items() if _root(point)), default=0.0)
+    if far > max(ROUNDED, leak):
+        return math.inf
+    return max(MEANING, GROWN * far, GROWN * leak)
+
+
+def _root(point: str) -> bool:
+    """Whether a point is what the model returns."""
+    path, _, output = point.partition(ARROW)
+    return path == ROOT and output not in INNER
+
+
+def _model(theirs: Living, module: nn.Module, table: Table, batch: Batches, cases: Sequence[Case]) -> Model:
+    """What is known of the inputs."""
+    base: Mapping[str, Tensor] = theirs.taken(cases[0]).inputs
+    named = {str(rule.sources[0].key): rule.targets[0].output for rule in table.inputs}
+    limit = batch.fields.get(LIMIT)
+    widths = [one.shape[-1] for case in cases for one in case.inputs.values() if not one.is_floating_point()]
+    taken = inspect.signature(theirs.module.forward).parameters
+    ours = inspect.signature(module.forward).parameters
+    positions = POSITIONS in taken and (POSITIONS in named if named else POSITIONS in ours)
+    return Model(
+        config=batch.fields,
+        base=base,
+        longest=batch.longest or max(widths, default=0),
+        limit=limit if isinstance(limit, int) else None,
+        optional=tuple(omittable(table.inputs, base, theirs.module, module)),
+        positions=positions,
+        internal=MASK in base and bool(named) and MASK not in named,
+        mask_kinds=named.get(MASK, "") not in MASK_KINDS,
+    )

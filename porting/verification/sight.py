@@ -1,0 +1,286 @@
+"""One case in one dtype as the search for a cause sees it: the reference's tape, and what the port computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from porting.causes import dropout
+from porting.causes.anatomy import Anatomy
+from porting.causes.broken import Broken, FirstBroken
+from porting.causes.cause import Cause
+from porting.causes.finding import APART, Explained, Finding, Gap, Mark
+from porting.causes.functions import SOFTMAX
+from porting.causes.naming import Search
+from porting.causes.replay import Rewrite, Stage
+from porting.causes.tape import Recorder, Ref, Tape, attention_written_out
+from porting.reporting.outcome import Probe
+from porting.tracing.faults import VerifyError
+from porting.tracing.lift import lift
+from porting.tracing.measure import Anchor, error, finite
+from porting.tracing.running import Side
+from porting.tracing.trace import ARROW, INNER, ROOT, Point, Trace, split
+from porting.verification.compare import Comparison
+from porting.verification.pairing import Pairing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """One case in one dtype.
+
+    Attributes:
+        reference, port: the two sides.
+        case: the number of the case.
+        exact: the reference's float64 activations.
+        pairing: which point of the port is compared with what.
+        anchors: the exact activations in the port's layout.
+    """
+
+    reference: Side
+    port: Side
+    case: int
+    exact: Mapping[Point, Tensor]
+    pairing: Pairing
+    anchors: Mapping[Point, Anchor]
+    _searches: dict[tuple[Cause, ...], Search] = field(default_factory=dict)
+
+    @classmethod
+    def known(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> Sight:
+        """Of a case that was compared."""
+        return cls(
+            reference=reference,
+            port=port,
+            case=case,
+            exact=comparison.exact[case],
+            pairing=comparison.pairings[case],
+            anchors=comparison.anchors[case],
+        )
+
+    @classmethod
+    def new(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> Sight:
+        """Of a case that no comparison has seen, in float64."""
+        exact = {point: value for point, value in reference.record(case).items() if finite(value)}
+        pairing = comparison.paired(exact, port.record(case))
+        given = reference.arguments[case]
+        anchors = {point: one.anchor(exact, given) for point, one in pairing.pairs.items()}
+        return cls(reference=reference, port=port, case=case, exact=exact, pairing=pairing, anchors=anchors)
+
+    def search(self, causes: Sequence[Cause]) -> Search:
+        """The search in this case."""
+        key = tuple(causes)
+        if key not in self._searches:
+            self._searches[key] = Search(
+                anatomy=self._anatomy,
+                stage=self._stage,
+                causes=causes,
+                distance=lambda mark, altered: self._distance(mark.name, altered),
+                target=lambda mark: self._target(mark.name),
+            )
+        return self._searches[key]
+
+    def marks(self, probes: Sequence[Probe]) -> dict[Point, Mark]:
+        """The probes that this case reaches."""
+        return {probe.port: self._mark(probe) for probe in probes if probe.port in self._values}
+
+    @torch.no_grad()
+    def end_to_end(self, explained: Sequence[Explained], probes: Sequence[Probe]) -> bool:
+        """Whether the reference with all these alterations at once gives what the port gives at every probe."""
+        rewrites = {number: one for many in explained for number, one in many.rewrites.items()}
+        try:
+            altered = self._stage.whole(rewrites)
+        except (RuntimeError, IndexError, ValueError):
+            return False
+        for probe in probes:
+            own = self._ends.get(probe.port)
+            if own is not None and probe.port in self.pairing.pairs and bool(torch.isfinite(own).any()):
+                known = set(self.pairing.pairs[probe.port].sources)
+                here = {name: value for name, value in altered.items() if name in known}
+                far = self._distance(probe.port, here, self._ends).largest
+                if not far <= max(probe.bound.end_to_end, END):
+                    return False
+        return True
+
+    @cached_property
+    def outputs(self) -> tuple[Point, ...]:
+        """The probes of what the model returns; the last one where there is none."""
+        every = list(self.pairing.pairs)
+        return tuple(one for one in every if one.partition(ARROW)[0] == ROOT) or tuple(every[-1:])
+
+    def apart(self, rewrites: Mapping[int, Rewrite]) -> Gap:
+        """How far what the model returns is from what the port returns, end to end, when it is altered."""
+        try:
+            altered = self._stage.whole(rewrites)
+        except (RuntimeError, IndexError, ValueError):
+            return APART
+        largest = Gap(0.0, 0.0)
+        for point in self.outputs:
+            here = {name: altered[name] for name in self.pairing.pairs[point].sources if name in altered}
+            largest = max(largest, self._distance(point, here, self._ends), key=lambda one: one.largest)
+        return largest
+
+    def left_when_inverted(self, name: str, probes: Sequence[Probe]) -> float | None:
+        """How far the port is off end to end when a mask of True and False is inverted; None where it has none."""
+        given = self.port.arguments[self.case]
+        if name not in given or bool((given[name] == given[name].flatten()[0]).all()):
+            return None
+        other = replace(self.port, arguments=[{**given, name: given[name].logical_not()}])
+        try:
+            found = other.record(0)
+        except VerifyError:
+            return math.inf
+        compared = [probe.port for probe in probes if probe.port in found and probe.port in self.pairing.pairs]
+        return max((self._distance(point, {}, found).largest for point in compared), default=None)
+
+    def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
+        """The probes that are right when the port's dropout is off."""
+        silence = dropout.Silence()
+        quiet = self._isolated(silence)
+        left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
+        cured = [mark for mark in marks if left[mark.name] <= mark.bound]
+        if not cured:
+            return []
+        return [
+            Finding(
+                name=dropout.NAME,
+                detail=silence.detail,
+                probes=tuple(mark.name for mark in cured),
+                difference=max(mark.difference for mark in cured),
+                residual=max(left[mark.name] for mark in cured),
+                what=dropout.WHAT,
+                fix=dropout.FIX,
+            )
+        ]
+
+    @cached_property
+    def broken(self) -> Mapping[Point, Broken]:
+        """By probe at which the port has values that are no numbers, what gave the first of them."""
+        found = self._watched(FirstBroken())
+        return {point: one for point, one in found.items() if one is not None and not finite(self._values[point])}
+
+    def _watched(self, watch: FirstBroken) -> dict[Point, Broken | None]:
+        found: dict[Point, Broken | None] = {}
+        pairs, exact = self.pairing.pairs, self.exact
+
+        def visit(point: Point, value: Tensor) -> Tensor | None:
+            with watch.resting():
+                if point not in pairs:
+                    return None
+                found[point] = watch.first
+                watch.first = None
+                return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
+
+        with watch:
+            self.port.run(self.case, visit, wanted=list(pairs))
+        return found
+
+    def _mark(self, probe: Probe) -> Mark:
+        sources = self.pairing.pairs[probe.port].sources
+        bound = probe.bound.isolated or 0.0
+        return Mark(name=probe.port, sources=sources, gap=self._distance(probe.port, {}), bound=bound)
+
+    def _distance(self, point: Point, altered: Mapping[str, Tensor], values: Trace | None = None) -> Gap:
+        """How far the port's value is from the reference's, some of whose activations are altered.
+
+        Where the port has values that are no numbers, the altered reference has to have them in the same places.
+        """
+        own = (values or self._values)[point]
+        one, anchor, exact = self.pairing.pairs[point], self.anchors[point], self.exact
+        if any(exact[name].shape != value.shape for name, value in altered.items()):
+            return APART
+        changed = {**exact, **{name: value.double() for name, value in altered.items()}}
+        expected = one.carry(changed, own.double()) if altered or not one.whole else anchor.value
+        known = torch.isfinite(own)
+        if not bool(known.all()):
+            if not bool(known.any()) or not _alike(own, expected):
+                return APART
+            own, expected = own.masked_fill(~known, 0.0), expected.masked_fill(~known, 0.0)
+        far = error(own, replace(anchor, value=expected))
+        return Gap(far.largest, far.rms)
+
+    def _target(self, point: Point) -> Tensor | None:
+        """The port's value, laid out as the reference's is; None where that has more to it."""
+        one, value = self.pairing.pairs[point], self._values[point]
+        if len(one.sources) != 1 or not one.whole or value.numel() != self.exact[one.sources[0]].numel():
+            return None
+        exact = self.exact[one.sources[0]]
+        places = torch.arange(exact.numel(), dtype=torch.float64).view_as(exact)
+        there = one.carry({one.sources[0]: places}).flatten().long()
+        return torch.empty_like(exact).flatten().index_copy(0, there, value.double().flatten()).view_as(exact)
+
+    @cached_property
+    def _values(self) -> Trace:
+        return self._isolated(nullcontext())
+
+    @cached_property
+    def _ends(self) -> Trace:
+        return self.port.record(self.case)
+
+    def _isolated(self, around: AbstractContextManager[object]) -> Trace:
+        """What the port computes at each probe when it is given the exact values at those before."""
+        found: Trace = {}
+        pairs, exact = self.pairing.pairs, self.exact
+
+        def visit(point: Point, value: Tensor) -> Tensor | None:
+            if point not in pairs:
+                return None
+            found[point] = value.detach().clone()
+            return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
+
+        with around:
+            self.port.run(self.case, visit, wanted=list(pairs))
+        return found
+
+    @cached_property
+    def _stage(self) -> Stage:
+        exact, compared = self.exact, self.pairing.compared
+        with attention_written_out(), Recorder(self.reference.module) as recorder:
+
+            def visit(point: Point, value: Tensor) -> Tensor | None:
+                recorder.mark(point, value)
+                if value.dtype == torch.float64 or _inner(point):  # the exact values are its own, or as good
+                    return None
+                return recorder.stand_in(exact[point].to(value.dtype, copy=True))
+
+            self.reference.run(self.case, visit, wanted=compared)
+        marks = recorder.tape.marks
+        read = {point: _read_for(recorder.tape, ref) for point, ref in marks.items()}
+        if not self.reference.lifted:
+            return Stage(recorder.tape, read)
+        exactly = lift(self.reference.module)  # as it was recorded
+        return Stage(recorder.tape, read, lambda: exactly)
+
+    @cached_property
+    def _anatomy(self) -> Anatomy:
+        broken = any(not finite(value) for value in self._values.values())
+        return Anatomy(self._stage.tape, self.reference.arguments[self.case], broken=broken)
+
+
+END = 1e-10
+"""End to end roundings add up, in the altered reference as in the port: what is less than this is none of a mistake."""
+
+
+def _alike(own: Tensor, expected: Tensor) -> bool:
+    """Whether what is no number stands in the same places."""
+    return torch.equal(torch.isnan(own), torch.isnan(expected)) and torch.equal(
+        own.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)[torch.isinf(own)].double(),
+        expected.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)[torch.isinf(own)].double(),
+    )
+
+
+def _inner(point: Point) -> bool:
+    return split(point)[0].partition(ARROW)[2] in INNER
+
+
+def _read_for(tape: Tape, ref: Ref) -> Ref:
+    """What the model goes on with: a marked value itself, or the scores that a softmax reads for those shown."""
+    if tape.users(ref):
+        return ref
+    behind = (one for call in islice(tape.before(ref), 4) for one in call.reads)
+    return next((one for one in behind if any(user.name in SOFTMAX for user in tape.users(one))), ref)

@@ -1,0 +1,148 @@
+"""Wrong ports of five families are named, and no cause is named that is none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from porting.causes.broken import HIDDEN, OTHER
+from porting.verification import Case, verify
+from tests.causes.listed import LISTED
+from tests.causes.thirty import THIRTY
+from tests.causes.twelve import TWELVE
+from tests.causes.wrong_ports import FAMILIES, Wrong, edited, verified
+from tests.verification.conftest import one_thread
+
+__all__ = ["one_thread"]  # a fixture that is used by all
+
+MORE = {
+    "positions left out": Wrong(
+        "vit", {"return x + self.position_embeddings": "return x"}, ("step left out",), "add in"
+    ),
+    "tanh twice": Wrong(
+        "bert", {"torch.tanh(self.dense(x[:, 0]))": "torch.tanh(torch.tanh(self.dense(x[:, 0])))"}, ("step done twice",)
+    ),
+    "feed-forward network of the first norm": Wrong(
+        "llama",
+        {
+            "x = x + self.self_attn(self.input_layernorm(x), mask)": "y = self.input_layernorm(x)\n"
+            "        x = x + self.self_attn(y, mask)",
+            "return x + self.mlp(self.post_attention_layernorm(x))": "return x + self.mlp(y)",
+        },
+        ("wrong input",),
+        "mlp reads",
+    ),
+}
+ALL = {**LISTED, **THIRTY, **TWELVE, **MORE}
+UNKNOWN = [name for name, one in ALL.items() if not one.names]
+SLOW_TO_TELL = ("positions of the patches alone", "segments behind the norm")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_without_a_mistake_nothing_is_named(name: str) -> None:
+    report = verified(Wrong(name, {}))
+    assert (report.verdict, report.causes) == ("faithful", ())
+
+
+@pytest.mark.parametrize("name", [name for name, one in ALL.items() if one.names])
+def test_a_mistake_is_named(name: str) -> None:
+    one = ALL[name]
+    report = verified(one)
+    assert report.causes
+    for found in report.causes:
+        assert found.name in one.names, [(one.names, one.detail, one.probes, one.nearest) for one in report.causes]
+        assert not found.ties or all(tie.startswith(one.names) for tie in found.ties)
+    assert any(one.detail in found.detail for found in report.causes)
+
+
+def test_what_is_not_known_has_no_name() -> None:
+    """A part that fits by itself is no cause where what stands beside it is not explained."""
+    assert sorted(UNKNOWN) == sorted(SLOW_TO_TELL)
+    report = verified(ALL["segments behind the norm"])
+    assert report.causes
+    assert [one.name for one in report.causes if one.name] == []
+
+
+def test_a_mask_that_hides_everything_is_named_with_its_line() -> None:
+    hidden = 'scores.masked_fill(mask[:, None, None, :] == 0, float("-inf"))'
+    own = hidden.replace("== 0", "< 7")
+    report = verified(Wrong("bert", {hidden: own}))
+    assert report.causes
+    for one in report.causes:
+        assert one.name == HIDDEN
+        assert "softmax at" in one.detail
+        assert "ports/bert.py:" in one.detail
+        assert "float16" not in one.fix
+
+
+def test_the_first_value_that_is_no_number_is_named_with_its_line() -> None:
+    report = verified(Wrong("gpt2", {"x = self.c_fc(x)": "x = torch.log(self.c_fc(x))"}))
+    assert report.causes
+    for one in report.causes:
+        assert one.name == OTHER
+        assert "log at" in one.detail
+        assert "gives NaN" in one.detail
+
+
+def test_an_inverted_mask_says_where_it_broke() -> None:
+    (found,) = verified(LISTED["-inf mask inverted"]).causes
+    assert found.name == "padding mask inverted"
+    assert "softmax at" in found.detail
+    assert math.isfinite(found.residual)
+
+
+POLARITY = """
+[inputs]
+"input_ids" = "input_ids"
+"token_type_ids" = "token_type_ids"
+"attention_mask" = "attention_mask -> bool"
+"""
+
+
+def test_the_masks_polarity_in_inputs() -> None:
+    one = Wrong(
+        "bert",
+        {"scores.masked_fill(mask[:, None, None, :] == 0,": "scores.masked_fill(mask[:, None, None, :],"},
+        sections=POLARITY,
+    )
+    (found,) = verified(one).causes
+    assert found.name == "mask polarity in [inputs]"
+    assert "-> padding" in found.fix
+    right = POLARITY.replace("-> bool", "-> padding")
+    assert verified(Wrong("bert", one.changes, sections=right)).verdict == "faithful"
+
+
+class Scaled(nn.Linear):
+    """It computes with weights that it does not hold."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's own signature
+        return nn.functional.linear(input, self.weight + 0.01 * self.weight.sin(), self.bias)
+
+
+def test_no_fix_says_what_the_run_has_refuted() -> None:
+    """Weights that were compared bit by bit need not be loaded."""
+    reference = FAMILIES["vit"].reference()
+    port = edited("vit", {})
+    port.load_state_dict({name: reference.state_dict()[name] for name in port.state_dict()})
+    mlp = port.get_submodule("vit.layers.0.mlp")
+    other = Scaled(24, 40)
+    other.load_state_dict(mlp.get_submodule("fc1").state_dict())
+    mlp.fc1 = other
+    generator = torch.Generator().manual_seed(1)
+    pixels = [Case("one", {"pixel_values": torch.randn(3, 3, 32, 32, generator=generator)})]
+    report = verify(into=port.eval(), reference=reference, inputs=pixels, dtypes=())
+    assert [one.name for one in report.causes] == ["other weights"]
+    assert "load them" not in report.causes[0].fix
+    assert "bit by bit" in report.causes[0].fix
+
+
+def test_a_coincidence_in_one_case_is_no_cause() -> None:
+    """A mistake that looks like another in the case that is given does not in the one that is drawn."""
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randn(3, 3, 32, 32, generator=generator)
+    one = Wrong("vit", {"x = self.embeddings(pixels)": "x = self.embeddings(pixels / pixels.abs().max())"})
+    report = verified(one, inputs=[Case("one", {"pixel_values": pixels * 255 / pixels.abs().max()})])
+    assert [one.name for one in report.causes if one.name] == []

@@ -1,0 +1,170 @@
+"""A small encoder whose arguments are optional but for the tokens, and ports that are wrong on some inputs only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CONFIG = {
+    "vocab_size": 50,
+    "hidden_size": 12,
+    "max_position_embeddings": 20,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
+
+
+class Encoder(nn.Module):
+    """One layer of attention and a head; every weight is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = CONFIG
+        width = 12
+        self.tokens = nn.Embedding(50, width)
+        self.segments = nn.Embedding(2, width)
+        self.positions = nn.Embedding(20, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 7)
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Logits [b s 7] and the first token's features, ``pooled`` [b 12]."""
+        length = input_ids.shape[1]
+        if length > CONFIG["max_position_embeddings"]:
+            raise ValueError(f"a row of {length} tokens is longer than 20")
+        places = torch.arange(length)[None] if position_ids is None else position_ids
+        kinds = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        x = self.tokens(input_ids) + self.segments(kinds) + self.positions(places)
+        query, key, value = self.qkv(x).chunk(3, -1)
+        scores = query @ key.transpose(1, 2) / 12**0.5
+        if attention_mask is not None:
+            scores = scores + (1 - attention_mask.to(x.dtype))[:, None] * -1e9
+        x = self.norm(x + scores.softmax(-1) @ value)
+        return {"logits": self.head(F.gelu(x)), "pooled": x[:, 0].tanh()}
+
+
+Change = Callable[[dict[str, Tensor], dict[str, Any], nn.Module], dict[str, Tensor]]
+"""What a wrong port makes of the right outputs: the outputs, the arguments by name, and the port itself."""
+
+
+def wrong(change: Change, before: Callable[[dict[str, Any], nn.Module], None] | None = None) -> Encoder:
+    """A port whose outputs are changed; ``before`` may do something to the arguments first."""
+
+    class Wrong(Encoder):
+        def forward(
+            self,
+            input_ids: Tensor,
+            attention_mask: Tensor | None = None,
+            token_type_ids: Tensor | None = None,
+            position_ids: Tensor | None = None,
+        ) -> dict[str, Tensor]:
+            names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+            values = (input_ids, attention_mask, token_type_ids, position_ids)
+            given: dict[str, Any] = dict(zip(names, values, strict=True))
+            if before is not None:
+                before(given, self)
+            return change(super().forward(**given), given, self)
+
+    return Wrong()
+
+
+def where(condition: Callable[[dict[str, Any]], bool]) -> Change:
+    """Outputs that are off by a thousandth where a condition of the arguments holds."""
+    return lambda out, given, port: {name: one * 1.001 for name, one in out.items()} if condition(given) else out
+
+
+def _left(given: dict[str, Any]) -> bool:
+    mask = given["attention_mask"]
+    return mask is not None and bool((mask[:, 0] == 0).any())
+
+
+def _gaps(given: dict[str, Any]) -> bool:
+    mask = given["attention_mask"]
+    return mask is not None and bool((mask.long().diff(dim=1).ne(0).sum(1) > 1).any())
+
+
+def _counted(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+    port.calls = getattr(port, "calls", 0) + 1
+    return {name: one + 1e-3 * port.calls for name, one in out.items()}
+
+
+def _kept(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+    """Writes all outputs to one tensor, so that those that somebody holds change."""
+    if not hasattr(port, "kept") or port.kept.shape != out["logits"].shape or port.kept.dtype != out["logits"].dtype:
+        port.kept = torch.zeros_like(out["logits"])
+    port.kept.copy_(out["logits"].detach())
+    return {**out, "logits": port.kept}
+
+
+def _drawn(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+    return {name: one + 1e-4 * int.from_bytes(os.urandom(1)) for name, one in out.items()}
+
+
+def _writes(given: dict[str, Any], port: Any) -> None:
+    if given["attention_mask"] is not None:
+        given["attention_mask"][:, -1] = 1
+
+
+def _moves(given: dict[str, Any], port: Any) -> None:
+    with torch.no_grad():
+        port.head.bias += 1e-4
+
+
+INPUTS = {
+    "rows of one length": where(lambda given: given["input_ids"].shape[1] == 17),
+    "one row": where(lambda given: given["input_ids"].shape[0] == 1),
+    "many rows": where(lambda given: given["input_ids"].shape[0] > 16),
+    "left padding": where(_left),
+    "gaps in the mask": where(_gaps),
+    "no mask": where(lambda given: given["attention_mask"] is None),
+    "no segments": where(lambda given: given["token_type_ids"] is None),
+    "segments that come back": where(
+        lambda given: (
+            given["token_type_ids"] is not None
+            and bool(
+                (given["token_type_ids"].diff(dim=1) > 0).any() and (given["token_type_ids"].diff(dim=1) < 0).any()
+            )
+        )
+    ),
+    "the last token": where(lambda given: bool((given["input_ids"] == 49).any())),
+    "one token again and again": where(lambda given: bool((given["input_ids"] == given["input_ids"][:, :1]).all())),
+    "a mask of bool": where(
+        lambda given: given["attention_mask"] is not None and given["attention_mask"].dtype == torch.bool
+    ),
+}
+"""Ports that are wrong on some inputs: what it takes to see it."""
+
+WAYS: dict[str, tuple[Change, Callable[[dict[str, Any], nn.Module], None] | None]] = {
+    "counts its calls": (_counted, None),
+    "keeps its outputs": (_kept, None),
+    "draws from the system": (_drawn, None),
+    "writes to its mask": (lambda out, given, port: out, _writes),
+    "moves a weight": (lambda out, given, port: out, _moves),
+    "is another with gradients": (
+        lambda out, given, port: {name: one * (1.01 if torch.is_grad_enabled() else 1) for name, one in out.items()},
+        None,
+    ),
+    "is another in inference mode": (
+        lambda out, given, port: {
+            name: one * (1.01 if torch.is_inference_mode_enabled() else 1) for name, one in out.items()
+        },
+        None,
+    ),
+}
+"""Ports that are no pure functions of their inputs."""

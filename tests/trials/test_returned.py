@@ -1,0 +1,116 @@
+"""What both models return is compared, whatever it is packed in and whatever [probes] say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from porting import verify
+from porting.reporting.report import Report
+from porting.tracing.trace import leaves, select, substitute
+from porting.trials.returned import layouts
+from tests.trials.small_model import Encoder
+
+
+def returning(make: Callable[[dict[str, Tensor]], Any]) -> Report:
+    class Port(Encoder):
+        def forward(self, *given: Any, **named: Any) -> Any:
+            return make(super().forward(*given, **named))
+
+    return verify(reference=Encoder(), into=Port(), dtypes=(), loaded=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda out: out["logits"],
+        lambda out: (out["logits"], out["pooled"]),
+        lambda out: [out["pooled"], out["logits"]],
+        lambda out: {"scores": out["logits"], "first": out["pooled"]},
+        lambda out: SimpleNamespace(top=out["logits"], extra=3),
+        lambda out: SimpleNamespace(extra=3, scores=out["logits"]),
+        lambda out: out["logits"].transpose(0, 1),
+        lambda out: out["logits"].flatten(0, 1),
+        lambda out: {"deep": {"logits": (out["logits"],)}},
+    ],
+    ids=["tensor", "tuple", "list", "dict", "object", "object with scores", "sequence first", "flat", "nested"],
+)
+def test_outputs_are_paired_whatever_they_are_packed_in(make: Callable[[dict[str, Tensor]], Any]) -> None:
+    report = returning(make)
+    assert report.faithful, str(report)
+    assert report.scope.returned is not None
+    assert ". -> logits" in report.scope.returned.pairs.values()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda out: 2 * out["logits"],
+        lambda out: out["logits"].softmax(-1),
+        lambda out: (out["logits"], -3 * out["pooled"]),
+        lambda out: {"logits": out["logits"] + 1e-6},
+        lambda out: {**out, "pooled": out["pooled"].flip(0)},
+    ],
+    ids=["doubled", "softmax", "a factor", "a millionth", "rows exchanged"],
+)
+def test_an_output_that_is_altered_is_different(make: Callable[[dict[str, Tensor]], Any]) -> None:
+    report = returning(make)
+    assert report.verdict == "different"
+    assert all(probe.port.startswith(".") for probe in report.guilty)
+
+
+def test_names_come_before_values() -> None:
+    """Outputs of one shape that are exchanged are not paired by their values."""
+
+    class Spans(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = {"vocab_size": 20, "max_position_embeddings": 12}
+            torch.manual_seed(0)
+            self.tokens = nn.Embedding(20, 6)
+            self.ends = nn.Linear(6, 2)
+
+        def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+            start, end = self.ends(self.tokens(input_ids)).unbind(-1)
+            return {"start_logits": start, "end_logits": end}
+
+    class Exchanged(Spans):
+        def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+            right = super().forward(input_ids)
+            return {"start": right["end_logits"], "end": right["start_logits"]}
+
+    report = verify(reference=Spans(), into=Exchanged(), dtypes=(), loaded=True)
+    assert report.verdict == "different"
+
+
+def test_what_is_returned_and_equals_nothing_is_unproven() -> None:
+    report = returning(lambda out: out["logits"].mean(1).sum(-1))
+    assert report.verdict == "unproven"
+    assert not report.as_claimed
+    assert "nothing; your model does not return logits, pooled; without a counterpart: output" in " ".join(
+        str(report).split()
+    )
+
+
+def test_parts_of_nested_outputs_are_found_and_replaced() -> None:
+    one, two = torch.zeros(1), torch.ones(1)
+    output: dict[str, Any] = {"hidden": (one, [two]), "n": None}
+    assert list(leaves(output)) == ["hidden.0", "hidden.1.0"]
+    assert select(output, "hidden.1.0") is two
+    assert select(output, "hidden.2") is None
+    changed = substitute(output, "hidden.1.0", one + 5)
+    assert float(changed["hidden"][1][0]) == 5
+    assert float(output["hidden"][1][0]) == 1
+
+
+def test_layouts_are_every_order_and_every_merging_of_axes() -> None:
+    value = torch.randn(2, 3, 4)
+    found = {axes: lay(value) for axes, lay in layouts((2, 3, 4), (12, 2))}
+    assert torch.equal(found["a b c", "(b c) a"], value.permute(1, 2, 0).reshape(12, 2))
+    assert ("a b c", "(c b) a") in found
+    assert list(layouts((2, 3), (4, 2))) == []

@@ -1,0 +1,140 @@
+"""Ports that are right on the first batches and wrong on other inputs, or in other ways of calling them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from porting import verify
+from porting.reporting.report import Report
+from porting.trials import Kind, Status
+from porting.trials.battery import Model, battery, integers
+from porting.verification.inputs import Case
+from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
+
+
+def verified(port: nn.Module) -> Report:
+    return verify(reference=Encoder(), into=port, dtypes=(), loaded=True)
+
+
+@pytest.fixture(scope="module")
+def faithful() -> Report:
+    return verified(Encoder())
+
+
+def test_a_faithful_port_is_the_same_in_every_trial(faithful: Report) -> None:
+    assert faithful.faithful, str(faithful)
+    assert {one.status for one in faithful.scope.results} == {Status.SAME}
+    assert not faithful.scope.impurities
+    assert not faithful.scope.not_run
+
+
+def test_the_scope_says_what_ran(faithful: Report) -> None:
+    scope = faithful.scope
+    assert (scope.lengths[0], scope.lengths[-1]) == (1, 20)
+    assert {1, 2, 3, 9, 17} <= set(scope.rows)
+    assert {"no padding", "right padding", "left padding", "gaps", "random masks"} <= set(scope.masks)
+    assert scope.tokens == (50, 50)
+    text = " ".join(str(faithful).split())
+    assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 17 rows in a batch; masks: none, right, left" in text
+    assert "output compared: logits, pooled" in text
+    assert "not run: gradients, training mode and autocast" in text
+    assert faithful.to_dict()["scope"]["masks"] == list(scope.masks)
+
+
+@pytest.mark.parametrize("what", INPUTS)
+def test_a_port_that_is_wrong_on_some_inputs_is_different(what: str) -> None:
+    report = verified(wrong(INPUTS[what]))
+    assert report.verdict == "different", str(report)
+    first = report.first_difference
+    assert report.scope.differing or (first is not None and first.port.startswith("."))
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_a_port_that_is_no_pure_function_is_different(what: str) -> None:
+    report = verified(wrong(*WAYS[what]))
+    assert report.verdict == "different", str(report)
+
+
+def test_what_was_not_pure_is_named() -> None:
+    kinds = {
+        "writes to its mask": "writes to its inputs: attention_mask",
+        "is another with gradients": "gives other numbers with gradients on",
+    }
+    for what, words in kinds.items():
+        text = " ".join(str(verified(wrong(*WAYS[what]))).split())
+        assert f"your model {words}" in text
+
+
+def test_padded_places_are_no_fault_and_are_reported() -> None:
+    def zeroed(out: dict[str, Tensor], given: dict[str, Any], port: nn.Module) -> dict[str, Tensor]:
+        mask = given["attention_mask"]
+        return out if mask is None else {**out, "logits": out["logits"] * (mask[..., None] != 0)}
+
+    report = verified(wrong(zeroed))
+    assert report.faithful, str(report)
+    assert ". -> logits" in report.padded
+    assert "differs at padded places only, which is no fault" in " ".join(str(report).split())
+
+
+def test_a_difference_that_a_trial_shows_is_placed() -> None:
+    class Left(Encoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = Biased(12, 7)
+            self.head.load_state_dict(Encoder().head.state_dict())
+
+    class Biased(nn.Linear):
+        """Adds something in batches of one row."""
+
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's own name
+            found = super().forward(input)
+            return found + 1e-3 if len(input) == 1 and input.shape[1] < 20 else found
+
+    report = verified(Left())
+    assert report.verdict == "different"
+    assert [probe.port for probe in report.guilty][:1] == ["head"]
+    assert all(one.rows == 1 for one in report.scope.differing)
+
+
+def test_given_batches_are_tried_row_by_row_only() -> None:
+    ids = torch.randint(1, 50, (4, 6), generator=torch.Generator().manual_seed(0))
+    mine = [Case("mine", {"input_ids": ids})]
+    report = verify(reference=Encoder(), into=Encoder(), dtypes=(), loaded=True, inputs=mine)
+    assert report.faithful
+    assert {one.kind for one in report.scope.results} == {Kind.BATCH}
+    one_row = verify(reference=Encoder(), into=wrong(INPUTS["one row"]), dtypes=(), loaded=True, inputs=mine)
+    assert one_row.verdict == "different"
+
+
+def test_without_trials_the_scope_is_the_batches() -> None:
+    report = verify(reference=Encoder(), into=wrong(INPUTS["left padding"]), dtypes=(), loaded=True, trials=False)
+    assert report.faithful
+    assert not report.scope.results
+    assert "trials beyond the batches above" in str(report) or "left" not in " ".join(report.cases)
+
+
+def test_the_battery_keeps_to_its_tokens_and_its_seed() -> None:
+    ids = torch.randint(1, 50, (4, 6))
+    model = Model(config=CONFIG, base={"input_ids": ids, "attention_mask": torch.ones_like(ids)}, longest=20)
+    whole = battery(model, seed=1, tokens=10_000)
+    assert sum(one.case.inputs["input_ids"].numel() for one in battery(model, seed=1, tokens=300)) <= 300
+    again = battery(model, seed=1, tokens=10_000)
+    assert all(
+        torch.equal(a.case.inputs["input_ids"], b.case.inputs["input_ids"]) for a, b in zip(whole, again, strict=True)
+    )
+    others = battery(model, seed=2, tokens=10_000)
+    assert any(
+        a.case.inputs["input_ids"].ne(b.case.inputs["input_ids"]).any() for a, b in zip(whole, others, strict=True)
+    )
+    assert {len(one.case.inputs["input_ids"][0]) for one in whole} >= {1, 2, 3, 11, 12, 13, 19, 20}  # around 12, too
+    past = replace(model, limit=20)
+    assert [one.what for one in battery(past, seed=1, tokens=10_000) if one.past] == ["length 21, one past the limit"]
+
+
+def test_the_numbers_of_a_config_are_lengths_to_try() -> None:
+    assert integers({"window": 8, "flag": True, "rate": 0.5, "inner": {"chunk": 64}, "sizes": [3, 1]}) == [8, 64, 3]
