@@ -176,7 +176,7 @@ def _written_out() -> Iterator[None]:
     fused, einsum = torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with einsum.flags(enabled=False) if einsum.enabled else nullcontext():  # type: ignore[no-untyped-call]
+        with einsum.flags(enabled=False) if einsum.enabled else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
