@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 
 import torch
 from torch import Tensor
@@ -27,8 +27,11 @@ BATCHES = (1, 2, 3, 9, 17)
 LENGTH, SHORT = 9, 5
 """Tokens in the rows of a batch that is there for another property than its length."""
 
-WIDTHS = (3, 4, 8, 16, 32)
-"""Tokens in more rows that are masked."""
+COMBINED = (2, 5, 8, 13)
+"""Tokens in the rows of the batches that vary several properties at a time."""
+
+GIVEN, RANDOM, LEFT_OUT, KEPT = "as usual", "random", "left out", "the padding token where the mask keeps it"
+"""Values of such properties."""
 
 WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
@@ -141,7 +144,9 @@ class _Rows:
             lengths = [max(short - place % short, 1) for place in range(rows)]
             yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", self._padded(lengths))
         yield from self._tokens(usual)
+        yield from self._special(usual)
         yield from self._arguments(usual)
+        yield from self._combined(longest)
         yield from self._lengths()
 
     def _ending(self) -> int | None:
@@ -226,10 +231,6 @@ class _Rows:
         kinds = dict(_masks(width, self._generator))
         for what, mask in kinds.items():
             yield self._trial(Kind.MASK, what, self._hidden(mask))
-        for other in WIDTHS:  # a mask and a length together
-            for what, mask in _masks(other, self._generator) if other <= self.model.longest else ():
-                if what in {"right padding", "left padding", "gaps"}:
-                    yield self._trial(Kind.MASK, f"{what} in rows of {other}", self._hidden(mask))
         if self.model.internal:
             return
         right = kinds.get("right padding")
@@ -238,7 +239,7 @@ class _Rows:
             yield self._trial(Kind.MASK, "masked places that hold ordinary tokens", self._given(ids, right))
         kept = self._ids(3, width)
         kept[1, width // 2] = kept[2, 0] = self._padding
-        yield self._trial(Kind.MASK, "the padding's token where the mask keeps it", self._given(kept))
+        yield self._trial(Kind.MASK, KEPT, self._given(kept))
         if not self.model.mask_kinds or right is None:
             return
         for dtype in (torch.bool, torch.float64):
@@ -301,6 +302,71 @@ class _Rows:
             for block in torch.split(filled.view(rows, across), 8):
                 yield self._trial(Kind.TOKENS, "rows through the vocabulary", self._given(self._ended(block.clone())))
 
+    def _special(self, width: int) -> Iterator[Trial]:
+        """Tokens that have a meaning, at the start, in the middle and at the end of rows that have no mask."""
+        if self.model.internal or (self._masked and MASK not in self.model.optional):
+            return
+        places = torch.tensor([0, width // 2, width - 1])
+        special = [one for one in self.model.special if 0 <= one < self._vocabulary and one != self._padding]
+        if special and self._end is None:
+            ids = self._ids(3, width)
+            ids[torch.arange(3), places] = torch.tensor(special).repeat(3)[:3]
+            yield self._trial(Kind.TOKENS, "special tokens at any place, without a mask", self._bare(ids))
+        ids = self._ids(4, width)
+        ids[torch.arange(3), places] = self._padding
+        ids[3, width // 2 :] = self._padding
+        yield self._trial(Kind.TOKENS, "the padding token in rows without a mask", self._bare(ids))
+
+    def _combined(self, longest: int) -> Iterator[Trial]:
+        """Batches in which each value of a property meets each value of each other property at least once."""
+        optional = [name for name in self.model.base if name in self.model.optional and name not in (IDS, MASK)]
+        own = (SEGMENTS, POSITIONS)
+        properties: dict[str, list[str]] = {
+            "width": [str(one) for one in dict.fromkeys(min(one, longest) for one in COMBINED)],
+            "rows": ["1", "2", "3", "5"],
+            MASK: self._mask_names(longest),
+            SEGMENTS: [GIVEN, RANDOM] if SEGMENTS in self.model.base and self._types else [],
+            POSITIONS: [GIVEN, RANDOM] if self.model.positions else [],
+            **{name: [GIVEN] for name in optional if name not in own},
+        }
+        for name in optional:
+            properties[name] = [*properties[name], LEFT_OUT]
+        for chosen in covering({name: one for name, one in properties.items() if one}, self._generator):
+            yield self._trial(Kind.COMBINED, *self._chosen(chosen))
+
+    def _mask_names(self, width: int) -> list[str]:
+        if not self._masked:
+            return []
+        names = [name for name, _ in _masks(width, self._generator)]
+        if not self.model.internal:
+            names += [KEPT, *([LEFT_OUT] if MASK in self.model.optional else [])]
+        return names
+
+    def _chosen(self, chosen: Mapping[str, str]) -> tuple[str, dict[str, Tensor]]:
+        """A batch with these values of its properties, and what it is called."""
+        rows, width = int(chosen["rows"]), int(chosen["width"])
+        kind = chosen.get(MASK, "")
+        masks = dict(_masks(width, self._generator))
+        if kind in masks:
+            mask = masks[kind]
+            inputs = self._hidden(mask[(torch.arange(rows) + 1) % len(mask)])
+        else:
+            inputs = self._given(self._ids(rows, width))
+            if kind in (KEPT, LEFT_OUT):
+                inputs[IDS][0, self._drawn(0, width - 1)] = self._padding
+        said = [kind] if kind and kind != LEFT_OUT else []
+        for name, most in ((SEGMENTS, self._types), (POSITIONS, self.model.longest)):
+            if chosen.get(name) == RANDOM:
+                inputs[name] = torch.randint(0, most, inputs[IDS].shape, generator=self._generator)
+                said.append(f"random {name}")
+        left = [name for name, one in chosen.items() if one == LEFT_OUT]
+        said += [f"without {' and '.join(left)}"] if left else []
+        return ", ".join(said), {name: one for name, one in inputs.items() if name not in left}
+
+    def _drawn(self, low: int, high: int) -> int:
+        """A number from ``low`` to ``high``."""
+        return int(torch.randint(low, high + 1, (), generator=self._generator))
+
     def _every(self) -> Tensor:
         """The token ids that are tried: all, or those where a mistake is likeliest and random ones."""
         if self._vocabulary <= POOL:
@@ -313,20 +379,13 @@ class _Rows:
         return torch.tensor(known)
 
     def _arguments(self, width: int) -> Iterator[Trial]:
-        """Without each optional argument, and without each two of them."""
+        """Without each optional argument; those of a decoder."""
         given = [name for name in self.model.base if name in self.model.optional and name != IDS]
         whole = self._padded([width, max(width - 2, 1), max(width // 2, 1)])
         plain = self._given(self._ids(2, width))
-        for names in [*((name,) for name in given), *combinations(given, 2)]:
-            inputs = plain if MASK in names else whole
-            left = {name: one for name, one in inputs.items() if name not in names}
-            yield self._trial(Kind.ARGUMENTS, f"without {' and '.join(names)}", left)
-        if self._masked and SEGMENTS in self.model.base and not self.model.internal and width > 2:
-            mask = dict(_masks(width, self._generator)).get("left padding")
-            if mask is not None:
-                inputs = self._hidden(mask)
-                kinds = torch.randint(0, max(self._types, 1), mask.shape, generator=self._generator)
-                yield self._trial(Kind.ARGUMENTS, "left padding and random segments", inputs | {SEGMENTS: kinds})
+        for name in given:
+            left = {other: one for other, one in (plain if name == MASK else whole).items() if other != name}
+            yield self._trial(Kind.ARGUMENTS, f"without {name}", left)
         if DECODER_MASK in self.model.base:
             for what, mask in _masks(width, self._generator):
                 ids = self._ids(len(mask), width)
@@ -429,6 +488,36 @@ def _masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor
     hidden = torch.ones(3, width, dtype=torch.long)
     hidden[1] = 0
     yield "a row that is all padding", hidden
+
+
+def covering(properties: Mapping[str, Sequence[str]], generator: torch.Generator) -> list[dict[str, str]]:
+    """Choices of a value for each property, so that each two values of two properties stand together in one of them.
+
+    Most faults of software depend on one or two conditions (Kuhn, Wallace and Gallo, "Software fault interactions and
+    implications for software testing", 2004): that takes few choices, where trying all takes the product.
+
+    Args:
+        properties: name -> its values.
+        generator: draws the choices; of several, the one with the most pairs that are not covered yet is taken.
+    """
+    values = [[(name, value) for value in some] for name, some in properties.items()]
+    missing = {pair for some, others in combinations(values, 2) for pair in product(some, others)}
+    found: list[dict[str, str]] = []
+    while missing:
+        fixed = dict(min(missing))  # this pair is covered whatever is drawn, so that this comes to an end
+        drawn = [
+            {some[0][0]: some[int(torch.randint(len(some), (), generator=generator))][1] for some in values} | fixed
+            for _ in range(CANDIDATES)
+        ]
+        new = [missing.intersection(combinations(choice.items(), 2)) for choice in drawn]
+        best = max(range(CANDIDATES), key=[len(one) for one in new].__getitem__)
+        missing -= new[best]
+        found.append(drawn[best])
+    return found
+
+
+CANDIDATES = 20
+"""So many choices are drawn, of which one is taken."""
 
 
 def integers(config: Mapping[str, object]) -> list[int]:

@@ -20,6 +20,7 @@ class Kind(StrEnum):
     TOKENS = "token ids"
     ARGUMENTS = "arguments"
     VALUES = "values"
+    COMBINED = "several at a time"
 
 
 class Status(StrEnum):

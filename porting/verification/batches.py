@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from porting.errors import Code, Fault
 from porting.notation.table import Table
 from porting.plan.config import arguments
 from porting.tracing.faults import VerifyError
+from porting.tracing.measure import Anchor, error
 from porting.tracing.running import Side
 from porting.verification.asking import Asked, ask, cases_with, that_run
 from porting.verification.inputs import IDS, Case, Maker, heard, special_tokens, withheld
@@ -27,7 +29,7 @@ from porting.verification.modalities import (
     takes_signals,
     text_fields,
 )
-from porting.verification.padding import MASK
+from porting.verification.padding import MASK, attended
 from porting.verification.reference import silent_fields, usual_fields
 from porting.verification.references import Living, floating, stored
 
@@ -44,6 +46,7 @@ class Batches:
         withheld: arguments that neither side is given, since [inputs] does not name them.
         more: makes another batch with rows of these lengths; None where the cases were given.
         longest: no row that is made is longer; 0 where the cases were given.
+        special: token ids that have a meaning of their own.
     """
 
     cases: tuple[Case, ...]
@@ -51,6 +54,7 @@ class Batches:
     withheld: tuple[str, ...] = ()
     more: Callable[[str, Sequence[int]], Case] | None = None
     longest: int = 0
+    special: tuple[int, ...] = ()
 
 
 TOO_LONG = re.compile(
@@ -101,6 +105,36 @@ def _halves(most: int) -> list[int]:
 
 SHORT = 16
 """Rows of so many tokens or less are not made shorter."""
+
+
+def masks_by_itself(reference: Side, masked: Side, port: Side) -> bool:
+    """Whether a port that takes no mask hides the padding token by itself.
+
+    Args:
+        reference, masked: the reference in float64, without a mask and with one, on the same rows.
+        port: in float64, on these rows.
+    """
+    try:
+        ours = [one.double() for one in port.returned(0).values() if one.is_floating_point()]
+        without, within = (_nearest(side, ours) for side in (reference, masked))
+    except VerifyError:
+        return False
+    return within <= EQUAL < without
+
+
+EQUAL = 1e-6
+"""Relative to scale: outputs that are closer than this were computed with the same mask."""
+
+
+def _nearest(reference: Side, ours: Sequence[Tensor]) -> float:
+    """How far the outputs that are nearest to each other are apart, relative to scale, where the mask keeps them."""
+    found = [math.inf]
+    for name, value in reference.returned(0).items():
+        for one in ours if value.is_floating_point() else ():
+            if one.shape == value.shape:
+                seen = attended(reference.arguments[0], name, tuple(value.shape))
+                found.append(error(one, Anchor.of(value, seen)).largest)
+    return min(found)
 
 
 ROWS = (11, 7, 4, 2)
@@ -154,11 +188,12 @@ def make_batches(
     checkpoint: Checkpoint,
     config: Mapping[str, object],
     own: Sequence[Case] | None,
+    longest: int,
     *,
     seed: int,
-    longest: int,
     choices: int | None,
     reference: Living | None = None,
+    masked: bool = False,
 ) -> Batches:
     """The cases that were given, or such as show as much as they can.
 
@@ -167,8 +202,9 @@ def make_batches(
         checkpoint: its config, its special tokens.
         config: the config, the table's defaults filled in.
         own: cases that somebody gave.
-        seed, longest, choices: as in :func:`porting.verification.inputs.make_cases`.
+        longest, seed, choices: as in :func:`porting.verification.inputs.make_cases`.
         reference: what the batches are made for, if it can be asked: it may take pictures, sound or series.
+        masked: the reference is given a mask although [inputs] names none: see :func:`masks_by_itself`.
 
     Raises:
         VerifyError: the config does not say what is needed, or the reference runs with nothing that can be made.
@@ -191,15 +227,18 @@ def make_batches(
         known = [fields[name] for name in OTHER_POSITIONS if isinstance(fields.get(name), int)]
         fields |= {POSITIONS: known[0]} if known else {}
 
+    special = tuple(dict.fromkeys(special_tokens(checkpoint.path, fields)))
+
     def maker() -> Maker:
         return Maker(
             fields,
             seed=seed,
             longest=longest,
-            special=special_tokens(checkpoint.path, fields),
+            special=special,
             never=special_places(fields),
             choices=choices,
             padding_words=not skips,
+            padding_kept=not masked,
         )
 
     asked = Asked(alone=True)
@@ -211,13 +250,20 @@ def make_batches(
         if asked.signals and not asked.alone:
             given = cases_with(asked, maker() if reads else None, seed, reference.module, fields)
             made = that_run(reference, list(given))
-            cases = tuple(heard(table.inputs, one) for one in made)
+            cases = tuple(heard(table.inputs, one, masked=masked) for one in made)
             return Batches(cases=cases, fields=fields, withheld=withheld(made, cases))
-    return _reading(table, fields, reference, asked, maker(), seed)
+    return replace(_reading(table, fields, reference, asked, maker(), seed, masked=masked), special=special)
 
 
 def _reading(
-    table: Table, fields: Mapping[str, object], reference: Living | None, asked: Asked, maker: Maker, seed: int
+    table: Table,
+    fields: Mapping[str, object],
+    reference: Living | None,
+    asked: Asked,
+    maker: Maker,
+    seed: int,
+    *,
+    masked: bool,
 ) -> Batches:
     """Batches of tokens, and after them those of what else the reference takes."""
     renamed = _lone(reference.module) if reference is not None and not table.inputs else ""
@@ -232,12 +278,12 @@ def _reading(
     made = [whole(one) for one in maker.first()]
     if reference is not None and asked.signals:
         made += that_run(reference, list(cases_with(asked, maker, seed, reference.module, fields)))
-    cases = tuple(heard(table.inputs, one) for one in made)
+    cases = tuple(heard(table.inputs, one, masked=masked) for one in made)
     return Batches(
         cases=cases,
         fields=fields,
         withheld=withheld(made, cases),
-        more=lambda name, rows: heard(table.inputs, whole(maker.case(name, rows))),
+        more=lambda name, rows: heard(table.inputs, whole(maker.case(name, rows)), masked=masked),
         longest=maker.longest,
     )
 

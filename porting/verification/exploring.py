@@ -132,5 +132,6 @@ def _model(theirs: Living, module: nn.Module, table: Table, batch: Batches, case
         optional=tuple(omittable(table.inputs, base, theirs.module, module)),
         positions=positions,
         internal=MASK in base and bool(named) and MASK not in named,
+        special=batch.special,
         mask_kinds=named.get(MASK, "") not in MASK_KINDS,
     )

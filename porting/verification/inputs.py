@@ -23,8 +23,9 @@ from porting.plan.align import align
 from porting.plan.move import forward
 from porting.tracing.faults import VerifyError
 from porting.verification.deck import Deck
+from porting.verification.padding import DECODER_MASK, MASK
 
-MASK, PADDED = "attention_mask", "padded"
+PADDED = "padded"
 IDS = "input_ids"
 
 LENGTHS = (24, 21, 17, 13, 9, 6, 4, 1)
@@ -98,6 +99,7 @@ class Maker:
     Args:
         config, seed, longest, special, choices, padding_words: as for :func:`make_cases`.
         never: ids that no row holds, since they stand for something else: the places of a picture.
+        padding_kept: the padding token may stand where the mask keeps it; not so for a port that masks it by itself.
 
     Attributes:
         longest: no row is longer than this.
@@ -116,6 +118,7 @@ class Maker:
         choices: int | None = None,
         padding_words: bool = True,
         never: Collection[int] = (),
+        padding_kept: bool = True,
     ) -> None:
         self._vocabulary = _integer(config, "vocab_size")
         self.longest = max(min(longest, _integer(config, "max_position_embeddings", longest)), 1)
@@ -124,6 +127,7 @@ class Maker:
         self._types = _integer(config, "type_vocab_size", 0)
         self._padding = _integer(config, "pad_token_id", 0)
         self._padding_words = padding_words
+        self._padding_kept = padding_kept
         self._never = frozenset(never)
         self._generator = torch.Generator().manual_seed(seed)
         known = list(dict.fromkeys(one for one in special if 0 <= one < self._vocabulary))
@@ -151,6 +155,9 @@ class Maker:
         inputs = _batch(rows, self._words, self._types, self._padding)
         if not self._padding_words:
             inputs["input_ids"] = _without(self._padding, inputs["input_ids"], self._vocabulary, self._generator)
+        elif not self._padding_kept:
+            others = _without(self._padding, inputs["input_ids"], self._vocabulary, self._generator)
+            inputs["input_ids"] = torch.where(inputs[MASK] == 0, self._padding, others)
         if self._never:
             inputs["input_ids"] = _but(self._never, inputs["input_ids"], self._vocabulary, self._generator)
         if self._config.get("is_encoder_decoder") is True:
@@ -241,17 +248,24 @@ def special_tokens(directory: Path | None, config: Mapping[str, object]) -> list
 _SPECIAL = re.compile(r"\[[A-Z]+\]|<[a-z]+>")
 
 
-def heard(rules: Sequence[Rule], case: Case) -> Case:
+def heard(rules: Sequence[Rule], case: Case, *, masked: bool = False) -> Case:
     """The case without what the table's [inputs] does not name: the port has no such input, so neither side gets it.
 
     When [inputs] names what the reference does not have, nothing is left out: :func:`for_port` says what is wrong.  The
     port of an encoder alone names no input of a decoder: the reference keeps those, which it cannot run without.
+
+    Args:
+        rules: the table's [inputs].
+        case: as the reference takes it.
+        masked: keep the mask, for a port that takes none and masks the padding token by itself.
     """
     named = {str(rule.sources[0].key) for rule in rules}
     if not named or not named <= {*case.inputs, *USUAL}:
         return case
     if not any(name.startswith(DECODER) for name in named):
         named |= {name for name in case.inputs if name.startswith(DECODER)}
+    if masked:
+        named |= {MASK, DECODER_MASK}
     name = case.name if MASK in named else case.name.replace(PADDED, f"{PADDED} and without a mask")
     return Case(name, {name: value for name, value in case.inputs.items() if name in named})
 

@@ -25,7 +25,14 @@ from porting.tracing.faults import VerifyError
 from porting.tracing.running import Clock, Side
 from porting.trials.returned import with_returned
 from porting.trials.scope import Impurity, ImpurityKind, Returned, Scope
-from porting.verification.batches import Batches, another, make_batches, padded_in_front, that_fits
+from porting.verification.batches import (
+    Batches,
+    another,
+    make_batches,
+    masks_by_itself,
+    padded_in_front,
+    that_fits,
+)
 from porting.verification.compare import Comparison, Progress
 from porting.verification.contenders import Contenders, Given, Inputs, Source, as_cases, contenders
 from porting.verification.counterparts import counterparts
@@ -38,6 +45,7 @@ from porting.verification.large import verify_streamed
 from porting.verification.learning import learn
 from porting.verification.meaning import Explore, anchored, meant
 from porting.verification.observe import shown, unseen
+from porting.verification.padding import DECODER_MASK, MASK
 from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, Recorded, Reference, port_side
@@ -189,17 +197,7 @@ def _verify(
     running = time.perf_counter()
     inputs = recorded.cases if recorded else inputs
     clock = Clock()
-    make: Callable[[int], Batches] = lambda most: make_batches(  # noqa: E731  # with all that does not change
-        chosen,
-        checkpoint,
-        subject.plan.config,
-        inputs,
-        seed=seed,
-        longest=most,
-        choices=choices(subject.reference),
-        reference=theirs if isinstance(theirs, Living) else None,
-    )
-    batch = make(longest)
+    batch, make, said = _batches(given, subject, theirs, inputs, seed=seed, longest=longest)
     adapted = theirs.taken if isinstance(theirs, Living) and given.reference is not None else None
     cases = [case if adapted is None else adapted(case) for case in batch.cases]
 
@@ -218,7 +216,7 @@ def _verify(
     chosen, returned = _with_returned(chosen, doubled, partial(port, torch.float64), random)
     comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0], recorded.lowered if recorded else None)
     batch = anchored(comparison, doubled, theirs, batch, make, cases)
-    comparison.warnings += lost
+    comparison.warnings += [*lost, *said]
     pairs = None
     if has_parts(theirs):
         pairs = counterparts(chosen, subject.plan.config, comparison.sizes, theirs.module, subject.module)
@@ -329,6 +327,44 @@ def _drawn(theirs: Reference, both: Callable[..., tuple[Side, Side]], case: Case
     ways = (case, padded_in_front(case))
     first, second = (partial(both, on=[theirs.taken(one)]) for one in ways)
     return first, second
+
+
+def _batches(
+    given: Contenders,
+    subject: Subject,
+    theirs: Reference,
+    inputs: Sequence[Case] | None,
+    *,
+    seed: int,
+    longest: int,
+) -> tuple[Batches, Callable[[int], Batches], list[str]]:
+    """The first batches, what makes them with another longest row, and what is to be reported of them."""
+    living = theirs if isinstance(theirs, Living) else None
+    make: Callable[..., Batches] = partial(
+        make_batches,
+        given.table,
+        given.checkpoint,
+        subject.plan.config,
+        inputs,
+        seed=seed,
+        choices=choices(subject.reference),
+        reference=living,
+    )
+    batch = make(longest)
+    if living is None or MASK not in batch.withheld:
+        return batch, make, []
+    masked = make(longest, masked=True)
+    padded = [case for case in masked.cases if MASK in case.inputs and bool((case.inputs[MASK] == 0).any())]
+    if not padded:
+        return batch, make, []
+    plain = {name: one for name, one in padded[0].inputs.items() if name not in (MASK, DECODER_MASK)}
+    clock, taken = Clock(), [living.taken(case) for case in (Case("without a mask", plain), padded[0])]
+    sides = [living.side(torch.float64, [], given.table.prefix, [case], clock) for case in taken]
+    port = port_side(exactly(subject, given.checkpoint), torch.float64, given.table, taken[:1], clock)
+    if not masks_by_itself(sides[0], sides[1], port):
+        return batch, make, []
+    said = "your model masks the padding token by itself: the reference was given the same mask"
+    return masked, partial(make, masked=True), [said]
 
 
 def _that_runs(

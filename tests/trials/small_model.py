@@ -144,6 +144,13 @@ INPUTS = {
     ),
     "the last token": where(lambda given: bool((given["input_ids"] == 49).any())),
     "one token again and again": where(lambda given: bool((given["input_ids"] == given["input_ids"][:, :1]).all())),
+    "the padding token without a mask": where(
+        lambda given: given["attention_mask"] is None and bool((given["input_ids"] == 0).any())
+    ),
+    "padding in front of rows whose segments are at their default": where(
+        lambda given: _left(given) and given["token_type_ids"] is None
+    ),
+    "positions given with gaps in the mask": where(lambda given: _gaps(given) and given["position_ids"] is not None),
     "a mask of bool": where(
         lambda given: given["attention_mask"] is not None and given["attention_mask"].dtype == torch.bool
     ),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import porting
 from porting import verify
 from porting.reporting.report import Report
 from porting.trials import Kind, Status
-from porting.trials.battery import Model, battery, integers
+from porting.trials.battery import Model, battery, covering, integers
 from porting.verification.inputs import Case
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
 
@@ -81,6 +83,28 @@ def test_padded_places_are_no_fault_and_are_reported() -> None:
     assert "differs at padded places only, which is no fault" in " ".join(str(report).split())
 
 
+class Maskless(Encoder):
+    """Takes token ids alone; ``padding``: the token that it masks by itself."""
+
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.padding = padding
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:  # type: ignore[override]  # it takes less
+        return super().forward(input_ids, None if self.padding is None else input_ids != self.padding)
+
+
+@pytest.mark.parametrize(("padding", "verdict"), [(None, "faithful"), (0, "faithful"), (7, "different")])
+def test_a_port_without_a_mask_may_mask_the_padding_token_by_itself(padding: int | None, verdict: str) -> None:
+    rules = "".join(f'"{name}" = "{name}"\n' for name, _ in Encoder().named_parameters())
+    table = porting.parse_table(f'[tensors]\n{rules}[inputs]\ninput_ids = "input_ids"\n')
+    report = verify(reference=Encoder(), into=Maskless(padding), table=table, dtypes=(), loaded=True)
+    assert report.verdict == verdict, str(report)
+    if padding == 0:
+        assert "masks the padding token by itself" in " ".join(report.warnings)
+        assert {"left padding", "gaps"} <= set(report.scope.masks)
+
+
 def test_a_difference_that_a_trial_shows_is_placed() -> None:
     class Left(Encoder):
         def __init__(self) -> None:
@@ -134,6 +158,20 @@ def test_the_battery_keeps_to_its_tokens_and_its_seed() -> None:
     assert {len(one.case.inputs["input_ids"][0]) for one in whole} >= {1, 2, 3, 11, 12, 13, 19, 20}  # around 12, too
     past = replace(model, limit=20)
     assert [one.what for one in battery(past, seed=1, tokens=10_000) if one.past] == ["length 21, one past the limit"]
+
+
+def test_each_two_values_of_two_properties_meet_in_a_batch() -> None:
+    properties = {
+        "mask": ["left", "right", "none"],
+        "rows": ["1", "3"],
+        "segments": ["given", "left out"],
+        "one": ["x"],
+    }
+    chosen = covering(properties, torch.Generator().manual_seed(0))
+    assert len(chosen) < 12  # of the product's
+    for one, other in combinations(properties, 2):
+        met = {(choice[one], choice[other]) for choice in chosen}
+        assert met == set(product(properties[one], properties[other]))
 
 
 def test_the_numbers_of_a_config_are_lengths_to_try() -> None:
