@@ -37,6 +37,10 @@ EveryProbe = Annotated[bool, typer.Option("--all", help="As --verbose, with a ro
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="All rows, the code that never ran, the inputs and the versions.")
 ]
+Training = Annotated[
+    bool,
+    typer.Option("--training", help="Compare in training mode as well, with the same dropout masks; and gradients."),
+]
 Gradients = Annotated[bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")]
 Steps = Annotated[
     int,
@@ -198,6 +202,7 @@ def verify(
     dtypes: WorkingTypes = None,
     seed: Seed = 0,
     gradients: Gradients = False,
+    training: Training = False,
     steps: Steps = 0,
     stream: Stream = False,
     longest: Longest = 512,
@@ -221,6 +226,7 @@ def verify(
       porting verify
       porting verify ./my-checkpoint --dtype float32 --dtype bfloat16
       porting verify ./my-checkpoint --gradients --steps 3
+      porting verify ./my-checkpoint --training
       porting verify ./my-checkpoint --into my_model.py:build --reference golden.safetensors
       porting verify --reference old_model.py:build --into new_model.py:build --inputs batch.safetensors
       porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
@@ -257,6 +263,7 @@ def verify(
                 dtypes=tuple(dict.fromkeys(working)),
                 seed=seed,
                 gradients=gradients,
+                training=training,
                 steps=steps,
                 stream=stream,
                 longest=longest,
@@ -270,6 +277,7 @@ def verify(
             dtype=[one.value for one in dtypes or []],
             seed=seed or None,
             gradients=gradients,
+            training=training,
             steps=steps or None,
             stream=stream,
             longest=None if longest == 512 else longest,

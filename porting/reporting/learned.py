@@ -79,6 +79,54 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DropoutSite:
+    """One place at which values are dropped in training.
+
+    Attributes:
+        module: the innermost module that was running.
+        rate: the share that is dropped, 0 to 1.
+        shape: of what is dropped from.
+    """
+
+    module: str
+    rate: float
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainMode:
+    """Both models in training mode, in float64, with the same dropout masks.
+
+    Attributes:
+        sites: at how many places the reference drops values, in one pass.
+        missing, added: places of the reference at which the port does not drop as many values at this rate, and places
+            of the port at which the reference does not; nothing else was compared then.
+        difference: largest difference at a probe, relative to scale.
+        bound: what of that rounding explains.
+        where: the first probe at which they differ by more; empty where none does.
+        refused: why they could not be compared; empty where they were.
+    """
+
+    sites: int = 0
+    missing: tuple[DropoutSite, ...] = ()
+    added: tuple[DropoutSite, ...] = ()
+    difference: float = 0.0
+    bound: float = MEANING
+    where: str = ""
+    refused: str = ""
+
+    @property
+    def same_masks(self) -> bool:
+        """Whether both drop the same values."""
+        return not (self.missing or self.added or self.refused)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the port computes something else in training mode."""
+        return bool(self.missing or self.added or self.where)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Learned:
     """Gradients, and the steps that were taken along them.
 
@@ -92,6 +140,7 @@ class Learned:
         arrives, leaves: going back from the outputs, the last probe at which the gradient is right, and the first at
             which it is wrong; both empty when it is right everywhere or wrong from the start.
         dropout: modules of the port that would drop something in training, and did not here.
+        training: what was found in training mode; None where that was not asked for.
         steps: the optimisers.
     """
 
@@ -103,6 +152,7 @@ class Learned:
     arrives: str = ""
     leaves: str = ""
     dropout: tuple[str, ...] = ()
+    training: TrainMode | None = None
     steps: tuple[Steps, ...] = ()
 
     @property
@@ -118,7 +168,8 @@ class Learned:
     @property
     def differs(self) -> bool:
         """Whether the port trains otherwise."""
-        return bool(self.failed or self.differing or any(one.differs for one in self.steps))
+        train = self.training is not None and self.training.differs
+        return bool(self.failed or self.differing or train or any(one.differs for one in self.steps))
 
     @property
     def imprecise(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
 
-from porting.reporting.learned import Learned, Steps
+from porting.reporting.learned import DropoutSite, Learned, Steps, TrainMode
 from porting.tracing.measure import ROUNDING
 
 Listed = Callable[[Sequence[str]], str]
@@ -21,6 +21,8 @@ def tell_learned(learned: Learned | None, listed: Listed) -> Iterator[Text]:
     """
     if learned is None:
         return
+    if learned.training is not None:
+        yield from _in_training(learned.training)
     if learned.failed:
         yield Text.assemble(("the port's backward pass fails ", "bold red"), learned.failed)
         return
@@ -32,6 +34,34 @@ def tell_learned(learned: Learned | None, listed: Listed) -> Iterator[Text]:
         yield Text(f"  padding_idx on one side only, and left out of account here: {listed(learned.padding)}")
     for steps in learned.steps:
         yield from _trained(steps, listed)
+
+
+def _in_training(found: TrainMode) -> Iterator[Text]:
+    if found.refused:
+        yield Text(f"training mode was not compared: {found.refused}", "yellow")
+    elif found.missing or found.added:
+        yield Text("dropout differs in training mode:", "bold red")
+        yield from _sites("the reference", found.missing)
+        yield from _sites("your model", found.added)
+    elif found.where:
+        yield Text.assemble(
+            ("training mode differs: ", "bold red"),
+            f"with the same dropout masks it is off by {found.difference:.1e} of the scale, first at {found.where}",
+        )
+    else:
+        said = f"{found.sites} dropout places with the same rates" if found.sites else "no dropout on either side"
+        yield Text(f"training mode: {said}; float64: off by {found.difference:.1e} (bound {found.bound:.0e})")
+
+
+MOST_SITES = 3
+"""So many places are listed; then comes how many more there are."""
+
+
+def _sites(title: str, sites: Sequence[DropoutSite]) -> Iterator[Text]:
+    for one in sites[:MOST_SITES]:
+        yield Text(f"  {title} drops {100 * one.rate:g} % of {list(one.shape)} in {one.module}")
+    if len(sites) > MOST_SITES:
+        yield Text(f"  and {title} does so at {len(sites) - MOST_SITES} more places")
 
 
 def _agreeing(learned: Learned, listed: Listed) -> Text:

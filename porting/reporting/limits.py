@@ -119,7 +119,9 @@ def _failures(scope: Scope) -> Iterator[str]:
 
 
 def _limits(report: Outcome) -> Iterator[str]:
-    yield "training mode and autocast" if report.learned else "gradients, training mode and autocast"
+    trained = report.learned is not None and report.learned.training is not None and report.learned.training.same_masks
+    known = {"gradients": report.learned is not None, "training mode": trained, "autocast": False}
+    yield _listed([what for what, done in known.items() if not done])
     if report.scope.returned is None:
         yield "trials beyond the batches above"
     yield from _failures(report.scope)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from porting.errors import Code, Fault, option
 from porting.frames import is_users, signature_of, users_line
 from porting.tracing.activations import Activations
+from porting.tracing.draws import SameDraws
 from porting.tracing.faults import VerifyError
 from porting.tracing.kept_graph import KeptGraph
 from porting.tracing.lift import Lifted, lifted
@@ -40,6 +41,7 @@ class Side:
         clock: is told of every pass.
         lifted: which modules asked for less than float64 in a run in float64, where they get float64.
         written: the arguments that a pass wrote to; each pass is given copies.
+        draws: replaces random numbers, for a model in training mode; None in eval mode.
     """
 
     title: str
@@ -49,6 +51,7 @@ class Side:
     clock: Clock = field(default_factory=Clock)
     lifted: Lifted = field(default_factory=dict)
     written: dict[str, None] = field(default_factory=dict)
+    draws: SameDraws | None = None
 
     def run(
         self,
@@ -131,7 +134,8 @@ class Side:
         try:
             exact = lifting and any(one.dtype == torch.float64 for one in self.module.parameters())
             nothing: nullcontext[Lifted] = nullcontext({})
-            with _eagerly(), lifted(self.module) if exact else nothing as found:
+            drawn = self.draws.again() if self.draws is not None else nullcontext()
+            with drawn, _eagerly(), lifted(self.module) if exact else nothing as found:
                 seen = work(lambda module: module(*places, **names))
         except VerifyError:
             raise

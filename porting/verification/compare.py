@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from porting.errors import Code
 from porting.notation.table import Table
 from porting.reporting.outcome import Probe, View
 from porting.tracing.activations import Activations
@@ -140,7 +141,7 @@ class Comparison:
         for case, exact in list(enumerate(self.exact))[len(self.pairings) :]:
             with self.executed.watched():
                 found = port.keep(case)
-            pairing = pair(self._table, _shapes(exact), _shapes(found), self.sizes)
+            pairing = self._paired_in(case, exact, found)
             anchors = Anchors(pairing.pairs, exact, partial(_measured, exact, self._given[case]))
             self.pairings.append(pairing)
             self.anchors.append(anchors)
@@ -203,6 +204,17 @@ class Comparison:
             with watch:
                 port.run(case, visit, wanted=wanted, ran=self.ran.add)
             observer.fails(failure.faults[0].message.rpartition("]: ")[2])
+
+    def _paired_in(self, case: int, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
+        """As :meth:`paired`; what does not fit is reported with the shapes of the batch."""
+        try:
+            return self.paired(exact, found)
+        except VerifyError as error:
+            given = ", ".join(f"{name} {list(one.shape)}" for name, one in self._given[case].items())
+            raise VerifyError(
+                replace(one, hint=one.hint or f"in the batch of {given}") if one.code is Code.SHAPE_MISMATCH else one
+                for one in error.faults
+            ) from error
 
     def paired(self, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
         """Which point of the port is compared with what, in a case that is none of those compared here."""

@@ -22,6 +22,7 @@ from porting.verification.gradients import (
     slope,
     with_padding,
 )
+from porting.verification.train_mode import compare_training, in_training
 from porting.verification.training import OPTIMISERS, trained
 
 
@@ -34,10 +35,12 @@ def learn(
     dtypes: Sequence[torch.dtype],
     steps: int,
     seed: int,
+    training: bool = False,
 ) -> Learned:
     """Compare the gradients of all parameters, and then the weights after some steps of each optimiser.
 
-    Both models are in eval mode: dropout would draw other numbers on each side.
+    Both models are in eval mode, or with ``training`` in training mode with the same dropout masks on both sides, where
+    they drop the same values.
 
     Args:
         reference, port: give a side with a model of its own in a dtype.
@@ -45,10 +48,17 @@ def learn(
         table: which parameter is which.
         dtypes: the working dtypes; without one float32, since it takes two dtypes to tell a gradient from rounding.
         steps: of each optimiser; 0 for none.
-        seed: of the function that is differentiated.
+        seed: of the function that is differentiated, and of dropout masks.
+        training: compare in training mode as well.
     """
     dtypes = dtypes or (torch.float32,)
     reference, port = with_padding(reference), with_padding(port)
+    mode = None
+    if training:
+        sides = in_training(reference, seed), in_training(port, seed)
+        mode = compare_training(*sides, comparison)
+        if mode.same_masks:
+            reference, port = sides
     objective = Objective(comparison, seed)
     exact = slope(reference(DOUBLE), objective, reference=True)
     double = port(DOUBLE)
@@ -56,7 +66,8 @@ def learn(
     known = {
         "outputs": objective.outputs,
         "alone": table.alone,
-        "dropout": tuple(drops),
+        "dropout": () if mode is not None and mode.same_masks else tuple(drops),
+        "training": mode,
         "padding": tuple(name for one in table.found if one.padded[0] != one.padded[1] for name in one.targets),
     }
     try:

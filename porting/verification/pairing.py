@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import Code, Fault, nearest
-from porting.notation.rule import Term
+from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
 from porting.plan.align import Alignment, Shape, Step, align
 from porting.plan.matching import Matcher
 from porting.plan.move import gather
 from porting.tracing.faults import VerifyError
 from porting.tracing.measure import Anchor
-from porting.tracing.trace import ROOT, Point, numbered, points, split
+from porting.tracing.trace import INNER, ROOT, Point, numbered, points, split
 from porting.verification.padding import attended
 from porting.verification.same_names import WHERE as EQUAL_NAMES
 
@@ -139,6 +139,7 @@ def pair(
     skipped: list[Point] = []
     faults: list[Fault] = []
     first: Alignment | None = None
+    roots = [rule for rule in table.probes if _of_root(rule)]
     groups = [table.probes, *((rule,) for rule in table.returned)]  # one of these may read what another reads
     for call, rules in product(sorted({split(point)[1] for point in (*reference, *port)}), groups):
         theirs, ours = _of_call(reference, call), _of_call(port, call)
@@ -148,9 +149,11 @@ def pair(
             ours = {name: shape for name, shape in ours.items() if name not in others}
             skipped += [numbered(name, call) for name in others]
         found = align(rules, theirs, ours, sizes=sizes, prefix=table.prefix, target_prefix=table.target_prefix)
-        if found.faults and rules is table.probes and table.returned:  # what is returned decides
-            found, others = _without_misfits(table, theirs, ours, sizes)
-            skipped += [numbered(name, call) for name in others]
+        if found.faults and rules is table.probes and (roots or table.returned):  # what is returned decides
+            inner = {rule.where for rule in table.probes if not _of_root(rule)}
+            if any(fault.where in inner for fault in found.faults):
+                found, others = _without_misfits(table, theirs, ours, sizes, inner)
+                skipped += [numbered(name, call) for name in others]
         first = first or found
         faults += found.faults
         for step in found.steps:
@@ -169,16 +172,28 @@ def pair(
     return Pairing(pairs={point: pairs[point] for point in order}, skipped=tuple(skipped))
 
 
+def _of_root(rule: Rule) -> bool:
+    """Whether a probe compares what the port returns."""
+    return any(str(term.name) == ROOT and term.output not in INNER for term in rule.targets)
+
+
 def _without_misfits(
-    table: Table, reference: Mapping[Point, Shape], port: Mapping[Point, Shape], sizes: Mapping[str, int]
+    table: Table,
+    reference: Mapping[Point, Shape],
+    port: Mapping[Point, Shape],
+    sizes: Mapping[str, int],
+    inner: Collection[str],
 ) -> tuple[Alignment, list[Point]]:
-    """The probes that fit, one by one, and the port's points of those that do not, as where a port runs row by row."""
+    """The probes that fit, one by one, and the port's points of those that do not, as where a port runs row by row.
+
+    ``inner`` are the places in the table of the probes that may be left out.
+    """
     left: dict[Point, Shape] = dict(port)
     while True:
         found = align(
             table.probes, reference, left, sizes=sizes, prefix=table.prefix, target_prefix=table.target_prefix
         )
-        places = {one.where for one in found.faults}
+        places = {one.where for one in found.faults if one.where in inner}
         wrong = [rule for rule in table.probes if rule.where in places]
         matcher = Matcher(
             (((0, number), rule.targets[0].key) for number, rule in enumerate(wrong)), table.target_prefix

@@ -81,6 +81,7 @@ def verify(
     inputs: Inputs = None,
     gradients: bool = False,
     steps: int = 0,
+    training: bool = False,
     causes: bool | float = True,
     trials: bool | None = None,
     stream: bool = False,
@@ -108,6 +109,8 @@ def verify(
             of such batches.
         gradients: compare the parameters' gradients as well.
         steps: compare the weights after this many steps of SGD and of AdamW as well; more than 0 implies gradients.
+        training: compare both in training mode as well, with the same dropout masks: where values are dropped, at which
+            rates, what comes out, and the gradients; implies gradients.
         trials: compare what is returned on many other batches, and check that the port is a pure function: see
             :mod:`porting.trials`.  None: of ``inputs`` that are given only other rows are tried, since nothing says
             what else is legal; True: everything.  Without trials the scope of the verdict is the batches.
@@ -131,7 +134,7 @@ def verify(
     """
     given = dict(locals())  # before anything else has a name here
     batches = as_cases(inputs)
-    learns = gradients or steps > 0
+    learns = gradients or training or steps > 0
     if stream:
         refuse_beside_streaming(loaded=loaded, gradients=learns, into=into, reference=reference is not None)
         prove: Prove = verify_streamed
@@ -140,6 +143,7 @@ def verify(
             _verify,
             gradients=learns,
             steps=steps,
+            training=training,
             causes=causes,
             trials=trials,
         )
@@ -172,6 +176,7 @@ def _verify(
     inputs: Sequence[Case] | None,
     gradients: bool,
     steps: int,
+    training: bool,
     causes: bool | float,
     trials: bool | None,
     tell: Progress,
@@ -234,7 +239,7 @@ def _verify(
     learned = None
     if gradients and pairs is not None:
         tell("gradients and training" if steps else "gradients", 3 + len(dtypes), stages)
-        learned = learn(reference, port, comparison, pairs, dtypes=dtypes, steps=steps, seed=seed)
+        learned = learn(reference, port, comparison, pairs, dtypes=dtypes, steps=steps, seed=seed, training=training)
     probes = tuple(
         replace(probe, rules=writers(subject.plan, probe.span)) if probe.guilty else probe
         for probe in comparison.probes()
