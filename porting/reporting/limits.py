@@ -23,9 +23,11 @@ def scope_lines(report: Outcome) -> Iterator[str]:
     if returned is not None:
         named = [(ours, _output(theirs)) for ours, theirs in returned.pairs.items()]
         pairs = [ours if ours == theirs else f"{ours} = {theirs}" for ours, theirs in named]
-        parts = [", ".join(pairs)] if pairs else ["as [probes] says"] if returned.given else ["nothing"]
+        probed = [f"{', '.join(returned.given)} as [probes] says"] if returned.given else []
+        parts = [*([", ".join(pairs)] if pairs else []), *probed] or ["nothing"]
         parts += [f"your model does not return {', '.join(returned.missing)}"] if returned.missing else []
-        parts += [f"without a counterpart: {', '.join(returned.alone)}"] if returned.alone else []
+        if returned.alone:
+            parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
         yield f"output compared: {'; '.join(parts)}"
     yield f"not run: {'; '.join(_limits(report))}"
 
@@ -58,7 +60,7 @@ def _batches(report: Outcome) -> Iterator[str]:
         yield f"rows of {_range(scope.lengths)} tokens"
     if scope.rows:
         yield f"{_range(scope.rows)} rows in a batch"
-    masks = [_MASKS.get(one, one) for one in scope.masks if " in rows of " not in one]
+    masks = [_MASKS.get(one, one) for one in scope.masks if " in a row of " not in one]
     if masks:
         yield f"masks: {', '.join(masks)}"
     if scope.segments:

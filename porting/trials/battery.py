@@ -36,6 +36,9 @@ GIVEN, RANDOM, LEFT_OUT, KEPT = "as usual", "random", "left out", "the padding t
 WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
 
+HALF = {"right padding": 2, "left padding": 2, "gaps": 1}
+"""The row of a mask, see :func:`_masks`, that hides about half of its places."""
+
 POOL = 4096
 """So many token ids are tried at most: the lowest, the highest, those around powers of two, and random ones."""
 
@@ -231,6 +234,10 @@ class _Rows:
         kinds = dict(_masks(width, self._generator))
         for what, mask in kinds.items():
             yield self._trial(Kind.MASK, what, self._hidden(mask))
+        for long in dict.fromkeys(min(one, self.model.longest) for one in (WIDTH, self.model.longest)):
+            for what, mask in _masks(long, self._generator) if long > width else ():
+                if what in ("right padding", "left padding", "gaps"):  # one row, of which about half is masked
+                    yield self._trial(Kind.MASK, f"{what} in a row of {long}", self._hidden(mask[HALF[what]][None]))
         if self.model.internal:
             return
         right = kinds.get("right padding")

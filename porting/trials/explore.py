@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -143,12 +143,26 @@ class Explorer:
             )
 
         lengths = [trial.case for trial, one in done if trial.kind is Kind.LENGTH and one.status is Status.SAME]
-        return impurities(lambda: self.plain(cases), self.dtype, judge, self.plain(lengths[:STATES] or cases[:1]))
+        short = lengths[:STATES] or cases[:1]
+        return impurities(lambda: self.plain(cases), self.dtype, judge, self.plain([*short, *_varied(short[-1])]))
 
 
 def _reversed(case: Case) -> Case:
     """A batch of the same shapes with other contents: its rows, and the tokens in them, in the reverse order."""
     return Case(f"{case.name}, reversed", {name: one.flip(*range(one.ndim)) for name, one in case.inputs.items()})
+
+
+def _varied(case: Case) -> Iterator[Case]:
+    """The batch with the same token ids and another value of each other argument, as a cache by token ids misses it."""
+    for name, one in case.inputs.items():
+        if name.endswith(IDS) or one.is_floating_point() or one.ndim < 2 or one.shape[-1] < 2:
+            continue
+        other = one.clone()
+        if name.endswith(MASK):
+            other[..., -1] = 0
+        else:
+            other = one.flip(-1)
+        yield Case(f"{case.name}, another {name}", {**case.inputs, name: other})
 
 
 def _tokens(inputs: Mapping[str, Tensor]) -> int:

@@ -88,7 +88,7 @@ def with_returned(
         pairs={name or "output": one.source for name, one in matches.items()},
         alone=tuple(_shaped(name, one) for name, one in ours.items() if name not in known | set(matches)),
         missing=tuple(name for name in theirs if _point(name) not in used and name and not given),
-        given=bool(known),
+        given=tuple(name or "output" for name in ours if name in known),
     )
 
 

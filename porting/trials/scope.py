@@ -100,18 +100,18 @@ class Returned:
         pairs: the port's output -> the reference's point that it is compared with.  The port's lone tensor is "output".
         alone: outputs of the port that nothing of the reference's has the shape and the value of.
         missing: outputs of the reference that the port does not return.
-        given: the table's own probes compare the port's outputs.
+        given: outputs of the port that the table's own probes compare.
     """
 
     pairs: Mapping[str, Point]
     alone: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    given: bool = False
+    given: tuple[str, ...] = ()
 
     @property
     def compared(self) -> bool:
         """Whether anything that the port returns is compared."""
-        return bool(self.pairs) or self.given
+        return bool(self.pairs or self.given)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,15 @@ def _drawn(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str
     return {name: one + 1e-4 * int.from_bytes(os.urandom(1)) for name, one in out.items()}
 
 
+def _remembered(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+    """Gives the last answer again where the token ids are the same, whatever the mask."""
+    ids, last = given["input_ids"], getattr(port, "last", None)
+    if last is not None and torch.equal(last[0], ids) and last[1]["logits"].dtype == out["logits"].dtype:
+        return last[1]
+    port.last = ids.clone(), out
+    return out
+
+
 def _writes(given: dict[str, Any], port: Any) -> None:
     if given["attention_mask"] is not None:
         given["attention_mask"][:, -1] = 1
@@ -150,6 +159,7 @@ INPUTS = {
     "padding in front of rows whose segments are at their default": where(
         lambda given: _left(given) and given["token_type_ids"] is None
     ),
+    "padding in front of long rows": where(lambda given: _left(given) and given["input_ids"].shape[1] > 13),
     "positions given with gaps in the mask": where(lambda given: _gaps(given) and given["position_ids"] is not None),
     "a mask of bool": where(
         lambda given: given["attention_mask"] is not None and given["attention_mask"].dtype == torch.bool
@@ -161,6 +171,7 @@ WAYS: dict[str, tuple[Change, Callable[[dict[str, Any], nn.Module], None] | None
     "counts its calls": (_counted, None),
     "keeps its outputs": (_kept, None),
     "draws from the system": (_drawn, None),
+    "remembers by token ids": (_remembered, None),
     "writes to its mask": (lambda out, given, port: out, _writes),
     "moves a weight": (lambda out, given, port: out, _moves),
     "is another with gradients": (

@@ -92,7 +92,7 @@ def test_what_is_returned_and_equals_nothing_is_unproven() -> None:
     report = returning(lambda out: out["logits"].mean(1).sum(-1))
     assert report.verdict == "unproven"
     assert not report.as_claimed
-    assert "nothing; your model does not return logits, pooled; without a counterpart: output" in " ".join(
+    assert "nothing; your model does not return logits, pooled; your model also returns output" in " ".join(
         str(report).split()
     )
 

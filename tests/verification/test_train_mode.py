@@ -126,10 +126,15 @@ def test_another_rate_and_a_missing_place_are_named() -> None:
     assert "the reference drops 10 % of [8, 16, 8] in third" in " ".join(str(missing).split())
 
 
-HEADED = ("BertForSequenceClassification", "RobertaForMaskedLM", "DistilBertForMaskedLM", "BartForConditionalGeneration")
+CLASSES = (
+    "BertForSequenceClassification",
+    "RobertaForMaskedLM",
+    "DistilBertForMaskedLM",
+    "BartForConditionalGeneration",
+)
 
 
-@pytest.mark.parametrize("architecture", HEADED)
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_shipped_families_train_as_transformers_does(architecture: str, tmp_path: Path) -> None:
     pair = next(one for one in PAIRS if one.architecture == architecture)
     ported = make(pair, tmp_path / "checkpoint")
