@@ -75,7 +75,7 @@ class LocalFile:
         status = os.fstat(self._fd)
         self._require_regular(status)
         self.size = status.st_size
-        self._version = (status.st_size, status.st_mtime_ns)
+        self._opened = status
         self._mapping: mmap.mmap | None = None
 
     def pread(self, offset: int, count: int) -> bytes:
@@ -87,7 +87,7 @@ class LocalFile:
             except OSError as error:
                 raise self._failed(error) from error
             if not piece:
-                raise self._changed("it ended early while it was being read")
+                raise self._changed("it was truncated: it ended early while it was being read")
             pieces.append(piece)
             offset += len(piece)
             count -= len(piece)
@@ -101,7 +101,7 @@ class LocalFile:
             except OSError as error:
                 raise self._failed(error) from error
             if not count:
-                raise self._changed("it ended early while it was being read")
+                raise self._changed("it was truncated: it ended early while it was being read")
             buffer = buffer[count:]
             offset += count
 
@@ -126,9 +126,14 @@ class LocalFile:
         return self._fd
 
     @property
-    def version(self) -> tuple[int, int]:
-        """Size in bytes and time of the last change in nanoseconds, as they were when it was opened."""
-        return self._version
+    def identity(self) -> tuple[int, ...]:
+        """Which file it is and which state of it, as it was when it was opened.
+
+        Device, inode, time of the last change of any kind, time of the last write, and size.  The first three cannot be
+        set by whoever unpacks or copies a file, as the last two can.
+        """
+        status = self._opened
+        return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size
 
     def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """The bytes from ``start`` to ``stop`` as a 1-D tensor over a private mapping of the file.
@@ -164,9 +169,17 @@ class LocalFile:
 
         A mapped read past the end of a file that was truncated meanwhile would kill the process (SIGBUS).
         """
-        status = os.fstat(self._fd)
-        if (status.st_size, status.st_mtime_ns) != self._version:
-            raise self._changed(f"it had {self._version[0]} bytes when it was opened and has {status.st_size} now")
+        now, then = os.fstat(self._fd), self._opened
+        sizes = f"it had {then.st_size} bytes when it was opened and has {now.st_size} now"
+        if now.st_size < then.st_size:
+            raise self._changed(f"it was truncated: {sizes}")
+        if now.st_size > then.st_size:
+            raise self._changed(sizes)
+        # The time of a write can be set back, and then the time of the change of that shows it.  A file that is
+        # deleted, replaced by a rename, or given another name changes that time as well, and its number of names.
+        hidden = now.st_ctime_ns != then.st_ctime_ns and now.st_nlink == then.st_nlink
+        if now.st_mtime_ns != then.st_mtime_ns or hidden:
+            raise self._changed(f"{sizes}, but it was written to since")
 
     def _require_regular(self, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):

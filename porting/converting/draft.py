@@ -68,7 +68,7 @@ class Draft:
             "frames": [of_bytes(b"".join(raw for _, raw in shard.frame)) for shard in self.outline.shards],
             "files": {name: _state(content) for name, content in self.files.items()},
         }
-        sources = [_places(one) for one in (self.checkpoint, self.like) if one is not None]
+        sources = [_identities(one) for one in (self.checkpoint, self.like) if one is not None]
         return {"plan": of_bytes(json.dumps(shape).encode()), "sources": sources}
 
 
@@ -79,9 +79,9 @@ def _state(content: bytes | Path) -> list[object]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _places(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """Size and time of each file of a checkpoint."""
-    return {file.name: list(checkpoint.file(file.name).version) for file in checkpoint.files}
+def _identities(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    """Which file each of a checkpoint's is, and in which state."""
+    return {file.name: list(checkpoint.file(file.name).identity) for file in checkpoint.files}
 
 
 def draft_into_port(
