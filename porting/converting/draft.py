@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from porting.build import build
+from porting.build import bounds, build
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.names import DCP_METADATA
@@ -110,7 +110,7 @@ def draft_into_port(
             plan = check(chosen, checkpoint, places, dtype=dtype, fresh=fresh)
         else:
             make, _ = maker(chosen, checkpoint, into, architecture, trust=trust)
-            plan = check(chosen, checkpoint, build(make), dtype=dtype, fresh=fresh)
+            plan = check(chosen, checkpoint, build(make, bounds(checkpoint.tensors)), dtype=dtype, fresh=fresh)
     except PlanError as error:
         if _recorded(checkpoint, chosen, None) is None:
             raise

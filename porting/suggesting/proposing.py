@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from porting.build import build
+from porting.build import bounds, build
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Fault, PortingError, told
 from porting.loading import PortingWarning, maker
@@ -351,7 +351,7 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subject
 def _built(table: Table, checkpoint: Checkpoint, into: Builder, subjects: Subjects) -> nn.Module:
     """The module to the checkpoint's size: without memory for its weights, or built as it is where that is small."""
     try:
-        return build(maker(table, checkpoint, into, None, trust=False)[0])
+        return build(maker(table, checkpoint, into, None, trust=False)[0], bounds(checkpoint.tensors))
     except TargetError:
         if sum(info.nbytes for info in checkpoint.tensors.values()) > BUILT:
             raise

@@ -1,4 +1,4 @@
-"""What is kept of a conversion that died was made of the checkpoint that is there now, and of no other version of it."""
+"""What is kept of a conversion that died was made of the checkpoint that is there now, and of no other version."""
 
 from __future__ import annotations
 

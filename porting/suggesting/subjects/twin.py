@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, PortingError, option
 from porting.loading import same_bits
 from porting.notation.field import held
 from porting.suggesting.subjects.fields import NESTED, Role, fields_of, role_of
@@ -195,6 +195,8 @@ def make_twin(
     torch.manual_seed(seed)
     try:
         model: nn.Module = kind._from_config(complete, attn_implementation="eager")
+    except PortingError:
+        raise
     except Exception as error:  # the reference may refuse a size for reasons of its own
         said = str(error).strip().partition("\n")[0]
         message = f"transformers cannot build {architecture} with these sizes: {type(error).__name__}: {said}"
