@@ -174,6 +174,10 @@ class PortingError(Exception):
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
 
+class CheckpointError(PortingError):
+    """A checkpoint cannot be read or written as asked."""
+
+
 _typed = Event()  # seen by every thread, as a context variable is not
 
 

@@ -269,7 +269,7 @@ def test_whatever_a_config_has_a_say_in_is_built_within_bounds(layer: Callable[[
         "filled": lambda: filled(lambda: Grown(config), within),
         "call": lambda: call(Grown, lambda: config, fields, within),
     }
-    with pytest.raises(TargetError, match="asks for more than 10064 (parameters|modules), as many as could be meant"):
+    with pytest.raises(TargetError, match=r"asks for more than 10064 (parameters|modules), as many as could be meant"):
         made[how]()
     config["layers"] = 1000
     assert isinstance(made[how](), Grown)

@@ -12,12 +12,15 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 
 from porting.converting.casts import Losses
 from porting.converting.making import Made
 from porting.converting.positioned import write_at
+from porting.opening import Folder
+
+LONGEST = 1 << 30
+"""Bytes of a journal: a million tensors need less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +41,14 @@ class Journal:
     """A journal that is being written: one that is there already goes on, if it is of the same conversion.
 
     Args:
-        path: its file.
+        folder: where it lies.
+        name: its file.
         key: what is being done; a journal of something else is thrown away.
     """
 
-    def __init__(self, path: Path, key: Mapping[str, object]) -> None:
-        begun = path.read_bytes().partition(b"\n")[0] if path.exists() else b""
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, folder: Folder, name: str, key: Mapping[str, object]) -> None:
+        begun = folder.read(name, limit=LONGEST).partition(b"\n")[0] if folder.kind(name) else b""
+        self._descriptor = folder.write(name)
         self._end = os.fstat(self._descriptor).st_size
         self._lock = Lock()
         if _is_of(_entry(begun), key):
@@ -79,13 +83,14 @@ def write_line(descriptor: int, raw: bytes, at: int) -> int:
     return len(raw)
 
 
-def past(folder: Path, key: Mapping[str, object]) -> Past | None:
+def past(folder: Folder, key: Mapping[str, object]) -> Past | None:
     """What the journals in a folder say; None when there is none, or they are of something else."""
     made: dict[str, Made] = {}
     sources: dict[str, set[str]] = {}
     found = False
-    for path in sorted(folder.glob("*.jsonl")):
-        entries = [one for line in path.read_bytes().split(b"\n") if isinstance(one := _entry(line), dict)]
+    for name in sorted(folder.names()):
+        lines = folder.read(name, limit=LONGEST).split(b"\n")
+        entries = [one for line in lines if isinstance(one := _entry(line), dict)]
         if entries and _is_of(entries[0], key):
             found = True
             _take(entries[1:], made, sources)

@@ -63,7 +63,7 @@ def write_files(
     same_everywhere(key["plan"] for key in keys)
     key = keys[0]  # the number of a device is that of one machine: all go by what the first one sees
     (before, *_) = team.gather(_begin(draft, place, key) if team.rank == 0 else None)
-    journal = Journal(place.journals / f"{team.rank}.jsonl", key)
+    journal = Journal(place.journals, f"{team.rank}.jsonl", key)
     try:
         with _opened(draft, place) as shards:
             task = _Task(draft, team, shards, journal, meter)
@@ -79,7 +79,7 @@ def write_files(
         _sweep_strangers(draft, place)
         place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
     made = {one.name: task.made[one.name] for one in draft.recipes.tensors}
-    (files, *_) = team.gather({one.name: one.stat().st_size for one in sorted(place.files.iterdir())})
+    (files, *_) = team.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
     return Written(made=made, files=files)
 
 
@@ -88,7 +88,7 @@ def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | 
     before = past(place.journals, key)
     if before is None:
         place.clear()
-    there = sum(one.stat().st_blocks * 512 for one in place.files.iterdir())
+    there = sum(place.files.status(name).st_blocks * 512 for name in place.files.names())
     require_room(place.root, max(0, draft.outline.size - there))
     with _opened(draft, place) as shards:
         for shard in draft.outline.shards:
@@ -209,7 +209,7 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
             place.write(name, content)
             digests[name] = of_bytes(content)
             continue
-        file = LocalFile(content)
+        file = LocalFile(content.open())
         descriptor = place.open(name, file.size)
         try:
             out = Output(descriptor, 0, lambda count: None)
@@ -226,9 +226,9 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
 def _sweep_strangers(draft: Draft, place: Workplace) -> None:
     """Only what belongs to the output is published."""
     own = {*draft.files, *(shard.name for shard in draft.outline.shards)}
-    for one in place.files.iterdir():
-        if one.name not in own:
-            one.unlink()
+    for name in place.files.names():
+        if name not in own:
+            os.unlink(name, dir_fd=place.files.descriptor)
 
 
 def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str], *, sha256: bool) -> bytes:
@@ -255,10 +255,10 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         digests = [task.made[name].digest for name in placed]
         files[shard.name] = {"size": shard.size, "digest": of_framed(_frame(shard, place), digests)}
     for name, digest in small.items():
-        files[name] = {"size": (place.files / name).stat().st_size, "digest": digest}
+        files[name] = {"size": place.files.status(name).st_size, "digest": digest}
     if sha256:
         for name, entry in files.items():
-            entry["sha256"] = sha256_of(place.files / name)
+            entry["sha256"] = sha256_of(LocalFile(place.files.open(name)))
     losses = {
         one.name: {"infinite": task.made[one.name].losses.infinite, "vanished": task.made[one.name].losses.vanished}
         for one in draft.recipes.tensors
@@ -281,7 +281,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
 
 def _frame(shard: Shard, place: Workplace) -> bytes:
     """What stands around the tensors of a file, as it was written: with the checksums that were not known before."""
-    file = LocalFile(place.files / shard.name)
+    file = LocalFile(place.files.open(shard.name))
     return b"".join(file.pread(at, len(raw)) for at, raw in shard.frame)
 
 

@@ -12,6 +12,7 @@ import xxhash
 from porting.checkpoint import CheckpointError
 from porting.converting import convert, verify_files
 from porting.converting.record import read_record
+from porting.opening import Folder
 from tests.small_checkpoint import write_checkpoint
 
 
@@ -102,7 +103,7 @@ def test_digests_are_those_of_other_tools(ported: Path) -> None:
 
     from safetensors import safe_open
 
-    record = read_record(ported)
+    record = read_record(Folder(ported))
     assert record is not None
     config = (ported / "config.json").read_bytes()
     assert record.text("files", "config.json", "digest") == xxhash.xxh3_128_hexdigest(config)
