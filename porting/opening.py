@@ -159,7 +159,10 @@ class Folder:
             return _opened(path, where, limit, name, self.descriptor)
         if self._follow_links:
             return _opened(path, where, limit, where, None)
-        home, target = Path(os.path.realpath(self.path)), Path(os.path.realpath(path))
+        try:  # where it leads is only asked; what lies there is opened below without following any link
+            home, target = Path(os.path.realpath(self.path)), Path(os.path.realpath(path))
+        except OSError as error:  # it is no link any more
+            raise open_error(error, path, where=where) from error
         if target.is_relative_to(home):
             return _walked(self.descriptor, target.relative_to(home).parts, path, limit)
         blobs = home.parent.parent / "blobs"
@@ -332,7 +335,7 @@ def open_error(error: OSError | ValueError, path: Path, *, where: str) -> Checkp
     """What a failed stat or open means to the person who asked for it."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         message, hint = "no such file", "check the path"
-        if os.path.islink(path):
+        with suppress(OSError, ValueError):
             target = quote(os.readlink(path))
             message, hint = f"a link to {target}, which does not exist", "mend the link or copy the file"
         return CheckpointError(Fault(code=Code.FILE_MISSING, where=where, message=message, hint=hint))

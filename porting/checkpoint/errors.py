@@ -28,9 +28,14 @@ class FaultList:
     def __bool__(self) -> bool:
         return bool(self._faults)
 
+    @property
+    def full(self) -> bool:
+        """Whether what is added is only counted."""
+        return len(self._faults) >= FAULTS_SHOWN
+
     def add(self, code: Code, message: str, *, tensor: str | None = None, hint: str = "") -> None:
         """Notes one fault; with ``tensor``, the message says which tensor it is about."""
-        if len(self._faults) >= FAULTS_SHOWN:
+        if self.full:
             self._unshown += 1
             return
         about = f"tensor {quote(tensor)}: " if tensor is not None else ""

@@ -23,6 +23,10 @@ MOST_ROWS = 1024
 """The most buffers that one call of the system fills (IOV_MAX)."""
 
 
+PIECE = 1 << 18
+"""Bytes that are compared at a time."""
+
+
 class ByteSource(Protocol):
     """Bytes of known length that can be read at any position: a local file, or one read by HTTP ranges."""
 
@@ -102,6 +106,13 @@ class LocalFile:
                     offset += len(row)
             else:
                 offset += count
+
+    def same_bytes(self, other: LocalFile) -> bool:
+        """Whether another file has the same bytes."""
+        return self.size == other.size and all(
+            self.pread(at, min(PIECE, self.size - at)) == other.pread(at, min(PIECE, self.size - at))
+            for at in range(0, self.size, PIECE)
+        )
 
     def fileno(self) -> int:
         """The descriptor, for calls of the system that copy from file to file; it stays this object's."""

@@ -33,6 +33,9 @@ from porting.opening import Folder, read_file
 if TYPE_CHECKING:
     from porting.checkpoint.hub import RemoteModel
 
+ENOUGH = 1000
+"""After so many files that cannot be opened, no other is tried."""
+
 Opener = Callable[[str], ByteSource]
 
 
@@ -214,6 +217,10 @@ def _open_all(names: Collection[str], opener: Opener) -> dict[str, ByteSource]:
             sources[name] = opener(name)
         except CheckpointError as error:
             faults += error.faults
+        if len(faults) >= ENOUGH:
+            message = f"of {len(names)} files these cannot be opened; the others were not tried"
+            faults.append(Fault(code=faults[-1].code, where=str(Path(faults[-1].where).parent), message=message))
+            break
     if faults:
         raise CheckpointError(faults)
     return sources

@@ -11,6 +11,7 @@ import typer
 from porting.cli import options
 from porting.cli.screen import Screen, counted, size
 from porting.errors import Code, nearest
+from porting.printable import safe_lines
 
 if TYPE_CHECKING:
     from porting.checkpoint import Inspection
@@ -136,7 +137,7 @@ def tables(
             screen.rows(["rule", "at"], [(str(rule), rule.where) for rule in one.rules])
             screen.next("tables", table)
         else:
-            screen.text(read_file(file))
+            screen.text(safe_lines(read_file(file)))
             screen.next("tables", table, "--rules", aside=True)
 
 

@@ -18,7 +18,7 @@ from porting.converting.crew import work
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.distributed import part_of
 from porting.converting.record import RECORD, Record, read_record
-from porting.errors import Code, Fault, PortingError
+from porting.errors import Code, Fault, PortingError, grouped_lines
 from porting.export_files import WEIGHTS
 from porting.opening import Folder, is_plain
 
@@ -32,7 +32,7 @@ class FilesReport:
         files: how many files the record names.
         tensors: how many tensors were read.
         bytes: how many bytes were read.
-        problems: a line for each thing that is not as it was written; empty when all is.
+        problems: a line for each thing that is not as it was written, of many grouped; empty when all is.
         strangers: files that the record does not name.
         command: the command that made the files, as the record says.
     """
@@ -111,7 +111,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
         files=len(checked),
         tensors=sum(len(one.found) for one in checked),
         bytes=sum(one.bytes for one in checked),
-        problems=tuple(problems),
+        problems=grouped_lines(problems),
         strangers=tuple(strangers),
         command=record.text("command"),
     )
