@@ -70,6 +70,10 @@ def explained(path: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if (
+            MARK in path.parent.name
+        ):  # a part of a directory that is being made: whoever makes that can say what is left
+            raise
         reason = error.strerror or str(error)
         hint = "check the directory's permissions"
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
@@ -265,9 +269,11 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
                 os.rename(temporary, path)
             sync(Folder(path.parent))
         finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-            os.close(descriptor)
+            try:
+                with suppress(FileNotFoundError):
+                    temporary.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _linked(temporary: Path, path: Path) -> bool:
