@@ -42,7 +42,7 @@ def refused(read: Callable[[], object], message: str) -> None:
         read()
 
 
-LEAVING = [
+LEAVING: list[Callable[[Path], str]] = [
     lambda root: "../secret",
     lambda root: str(root.parent / "secret"),
     lambda root: "sub/../../secret",
@@ -234,24 +234,25 @@ def test_special_tokens_are_not_read_from_what_is_no_file_of_a_checkpoint(how: s
 
 HANGING = """
 import sys
-from porting.checkpoint import CheckpointError
+from porting.cli.keep import batch_of
 from porting.errors import PortingError
 from porting.notation.table import read_table
 from porting.recordings import load_recording
 from pathlib import Path
-for read in (read_table, load_recording):
+for read in (read_table, load_recording, lambda path: batch_of(str(path))):
     try: read(Path(sys.argv[1]))
     except PortingError as error: print(error)
 """
 
 
-def test_a_table_or_a_recording_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "it")
-    words = [sys.executable, "-c", HANGING, str(tmp_path / "it")]
+def test_a_table_a_recording_or_a_batch_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "it.npz")
+    words = [sys.executable, "-c", HANGING, str(tmp_path / "it.npz")]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True, timeout=100)
-    first, second = done.stdout.splitlines()
-    assert "no regular file, expected a TOML table" in first
-    assert "found a named pipe (FIFO)" in second
+    table, recording, batch = done.stdout.splitlines()
+    assert "no regular file, expected a TOML table" in table
+    assert "found a named pipe (FIFO)" in recording
+    assert "found a named pipe (FIFO)" in batch
 
 
 def test_companions_are_copied_from_inside_only(tmp_path: Path) -> None:

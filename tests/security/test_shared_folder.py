@@ -195,7 +195,7 @@ def test_a_workplace_that_is_exchanged_leads_nothing_outside(source: Path, share
         (home / name).mkdir()
     (home / "files" / "model.safetensors").write_bytes(b"precious")
     before = contents_of(home)
-    done = []
+    done: list[int] = []
 
     def exchange(progress: object) -> None:
         if not done:
