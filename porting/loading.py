@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.architecture import choose, recognise
-from porting.build import Named, bounds, build, call, make_config
+from porting.build import Named, bounds, build, call, filled, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault
 from porting.lineage import Provenance, provenance, remember
@@ -311,7 +311,8 @@ def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, 
         return {}
     counts = Counter(value.dtype for value in values.values() if value.is_floating_point())
     dtype = counts.most_common(1)[0][0] if counts else torch.get_default_dtype()
-    return {name: cast(tensor.detach(), dtype) for name, tensor in named_tensors(make()) if name in own}
+    made = filled(make, bounds(plan.sources))
+    return {name: cast(tensor.detach(), dtype) for name, tensor in named_tensors(made) if name in own}
 
 
 def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:

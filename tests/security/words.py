@@ -82,6 +82,15 @@ CONFIGS: list[Row] = [
             ("attention", "a tree", "--source", "m"),
         )
     ),
+    *(
+        config_row(
+            f"10^{power} labels for a new head",
+            "building the module",
+            {"num_labels": 10**power},
+            words=("load", "m", "--architecture", "BertForSequenceClassification", "--fresh"),
+        )
+        for power in (9, 12)
+    ),
     config_row("10^12 layers", "asks for more than 14096 parameters", {"num_hidden_layers": ABSURD}),
     config_row("10^12 words", "[1000000000000, 24]", {"vocab_size": ABSURD}),
     config_row("10^12 positions", "[1000000000000, 24]", {"max_position_embeddings": ABSURD}),
