@@ -153,7 +153,7 @@ def bounded(within: Bounds) -> Iterator[None]:
     thread, most = get_ident(), within.parameters
     parameters = modules = nbytes = 0
 
-    def count_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    def count_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         nonlocal parameters, nbytes
         if get_ident() != thread:
             return
