@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,11 +13,15 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.overrides import TorchFunctionMode
 
 from porting.errors import Code, Fault, PortingError, nearest, told
 from porting.frames import users_line
+from porting.plan.move import Described
 from porting.target import TargetError, named_tensors
 
 
@@ -25,23 +30,25 @@ class Bounds:
     """How large a module may become while it is built: a config can ask for anything.
 
     Attributes:
-        parameters: as many parameters may be registered.
-        nbytes: a tensor whose value has to be computed may have as many bytes.
+        parameters: as many parameters may be registered, and as many modules.
+        nbytes: parameters that take memory, and any tensor whose value has to be computed, may have as many bytes.
     """
 
     parameters: int
     nbytes: int
 
 
-def bounds(tensors: int, nbytes: int) -> Bounds:
-    """What a checkpoint of so many tensors and bytes can be loaded into, one that takes it apart included."""
-    return Bounds(parameters=10_000 + 64 * tensors, nbytes=(1 << 30) + 16 * nbytes)
+def bounds(tensors: Mapping[str, Described]) -> Bounds:
+    """What a checkpoint of these tensors can be loaded into, a module that takes them apart included."""
+    nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors.values())
+    return Bounds(parameters=10_000 + 64 * len(tensors), nbytes=(1 << 30) + 16 * nbytes)
 
 
-UNBOUNDED = Bounds(parameters=2**63, nbytes=2**63)
+OWN_CODE = Bounds(parameters=2**63, nbytes=2**63)
+"""For a builder of the user's own that is given no config: what it builds, nobody else has a say in."""
 
 
-def build(make: Callable[[], nn.Module], within: Bounds = UNBOUNDED) -> nn.Module:
+def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     """Call ``make`` with the initialisation of parameters skipped.
 
     The module is built on the meta device.  When its constructor asks for a tensor's value, or keeps a tensor that is
@@ -78,13 +85,17 @@ def build(make: Callable[[], nn.Module], within: Bounds = UNBOUNDED) -> nn.Modul
     return module
 
 
-def filled(make: Callable[[], nn.Module]) -> nn.Module:
+def filled(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     """The module as its builder makes it, with the weights that the builder puts into it.
 
+    Args:
+        make: builds the module.
+        within: how large it may become.
+
     Raises:
-        TargetError: the builder fails, or gives something else than a module.
+        TargetError: the builder fails, gives something else than a module, or goes beyond the bounds.
     """
-    module: object = _whole(make, UNBOUNDED)
+    module: object = _whole(make, within)
     if not isinstance(module, nn.Module):
         raise _no_module(module)
     return module
@@ -98,7 +109,7 @@ def _no_module(made: object) -> TargetError:
 def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     """The module as its builder makes it."""
     try:
-        with torch.device("cpu"), _counted(within):
+        with torch.device("cpu"), bounded(within):
             return make()
     except PortingError:
         raise
@@ -118,7 +129,7 @@ def _attempt(
 ) -> tuple[nn.Module, bool]:
     """The module, and whether all tensors that it keeps will be filled from a checkpoint."""
     emptying = nullcontext() if device == "meta" else _without_parameters()
-    with torch.device(device), emptying, _counted(within), mode:
+    with torch.device(device), emptying, bounded(within), mode:
         module = make()
     if not isinstance(module, nn.Module):
         raise _no_module(module)
@@ -127,21 +138,46 @@ def _attempt(
 
 
 @contextmanager
-def _counted(within: Bounds) -> Iterator[None]:
-    """Stop a module that goes on registering parameters."""
-    thread, left = get_ident(), within.parameters
+def bounded(within: Bounds) -> Iterator[None]:
+    """Stop a module that is built in this thread from growing beyond bounds.
 
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal left
-        left -= get_ident() == thread
-        if left < 0:
-            raise _beyond(f"more than {within.parameters} parameters, as many as could be meant")
+    Whatever a checkpoint's config has a say in is built here: through :func:`build`, :func:`filled` or :func:`call`,
+    and the reference by transformers.
 
-    hook = register_module_parameter_registration_hook(count)
+    Args:
+        within: how large it may become.
+
+    Raises:
+        TargetError: it is larger.
+    """
+    thread, most = get_ident(), within.parameters
+    parameters = modules = nbytes = 0
+
+    def count_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal parameters, nbytes
+        if get_ident() != thread:
+            return
+        parameters += 1
+        if parameter is not None and not parameter.is_meta and not nn.parameter.is_lazy(parameter):
+            nbytes += parameter.nbytes
+        if parameters > most:
+            raise _beyond(f"more than {most} parameters, as many as could be meant")
+        if nbytes > within.nbytes:
+            raise _beyond(f"parameters of more than {within.nbytes} bytes")
+
+    def count_module(parent: nn.Module, name: str, module: nn.Module) -> None:
+        nonlocal modules
+        modules += get_ident() == thread
+        if modules > most:
+            raise _beyond(f"more than {most} modules, as many as could be meant")
+
+    hooks = [register_module_parameter_registration_hook(count_parameter)]
+    hooks.append(register_module_module_registration_hook(count_module))
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
@@ -229,7 +265,9 @@ class Named(dict[str, object]):
         raise AttributeError(f"the config has no field {name!r}")
 
 
-def call(into: Callable[..., nn.Module], config: Callable[[], object], fields: Mapping[str, object]) -> nn.Module:
+def call(
+    into: Callable[..., nn.Module], config: Callable[[], object], fields: Mapping[str, object], within: Bounds
+) -> nn.Module:
     """Call a class or function with what its parameters ask for.
 
     One called ``config`` gets the config; otherwise each gets the field of its name; a single one that no field is
@@ -239,10 +277,16 @@ def call(into: Callable[..., nn.Module], config: Callable[[], object], fields: M
         into: builds a module.
         config: makes the target's config.
         fields: the same, field by field.
+        within: how large the module may become.
 
     Raises:
-        TargetError: it asks for something else.
+        TargetError: it asks for something else, or goes beyond the bounds.
     """
+    with bounded(within):
+        return _called(into, config, fields)
+
+
+def _called(into: Callable[..., nn.Module], config: Callable[[], object], fields: Mapping[str, object]) -> nn.Module:
     parameters = _parameters(into)
     if "config" in parameters:
         positional = parameters["config"].kind is inspect.Parameter.POSITIONAL_ONLY

@@ -1,18 +1,23 @@
 """Everything that can go wrong, by name.
 
 One root, :class:`PortingError`; each subclass says in whose hands the fault lies, and each :class:`Fault` it
-carries has a stable :class:`Code`, documented in ``docs/errors.md``.  An error carries *all* the faults
-found, never only the first.
+carries has a stable :class:`Code`, documented in ``docs/errors.md``.  An error carries all the faults found, never only
+the first; where they are many, they are grouped and counted here, for whoever prints them.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain, islice
 from threading import Event
+from typing import TypeVar
+
+from porting.printable import safe
 
 
 class Code(StrEnum):
@@ -152,14 +157,15 @@ class Fault:
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{where}{self.message}{hint} [{self.code}]"
+        return safe(f"{where}{self.message}{hint} [{self.code}]")
 
 
 class PortingError(Exception):
     """The root of every error that this library raises on purpose.
 
     Attributes:
-        faults: all the faults that were found, in the order in which they were met; at least one.
+        faults: the faults that were found, in the order in which they were met; at least one.  Of more than
+            :data:`MOST_FAULTS` those that differ in numbers only are one, and what is still too many is counted.
 
     >>> try:
     ...     import porting
@@ -170,8 +176,107 @@ class PortingError(Exception):
     """
 
     def __init__(self, faults: Fault | Iterable[Fault]) -> None:
-        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else _bounded(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+MOST_FAULTS = 50
+"""An error has so many lines at most, whatever a file is made of."""
+
+MOST_CANDIDATES = 5000
+"""So many names, their numbers aside, are compared with."""
+
+MOST_CHARACTERS = 200
+"""So much of a name is compared: comparing takes the product of two lengths."""
+
+_NUMBER = re.compile(r"(?<![^.'\"])[0-9]+(?![^.'\"])")
+
+Item = TypeVar("Item")
+
+
+def numbers_of(name: str) -> list[str]:
+    """The numbers that stand between the dots and quotes of a text."""
+    return _NUMBER.findall(name)
+
+
+def numberless(name: str) -> str:
+    """A text without these, for comparing it with those of other layers.
+
+    >>> numberless("layers.7.weight")
+    'layers.#.weight'
+    """
+    return _NUMBER.sub("#", name)
+
+
+def alike(faults: Iterable[Fault]) -> list[Fault]:
+    """The faults, those that differ only in the numbers within names told once and counted.
+
+    >>> layers = [Fault(code=Code.NO_SOURCE, message=f"'layers.{i}.bias' is missing") for i in range(12)]
+    >>> print(*alike(layers))
+    'layers.0.bias' is missing (and 11 more like it) [no-source]
+    """
+    groups, _ = _grouped(faults, _key)
+    return [_counted(*group) for group in groups]
+
+
+def grouped_lines(lines: Iterable[str], most: int = MOST_FAULTS) -> tuple[str, ...]:
+    """Lines as they are if they are few; else those that differ in numbers only once, and at most so many.
+
+    >>> grouped_lines([f"file {i}.bin: it is missing" for i in range(3)], 2)
+    ('file 0.bin: it is missing', 'file 1.bin: it is missing', 'and 1 more, not shown')
+    >>> grouped_lines([f"tensor 'layers.{i}.bias' is missing" for i in range(9)], 2)
+    ("tensor 'layers.0.bias' is missing, and 8 more like it",)
+    """
+    lines = list(lines)
+    if len(lines) <= most:
+        return tuple(lines)
+    groups, left = _grouped(lines, numberless, most)
+    shown = [line if count == 1 else f"{line}, and {count - 1} more like it" for line, count in groups]
+    return (*shown, *([f"and {left} more, not shown"] if left else ()))
+
+
+def _bounded(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """The faults if they are few; else grouped, and the last one counts what is left."""
+    every = iter(faults)
+    first = tuple(islice(every, MOST_FAULTS + 1))
+    if len(first) <= MOST_FAULTS:
+        return first
+    groups, left = _grouped(chain(first, every), _key, MOST_FAULTS)
+    shown = [_counted(*group) for group in groups]
+    if left:
+        shown.append(Fault(code=shown[-1].code, message=f"and {left} more faults, not shown"))
+    return tuple(shown)
+
+
+def _grouped(
+    items: Iterable[Item], key: Callable[[Item], Hashable], most: int | None = None
+) -> tuple[list[tuple[Item, int]], int]:
+    """The first item of each group with their number, for the first groups; and how many items there are besides."""
+    groups: dict[Hashable, tuple[Item, int]] = {}
+    left = 0
+    for item in items:
+        kind = key(item)
+        first, count = groups.get(kind, (item, 0))
+        if count or most is None or len(groups) < most:
+            groups[kind] = first, count + 1
+        else:
+            left += 1
+    return list(groups.values()), left
+
+
+def _key(fault: Fault) -> Hashable:
+    return fault.code, numberless(fault.where), numberless(fault.message)
+
+
+def _counted(fault: Fault, count: int) -> Fault:
+    if count == 1:
+        return fault
+    more = f"and {count - 1} more like it"
+    return replace(fault, hint=f"{more}; {fault.hint}" if fault.hint else more)
+
+
+class CheckpointError(PortingError):
+    """A checkpoint cannot be read or written as asked."""
 
 
 _typed = Event()  # seen by every thread, as a context variable is not
@@ -215,5 +320,26 @@ def nearest(name: str, candidates: Sequence[str]) -> str:
     >>> nearest("layer.0.wieght", ["layer.0.weight", "pooler.bias"])
     "did you mean 'layer.0.weight'?"
     """
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else ""
+    found = closest(name, candidates)
+    return f"did you mean {found!r}?" if found else ""
+
+
+def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -> str:
+    """The candidate that looks most like a name, with the same numbers if there is one; empty when none is close.
+
+    Args:
+        name: the name.
+        candidates: the others; those that differ in their numbers are compared once.
+        most: so many are compared.
+    """
+    patterns: dict[str, list[str]] = {}
+    for candidate in candidates:
+        pattern = numberless(candidate)[:MOST_CHARACTERS]
+        if pattern in patterns or len(patterns) < most:
+            patterns.setdefault(pattern, []).append(candidate)
+    close = difflib.get_close_matches(numberless(name)[:MOST_CHARACTERS], list(patterns), n=1, cutoff=0.6)
+    if not close:
+        return ""
+    numbers = numbers_of(name)
+    same = (one for one in patterns[close[0]] if numbers_of(one) == numbers)
+    return next(same, patterns[close[0]][0])

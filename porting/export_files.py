@@ -13,11 +13,12 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint, CheckpointError, TensorFile, WeightFile
 from porting.checkpoint.config import CONFIG_NAME, parse_config
-from porting.checkpoint.files import member, read_small
+from porting.checkpoint.files import LocalFile
 from porting.checkpoint.names import COMPANIONS, SAFETENSORS, SAFETENSORS_INDEX
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, told
 from porting.notation.field import held, value_of, with_field
+from porting.opening import Folder, Member
 
 METADATA = {"format": "pt"}
 """transformers looks for it: weights saved by torch."""
@@ -74,6 +75,10 @@ def _renamed(name: str) -> str:
     return name if ending == ".safetensors" else f"{stem.removeprefix('pytorch_')}.safetensors"
 
 
+_NO_FILE = {Code.FILE_NOT_REGULAR, Code.FILE_MISSING}
+"""A folder, a FIFO, a link to nothing: left where it is."""
+
+
 def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, ...]]:
     """The files beside the weights that are copied, the config left out, and the names of those that are not.
 
@@ -83,21 +88,21 @@ def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, .
     Raises:
         CheckpointError: the directory is gone, or a file is a link that leaves it.
     """
-    root = _directory(checkpoint)
+    folder = _directory(checkpoint)
     own = {file.name for file in checkpoint.files} | {CONFIG_NAME}
     copied: dict[str, Content] = {}
     left: list[str] = []
     faults: list[Fault] = []
-    for name in sorted(os.listdir(root)):
+    for name in sorted(folder.names()):
         if name in own or name.startswith(".") or (is_single_file(checkpoint) and name not in COMPANIONS):
             continue
         try:
-            path = member(root, name)
+            size = LocalFile(folder.open(name)).size
         except CheckpointError as error:
-            faults += error.faults
-            continue
-        if path.is_file() and path.stat().st_size <= LARGEST and not name.endswith(WEIGHTS):
-            copied[name] = path
+            faults += [one for one in error.faults if one.code not in _NO_FILE]
+            size = LARGEST + 1
+        if size <= LARGEST and not name.endswith(WEIGHTS):
+            copied[name] = Member(folder, name)
         elif not (checkpoint.index_file is not None and name == checkpoint.index_file.name):
             left.append(name)
     if faults:
@@ -118,8 +123,9 @@ def config_of(checkpoint: Checkpoint) -> bytes | None:
     Raises:
         CheckpointError: the checkpoint is gone, or another file is in its place now.
     """
-    path = member(_directory(checkpoint), CONFIG_NAME)
-    raw = read_small(path, where=str(path), limit=LARGEST) if path.exists() else None
+    folder = _directory(checkpoint)
+    path = folder.path / CONFIG_NAME
+    raw = folder.read(CONFIG_NAME, limit=LARGEST) if folder.kind(CONFIG_NAME) else None
     if (parse_config(raw, where=str(path)) if raw is not None else {}) != checkpoint.config:
         message = "it is not what it was when the checkpoint was opened"
         hint = told(called="load the checkpoint again, or pass like= a copy of it as it was", typed="try again")
@@ -127,14 +133,14 @@ def config_of(checkpoint: Checkpoint) -> bytes | None:
     return raw
 
 
-def _directory(checkpoint: Checkpoint) -> Path:
+def _directory(checkpoint: Checkpoint) -> Folder:
     if checkpoint.path is None or not checkpoint.path.is_dir():
         message = "the checkpoint that the export follows is not there any more"
         hint = told(
             called="pass like= a copy of it; anew=True follows none", typed="try again with the checkpoint in its place"
         )
         raise CheckpointError(Fault(code=Code.FILE_MISSING, where=checkpoint.location, message=message, hint=hint))
-    return checkpoint.path
+    return Folder(checkpoint.path)
 
 
 def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:

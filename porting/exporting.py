@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +18,10 @@ from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import companions, is_single_file, weight_files
-from porting.lineage import provenance
+from porting.lineage import Provenance, provenance
 from porting.loading import PortingWarning, cast, expected, same_bits
 from porting.notation.table import Table
+from porting.opening import Member
 from porting.origin import Origin, follow, imagined, table_for
 from porting.plan.align import Step
 from porting.plan.move import backward, forward
@@ -127,6 +129,8 @@ def export(
     spread = is_sharded(module)
     values = {} if spread else _values(module)
     record = provenance(module)
+    mapped = partial(_require_mapped_unchanged, record, values)
+    mapped()
     checkpoint = None
     if like is not None:
         checkpoint = like if isinstance(like, Checkpoint) else open_checkpoint(like)
@@ -153,7 +157,8 @@ def export(
     files[CONFIG_NAME] = exported_config(module, origin, config, architecture, tensors)
     files |= weight_files(checkpoint, tensors)
     protected = [one for one in (checkpoint, record.checkpoint if record is not None else None) if one is not None]
-    write_directory(path, files, overwrite=overwrite, sources=[place for one in protected for place in _places(one)])
+    places = [place for one in protected for place in _places(one)]
+    write_directory(path, files, overwrite=overwrite, sources=places, confirm=mapped)
 
     result = Exported(
         path=Path(path),
@@ -170,6 +175,12 @@ def export(
     )
     _warn(result)
     return result
+
+
+def _require_mapped_unchanged(record: Provenance | None, values: Mapping[str, Tensor]) -> None:
+    """Raises: CheckpointError when values are views of a file that was written to or truncated since."""
+    if record is not None:
+        record.checkpoint.require_unchanged(values.values())
 
 
 def _require_followed(checkpoint: Checkpoint | None) -> Checkpoint:
@@ -208,10 +219,10 @@ def _from_shards(
     theirs = checkpoint.tensors.items()
     described = {name: torch.empty(one.shape, dtype=dtypes[name], device="meta") for name, one in theirs}
     files, left = companions(checkpoint)
-    beside = {name: one for name, one in files.items() if isinstance(one, bytes | Path)}
+    beside = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
     beside[CONFIG_NAME] = exported_config(module, origin, config, architecture, described)
     contents = weight_files(checkpoint, described)
-    beside |= {name: one for name, one in contents.items() if isinstance(one, bytes | Path)}
+    beside |= {name: one for name, one in contents.items() if isinstance(one, bytes | Member)}
     weights = {name: one for name, one in contents.items() if isinstance(one, TensorFile)}
     written, infinite = write_shards(
         module,

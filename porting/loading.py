@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.architecture import choose, recognise
-from porting.build import Bounds, Named, bounds, build, call, make_config
+from porting.build import Named, bounds, build, call, filled, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault
 from porting.lineage import Provenance, provenance, remember
@@ -161,10 +161,6 @@ def _crew(source: str | os.PathLike[str] | Checkpoint, *, alone: bool = False) -
     return Crew(where, "nothing was loaded", alone=alone)
 
 
-def _bounds(checkpoint: Checkpoint) -> Bounds:
-    return bounds(len(checkpoint.tensors), sum(info.nbytes for info in checkpoint.tensors.values()))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
     """A module that a checkpoint fits into, before it is filled.
@@ -201,7 +197,7 @@ def fit(
     given = isinstance(into, nn.Module)
     with chosen_for(table, into, chosen):
         make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
-        module = make() if given else build(make, _bounds(checkpoint)).eval()
+        module = make() if given else build(make, bounds(checkpoint.tensors)).eval()
         plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
     if not given:
         kind = kind if architecture is not None else recognise(chosen, module) or kind
@@ -255,7 +251,8 @@ def maker(
         where = f"{checkpoint.location}/config.json"
         return make_config(import_path(table.config_class, trust=trust, config=True), fields, where=where)
 
-    return (lambda: call(target, config, fields)), kind
+    within = bounds(checkpoint.tensors)
+    return (lambda: call(target, config, fields, within)), kind
 
 
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
@@ -314,7 +311,8 @@ def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, 
         return {}
     counts = Counter(value.dtype for value in values.values() if value.is_floating_point())
     dtype = counts.most_common(1)[0][0] if counts else torch.get_default_dtype()
-    return {name: cast(tensor.detach(), dtype) for name, tensor in named_tensors(make()) if name in own}
+    made = filled(make, bounds(plan.sources))
+    return {name: cast(tensor.detach(), dtype) for name, tensor in named_tensors(made) if name in own}
 
 
 def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:

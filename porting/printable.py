@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
+import re
+
+NAME_SHOWN = 120
+"""A longer name is cut in the middle in messages: a hostile header may hold one of 50 MB."""
+
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""What is shown as nothing: Unicode's ``Default_Ignorable_Code_Point``, and the blank pattern of Braille.
+
+Python calls some of them printable: the fillers of Hangul are letters, and variation selectors are marks.
+"""
+
+
+def is_printable(text: str) -> bool:
+    r"""Whether each character of a text is seen, moves no cursor, and turns no line.
+
+    >>> is_printable("layer.0"), is_printable("a\x9b2J"), is_printable("a\u3164b")
+    (True, False, False)
+    """
+    return text.isprintable() and (text.isascii() or _UNSEEN.search(text) is None)
+
 
 def safe(text: str) -> str:
     r"""A text for a terminal or a page: what a file put into a name can neither move the cursor nor turn the line.
 
-    Whatever Python does not call printable is spelled out: control characters, line breaks, and the marks that set
-    text from right to left.
+    Whatever is not seen is spelled out: control characters, line breaks, the marks that set text from right to left,
+    and fillers.
 
-    >>> safe("a\x1b[2Jb")
-    'a\\x1b[2Jb'
+    >>> safe("a\x1b[2Jb"), safe("a\u3164b")
+    ('a\\x1b[2Jb', 'a\\u3164b')
     """
-    if text.isprintable():
+    if is_printable(text):
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+    return "".join(one if is_printable(one) else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def safe_lines(text: str) -> str:
+    r"""The same of a document of several lines: these, and tabs, stay as they are.
+
+    What is not seen is spelled as TOML and JSON spell it in strings.
+
+    >>> safe_lines("# a\x9bb\n\tc")
+    '# a\\u009bb\n\tc'
+    """
+    return "".join(one if one in "\n\t" or is_printable(one) else _spelled(one) for one in text)
+
+
+def _spelled(one: str) -> str:
+    return f"\\u{ord(one):04x}" if ord(one) < 0x10000 else f"\\U{ord(one):08x}"
+
+
+def quote(name: object) -> str:
+    r"""A name for a message: quoted, control characters escaped, and never longer than a line can hold.
+
+    >>> quote("a\nb")
+    "'a\\nb'"
+    """
+    text = name if isinstance(name, str) else repr(name)
+    if len(text) > NAME_SHOWN:
+        half = NAME_SHOWN // 2
+        text = f"{text[:half]}…{text[-half:]}"
+    return repr(text) if is_printable(text) else ascii(text)

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from porting.errors import Code, Fault, PortingError
+from porting.errors import CheckpointError, Code, Fault, PortingError
+from porting.opening import read_file
 
 FORMAT, VERSION = "porting trace", "1"
 INPUTS, WEIGHTS, EXACT = "inputs", "weights", "float64"
@@ -145,9 +146,9 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedArrays:
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
+        content = read_file(path, limit=None)
+    except CheckpointError as error:
+        raise _unreadable(path, error.faults[0].message) from error
     try:
         arrays, metadata = _parsed(content)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:

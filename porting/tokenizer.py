@@ -18,9 +18,9 @@ from tokenizers.normalizers import BertNormalizer as PlainTextNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer as PunctuationSplitter
 from tokenizers.processors import TemplateProcessing
 
-from porting.checkpoint.files import member, read_small
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.errors import Code, Fault, PortingError
+from porting.opening import Folder
 
 TOKENIZER = "tokenizer.json"
 VOCABULARY = "vocab.txt"
@@ -85,8 +85,8 @@ def read_tokenizer(directory: Path | None, *, where: str) -> TextTokenizer:
 
 
 def _from_json(directory: Path) -> TextTokenizer:
-    path = member(directory, TOKENIZER)
-    raw = read_small(path, where=str(path), limit=LARGEST)
+    path = directory / TOKENIZER
+    raw = Folder(directory).read(TOKENIZER, limit=LARGEST)
     try:
         tokenizer = Tokenizer.from_buffer(raw)
     except Exception as error:  # its errors have no class of their own
@@ -104,8 +104,8 @@ def _from_json(directory: Path) -> TextTokenizer:
 
 def _from_vocabulary(directory: Path) -> TextTokenizer:
     """Word pieces, one a line: the line is the token's number."""
-    path = member(directory, VOCABULARY)
-    raw = read_small(path, where=str(path), limit=LARGEST)
+    path = directory / VOCABULARY
+    raw = Folder(directory).read(VOCABULARY, limit=LARGEST)
     try:
         lines = raw.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -141,11 +141,11 @@ def _settled(directory: Path) -> dict[str, object]:
     """The settings of ``tokenizer_config.json``, and the special tokens of ``special_tokens_map.json`` over them."""
     settled: dict[str, object] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = member(directory, name)
+        path = directory / name
         if not path.is_file():
             continue
         try:
-            content = parse(read_small(path, where=str(path), limit=LARGEST), allow_nan=True)
+            content = parse(Folder(directory).read(name, limit=LARGEST), allow_nan=True)
         except JsonError as error:
             raise _invalid(path, f"it cannot be read: {error}") from error
         if not isinstance(content, Mapping):

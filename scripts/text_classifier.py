@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import porting
-from porting.build import build
+from porting.build import OWN_CODE, bounds, build
 from porting.checkpoint import Checkpoint, open_checkpoint, write_directory
 from porting.errors import Code, Fault
 from porting.export_files import companions
@@ -193,7 +193,7 @@ def _classifying(table: Table, checkpoint: Checkpoint) -> tuple[str, bool]:
             return one.name, True
     for one in table.architectures:
         make, _ = maker(table, checkpoint, None, one.name, trust=False)
-        module = build(make)
+        module = build(make, bounds(checkpoint.tensors))
         if hasattr(_config(module), "num_labels") and _of_each_label(module):
             return one.name, False
     names = ", ".join(one.name for one in table.architectures) or "none"
@@ -221,7 +221,8 @@ def _of_each_label(module: nn.Module) -> set[str]:
     """The tensors that have a row for each label: those whose shape is another when there is one label more."""
     more = _config(module).num_labels + 1
     other = {
-        name: one.shape for name, one in named_tensors(build(lambda: type(module)(config=_counting(module, more))))
+        name: one.shape
+        for name, one in named_tensors(build(lambda: type(module)(config=_counting(module, more)), OWN_CODE))
     }
     return {name for name, tensor in named_tensors(module) if tensor.shape != other[name]}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from porting.build import build, call, make_config
+from porting.build import OWN_CODE, bounds, build, call, filled, make_config
 from porting.models import Bert, BertConfig
 from porting.target import TargetError, named_tensors, slots
 from tests.models.twins import TINY
@@ -36,7 +36,7 @@ class Computing(nn.Module):
 
 
 def test_a_module_is_built_without_memory_or_values() -> None:
-    module = build(lambda: Bert(config=BertConfig(**TINY)))
+    module = build(lambda: Bert(config=BertConfig(**TINY)), OWN_CODE)
     assert all(tensor.is_meta for _, tensor in named_tensors(module))
     assert {name: slot.shape for name, slot in slots(module).items()} == {
         name: tuple(tensor.shape) for name, tensor in Bert(config=BertConfig(**TINY)).state_dict().items()
@@ -44,7 +44,7 @@ def test_a_module_is_built_without_memory_or_values() -> None:
 
 
 def test_what_a_constructor_computes_has_its_values() -> None:
-    module = build(Computing)
+    module = build(Computing, OWN_CODE)
     assert isinstance(module, Computing)
     assert module.linear.weight.is_meta
     assert isinstance(module.linear.weight, nn.Parameter)
@@ -61,7 +61,7 @@ def test_a_constructor_that_looks_at_values_is_run_where_there_are_some() -> Non
             super().__init__(2, 2)
             self.rates = [rate.item() for rate in torch.linspace(0.0, 0.5, 3)]
 
-    module = build(Rates)
+    module = build(Rates, OWN_CODE)
     assert module.rates == [0.0, 0.25, 0.5]
     assert module.get_parameter("weight").is_meta
 
@@ -73,7 +73,7 @@ def test_ties_stay_ties() -> None:
             self.again = nn.Linear(3, 4)
             self.again.weight = self.linear.weight
 
-    module = build(Tied)
+    module = build(Tied, OWN_CODE)
     assert module.again.weight is module.linear.weight  # type: ignore[union-attr]  # a Linear has a weight
 
 
@@ -101,7 +101,7 @@ def test_parameters_are_not_initialised_on_the_cpu_either() -> None:
         return nn.ModuleList([computing, embedding, nn.LayerNorm(3), nn.LSTM(2, 2)])
 
     with Fills() as fills:
-        build(make)
+        build(make, OWN_CODE)
     assert fills.seen == set()
     with Fills() as fills:
         make()
@@ -112,10 +112,10 @@ def test_building_imports_no_symbolic_algebra() -> None:
     """The first random number on the meta device would import it, which takes longer than loading does."""
     program = """
 import sys, torch
-from porting.build import build
+from porting.build import OWN_CODE, build
 from porting.models import BertConfig, BertForPreTraining
-build(lambda: BertForPreTraining(config=BertConfig(num_hidden_layers=1)))
-build(lambda: torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True))
+build(lambda: BertForPreTraining(config=BertConfig(num_hidden_layers=1)), OWN_CODE)
+build(lambda: torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True), OWN_CODE)
 print(sorted({"sympy", "transformers"} & set(sys.modules)))
 """
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
@@ -127,11 +127,11 @@ def test_what_goes_wrong_while_building_is_said() -> None:
         raise ValueError("hidden_size=7\n  is odd")
 
     with pytest.raises(TargetError) as caught:
-        build(fails)
+        build(fails, OWN_CODE)
     expected = f"building the module failed: ValueError: hidden_size=7; is odd (at {__file__}:"
     assert str(caught.value).startswith(expected)
     with pytest.raises(TargetError, match=r"building the module gave a dict, expected a torch\.nn\.Module"):
-        build(dict)  # type: ignore[arg-type]  # that is the point
+        build(dict, OWN_CODE)  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_tensor_that_a_cache_keeps_without_values_is_named() -> None:
@@ -145,7 +145,7 @@ def test_a_tensor_that_a_cache_keeps_without_values_is_named() -> None:
             self.angles = angles()
 
     with pytest.raises(TargetError, match="Rotary keeps 'angles', a tensor without values"):
-        build(Rotary)
+        build(Rotary, OWN_CODE)
 
 
 @dataclass(frozen=True)
@@ -196,14 +196,14 @@ def nothing() -> Sized:
     ids=["keyword", "positional", "another name", "lambda", "default", "fields", "one field", "nothing"],
 )
 def test_a_class_or_function_gets_what_its_parameters_ask_for(into: Callable[..., nn.Module], given: object) -> None:
-    assert call(into, lambda: Config(**FIELDS), FIELDS).given == given
+    assert call(into, lambda: Config(**FIELDS), FIELDS, OWN_CODE).given == given
 
 
 def test_a_function_that_needs_no_config_makes_none() -> None:
     def refuse() -> object:
         raise AssertionError
 
-    assert isinstance(call(nothing, refuse, FIELDS), Sized)
+    assert isinstance(call(nothing, refuse, FIELDS, OWN_CODE), Sized)
 
 
 def test_a_parameter_that_nothing_is_known_of_is_named() -> None:
@@ -211,7 +211,7 @@ def test_a_parameter_that_nothing_is_known_of_is_named() -> None:
         raise AssertionError
 
     with pytest.raises(TargetError) as caught:
-        call(builder, dict, FIELDS)
+        call(builder, dict, FIELDS, OWN_CODE)
     assert str(caught.value) == (
         "builder must be given 'hiden_size', 'depth', which the table's [config] does not have "
         "(did you mean 'hidden_size'?) [bad-target]"
@@ -244,12 +244,58 @@ def test_a_config_that_takes_anything_gets_everything() -> None:
     assert make_config(anything, FIELDS, where="") == FIELDS
 
 
+class Grown(nn.Module):
+    """As many layers as the config says, each with a parameter, or with none."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(config["make"]() for _ in range(config["layers"]))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: nn.Linear(2, 2), nn.Identity, lambda: nn.ModuleList([nn.LayerNorm(2)])],
+    ids=["linear", "none", "deep"],
+)
+@pytest.mark.parametrize("how", ["build", "filled", "call"])
+def test_whatever_a_config_has_a_say_in_is_built_within_bounds(layer: Callable[[], nn.Module], how: str) -> None:
+    """By its own parameters, and by its modules where they have none."""
+    within = bounds({"a": torch.zeros(2)})
+    assert within.parameters == 10_064
+    config: dict[str, Any] = {"make": layer, "layers": 10**6}
+    fields = {"config": config}
+    made = {
+        "build": lambda: build(lambda: Grown(config), within),
+        "filled": lambda: filled(lambda: Grown(config), within),
+        "call": lambda: call(Grown, lambda: config, fields, within),
+    }
+    with pytest.raises(TargetError, match=r"asks for more than 10064 (parameters|modules), as many as could be meant"):
+        made[how]()
+    config["layers"] = 1000
+    assert isinstance(made[how](), Grown)
+
+
+@pytest.mark.parametrize("how", [filled, build])
+def test_parameters_in_memory_are_bounded_by_the_checkpoint(how: Callable[..., nn.Module]) -> None:
+    """Of a few parameters as well, if they are large; those without memory of their own are not."""
+    within = bounds({"a": torch.zeros(2, dtype=torch.uint8)})
+
+    def make() -> nn.Module:
+        return nn.ParameterList(torch.empty(1 << 27) for _ in range(3))
+
+    if how is build:
+        assert how(make, within).state_dict().keys() == {"0", "1", "2"}
+        return
+    with pytest.raises(TargetError, match="asks for parameters of more than 1073741856 bytes"):
+        how(make, within)
+
+
 def test_a_builder_that_fails_is_shown_at_its_line() -> None:
     def broken() -> nn.Module:
         return nn.Linear(FIELDS["hidden_size"], int({"a": "1"}["missing"]))  # the line that the message names
 
     with pytest.raises(TargetError, match="building the module failed: KeyError: 'missing'") as caught:
-        build(broken)
+        build(broken, OWN_CODE)
     source = Path(__file__).read_text(encoding="utf-8").splitlines()
     line = next(n for n, text in enumerate(source, 1) if "the line that the message names" in text)
     assert caught.value.faults[0].hint == f"at {__file__}:{line}"
@@ -263,7 +309,7 @@ def test_a_builder_that_runs_its_module_is_given_values() -> None:
         module(torch.zeros(1, 4))
         return module
 
-    module = build(make)
+    module = build(make, OWN_CODE)
     assert {name: (one.device.type, tuple(one.shape)) for name, one in module.named_parameters()} == {
         "0.weight": ("meta", (3, 4)),
         "0.bias": ("meta", (3,)),

@@ -147,7 +147,7 @@ def test_a_damaged_file_is_said_in_a_line(tmp_path: Path, content: bytes) -> Non
 
 
 def test_what_is_no_recording_is_said(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="No such file"):
+    with pytest.raises(RecordingError, match="no such file"):
         load_recording(tmp_path / "absent.safetensors")
     path = tmp_path / "t.safetensors"
     path.write_bytes(header().replace(b"porting trace", b"another thing"))

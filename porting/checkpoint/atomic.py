@@ -13,15 +13,21 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from porting.checkpoint.errors import CheckpointError, quote
 from porting.errors import Code, Fault, option
+from porting.opening import READING, Folder
 
 MARK = ".porting-"
 """Temporary siblings of ``name`` are called ``.name.porting-<random>``."""
+
+
+SHARED = f"{MARK}convert"
+"""How the sibling is called in which a conversion is made, by one process or by several together."""
 
 
 def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
@@ -64,6 +70,10 @@ def explained(path: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if (
+            MARK in path.parent.name
+        ):  # a part of a directory that is being made: whoever makes that can say what is left
+            raise
         reason = error.strerror or str(error)
         hint = "check the directory's permissions"
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
@@ -72,14 +82,39 @@ def explained(path: Path, needed: int) -> Iterator[None]:
             hint = "free some space, or choose another destination"
         elif error.errno == errno.EROFS:
             hint = "choose a destination that can be written to"
-        raise CheckpointError(
-            Fault(
-                code=Code.WRITE_FAILED,
-                where=str(path),
-                message=f"writing failed, and nothing was left behind: {reason}",
-                hint=hint,
-            )
-        ) from error
+        left = _left_behind(path)
+        message = f"writing failed{'' if left is None else ', and nothing was left behind'}: {reason}"
+        if left:
+            names = ", ".join(map(quote, left))
+            message = f"writing failed, and {names} was left behind in {path.parent}: {reason}"
+            hint += "; the next attempt removes it or goes on from it"
+        raise CheckpointError(Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)) from error
+
+
+def _left_behind(path: Path) -> list[str] | None:
+    """The temporary siblings of ``path`` that are this user's and that no other writer holds; None if nobody knows."""
+    try:
+        parent = Folder(path.parent)
+        names = [name for name in parent.names() if name.startswith(f".{path.name}{MARK}")]
+    except CheckpointError:
+        return None
+    return sorted(name for name in names if _is_left(parent, name))
+
+
+def _is_left(parent: Folder, name: str) -> bool:
+    try:
+        handle = os.open(name, READING | os.O_NOFOLLOW, dir_fd=parent.descriptor)
+    except OSError:
+        return False
+    try:
+        if os.fstat(handle).st_uid != os.geteuid():
+            return False
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return name.endswith(SHARED)  # the first process of several holds it for all
+    finally:
+        os.close(handle)
+    return True
 
 
 @contextmanager
@@ -98,18 +133,19 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Path]
         temporary, lock = _locked_sibling(path)
         try:
             yield temporary
-            publish(temporary, path, overwrite=overwrite)
+            publish(temporary.name, Folder(path.parent), path, overwrite=overwrite)
         finally:
             # After an exchange this is what stood at the destination before: it goes last.
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(lock)
 
 
-def publish(made: Path, path: Path, *, overwrite: bool) -> None:
+def publish(made: str, folder: Folder, path: Path, *, overwrite: bool) -> None:
     """Lets a directory appear at ``path`` in one step.
 
     Args:
-        made: the directory; all of it is on the disk.
+        made: the directory, by its name in ``folder``; all of it is on the disk.
+        folder: the folder that it was made in.
         path: the destination.
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
@@ -119,17 +155,17 @@ def publish(made: Path, path: Path, *, overwrite: bool) -> None:
             be on the disk yet.
         OSError: it cannot be renamed.
     """
-    sync(made)
+    sync(Folder(folder.path / made, inside=folder))
     try:
-        os.rename(made, path)  # never onto a directory that holds anything
+        os.rename(made, path, src_dir_fd=folder.descriptor)  # never onto a directory that holds anything
     except OSError as error:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise
         if not overwrite:
             raise _appeared(path) from error
-        _exchange(made, path)
+        _exchange(made, folder, path)
     try:
-        sync(path.parent)
+        sync(Folder(path.parent))
     except OSError as error:
         message = f"it is complete, but its name may not survive a power cut: {error.strerror or error}"
         hint = "run `sync` once the disk is well, and porting verify-files after the next start"
@@ -160,44 +196,57 @@ def _locked(descriptor: int) -> bool:
 
 def sweep(path: Path) -> None:
     """Removes the temporary siblings of ``path`` whose makers are dead."""
-    for sibling in path.parent.glob(f".{_escaped(path.name)}{MARK}*"):
-        with suppress(OSError):
-            handle = os.open(sibling, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if sibling.is_dir():
-                    shutil.rmtree(sibling, ignore_errors=True)
-                else:
-                    sibling.unlink()
-            finally:
-                os.close(handle)
+    parent = Folder(path.parent)
+    for name in parent.names():
+        if name.startswith(f".{path.name}{MARK}"):
+            with suppress(OSError):
+                _sweep_one(parent, name)
 
 
-def _escaped(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+def _sweep_one(parent: Folder, name: str) -> None:
+    """Removes one of them, if it is a directory or a file of this user's whose lock nobody holds.
+
+    The descriptor is what is looked at and emptied: a FIFO does not block, and what takes the name meanwhile stays.
+    """
+    handle = os.open(name, READING | os.O_NOFOLLOW, dir_fd=parent.descriptor)
+    try:
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid():
+            return
+        if stat.S_ISREG(status.st_mode):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(name, dir_fd=parent.descriptor)
+        elif stat.S_ISDIR(status.st_mode):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder = Folder(parent.path / name, inside=parent)
+            if os.path.samestat(os.stat(".", dir_fd=folder.descriptor), status):
+                folder.clear()
+                os.rmdir(name, dir_fd=parent.descriptor)
+    finally:
+        os.close(handle)
 
 
-def _exchange(made: Path, path: Path) -> None:
+def _exchange(made: str, folder: Folder, path: Path) -> None:
     """Puts a directory at ``path``; what stood there before is then where the directory was."""
-    if _exchanged(made, path):
+    if _exchanged(made, folder, path):
         return
     aside = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
     os.rename(path, aside)
     try:
-        os.rename(made, path)
+        os.rename(made, path, src_dir_fd=folder.descriptor)
     except OSError:
         os.rename(aside, path)
         raise
-    os.rename(aside, made)
+    os.rename(aside, made, dst_dir_fd=folder.descriptor)
 
 
-def _exchanged(one: Path, other: Path) -> bool:
+def _exchanged(made: str, folder: Folder, path: Path) -> bool:
     """Swaps two directories in one step, where the system can (Linux: renameat2, RENAME_EXCHANGE)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False
     at_cwd, exchange = -100, 2
-    return bool(libc.renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0)
+    return bool(libc.renameat2(folder.descriptor, os.fsencode(made), at_cwd, os.fsencode(path), exchange) == 0)
 
 
 @contextmanager
@@ -218,11 +267,13 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
             os.fsync(descriptor)
             if overwrite or not _linked(temporary, path):
                 os.rename(temporary, path)
-            sync(path.parent)
+            sync(Folder(path.parent))
         finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-            os.close(descriptor)
+            try:
+                with suppress(FileNotFoundError):
+                    temporary.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _linked(temporary: Path, path: Path) -> bool:
@@ -270,9 +321,9 @@ def write_all(descriptor: int, data: memoryview | bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def sync(directory: Path) -> None:
+def sync(directory: Folder) -> None:
     """Makes a directory's entries last."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = directory.listing()
     try:
         os.fsync(descriptor)
     finally:

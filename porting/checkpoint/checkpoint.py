@@ -160,6 +160,18 @@ class Checkpoint:
         extent, info = pieces[0].extent, self.tensors[name]
         return extent.start % info.dtype.itemsize == 0 and info.nbytes <= extent.stop - extent.start
 
+    def require_unchanged(self, tensors: Iterable[torch.Tensor]) -> None:
+        """See that those of some tensors that are views of its mapped files have the values that they were read with.
+
+        Raises:
+            CheckpointError: a file that one of them is a view of was written to or truncated in place.
+        """
+        mapped = [source for source in self._sources.values() if isinstance(source, LocalFile)]
+        for tensor in tensors:
+            for source in [one for one in mapped if one.holds(tensor)]:
+                source.require_unchanged()
+                mapped.remove(source)
+
     def read(self, name: str, *, own: bool = False) -> torch.Tensor:
         """One tensor.
 

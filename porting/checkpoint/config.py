@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from porting.checkpoint.errors import CheckpointError
-from porting.checkpoint.files import member, read_small
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.errors import Code, Fault
+from porting.opening import Folder
 
 CONFIG_NAME = "config.json"
 MAX_CONFIG = 16 << 20
 """Bytes.  The largest configurations (label names of image classifiers) stay far below."""
 
 
-def read_config(root: Path, *, follow_links: bool = False) -> dict[str, object]:
+def read_config(folder: Folder) -> dict[str, object]:
     """The configuration in a directory; ``{}`` when it has none.
 
     Raises:
         CheckpointError: it cannot be read, or is no JSON object.
     """
-    path = member(root, CONFIG_NAME, follow_links=follow_links)
-    if not path.exists() and not path.is_symlink():
+    if not folder.kind(CONFIG_NAME):
         return {}
-    return parse_config(read_small(path, where=str(path), limit=MAX_CONFIG), where=str(path))
+    return parse_config(folder.read(CONFIG_NAME, limit=MAX_CONFIG), where=str(folder.path / CONFIG_NAME))
 
 
 def parse_config(raw: bytes, *, where: str) -> dict[str, object]:

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from porting.errors import Code, Fault, PortingError
+from porting.errors import CheckpointError, Code, Fault
+from porting.printable import quote
 
 FAULTS_SHOWN = 20
 """At most this many faults of one file are spelled out; the rest are counted."""
 
-NAME_SHOWN = 120
-"""A longer name is cut in the middle in messages: a hostile header may hold one of 50 MB."""
-
-
-class CheckpointError(PortingError):
-    """A checkpoint cannot be read or written as asked."""
-
 
 class HubError(CheckpointError):
     """The hub, or the cache of what came from it, did not give what was asked for."""
-
-
-def quote(name: object) -> str:
-    r"""A name for a message: quoted, control characters escaped, and never longer than a line can hold.
-
-    >>> quote("a\nb")
-    "'a\\nb'"
-    """
-    text = name if isinstance(name, str) else repr(name)
-    if len(text) > NAME_SHOWN:
-        half = NAME_SHOWN // 2
-        text = f"{text[:half]}…{text[-half:]}"
-    return repr(text) if text.isprintable() else ascii(text)
 
 
 class FaultList:
@@ -47,9 +28,14 @@ class FaultList:
     def __bool__(self) -> bool:
         return bool(self._faults)
 
+    @property
+    def full(self) -> bool:
+        """Whether what is added is only counted."""
+        return len(self._faults) >= FAULTS_SHOWN
+
     def add(self, code: Code, message: str, *, tensor: str | None = None, hint: str = "") -> None:
         """Notes one fault; with ``tensor``, the message says which tensor it is about."""
-        if len(self._faults) >= FAULTS_SHOWN:
+        if self.full:
             self._unshown += 1
             return
         about = f"tensor {quote(tensor)}: " if tensor is not None else ""
@@ -70,3 +56,6 @@ class FaultList:
         """Raises: CheckpointError with every fault, if there is one."""
         if self._faults:
             raise CheckpointError(self.faults())
+
+
+__all__ = ["FAULTS_SHOWN", "CheckpointError", "FaultList", "HubError", "quote"]

@@ -1,8 +1,6 @@
-"""Opening a file safely, and handing out its bytes: by position, as a private mapping, or as a copy.
+"""Handing out the bytes of a file: by position, as a private mapping, or as a copy.
 
-Nothing here hangs or follows what it should not: a FIFO, a device or a directory is refused before it is
-opened, a link that leaves the checkpoint is refused by name, and a file that changed since it was opened is
-not read.
+A file that changed since it was opened is not read.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import stat
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +15,16 @@ from typing import Protocol
 
 import torch
 
-from porting.checkpoint.errors import CheckpointError, quote
-from porting.errors import Code, Fault, told
+from porting.checkpoint.errors import CheckpointError
+from porting.errors import Code, Fault
+from porting.opening import Opened, open_file
 
 MOST_ROWS = 1024
 """The most buffers that one call of the system fills (IOV_MAX)."""
 
-KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a named pipe (FIFO)"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
-)
+
+PIECE = 1 << 18
+"""Bytes that are compared at a time."""
 
 
 class ByteSource(Protocol):
@@ -54,28 +48,20 @@ class LocalFile:
     Views of it stay valid after that, and after the file is deleted: the mapping keeps the file alive.
 
     Args:
-        path: the file.
-        where: its name in messages; the path when left out.
+        source: the file, as it was opened; or the path of one that the user named.
 
     Raises:
         CheckpointError: it is missing, no regular file, or may not be read.
     """
 
-    def __init__(self, path: Path, *, where: str | None = None) -> None:
-        self.path = path
-        self.where = where or str(path)
-        try:
-            self._require_regular(os.stat(path))
-            # O_NONBLOCK: should a FIFO take the file's place between the two calls, opening it does not wait
-            # for a writer.
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise open_error(error, path, where=self.where) from error
+    def __init__(self, source: Opened | Path) -> None:
+        opened = open_file(source) if isinstance(source, Path) else source
+        self.path = opened.path
+        self.where = opened.where
+        self._fd = opened.descriptor
         weakref.finalize(self, os.close, self._fd)
-        status = os.fstat(self._fd)
-        self._require_regular(status)
-        self.size = status.st_size
-        self._version = (status.st_size, status.st_mtime_ns)
+        self.size = opened.status.st_size
+        self._opened = opened.status
         self._mapping: mmap.mmap | None = None
 
     def pread(self, offset: int, count: int) -> bytes:
@@ -87,7 +73,7 @@ class LocalFile:
             except OSError as error:
                 raise self._failed(error) from error
             if not piece:
-                raise self._changed("it ended early while it was being read")
+                raise self._changed("it was truncated: it ended early while it was being read")
             pieces.append(piece)
             offset += len(piece)
             count -= len(piece)
@@ -101,7 +87,7 @@ class LocalFile:
             except OSError as error:
                 raise self._failed(error) from error
             if not count:
-                raise self._changed("it ended early while it was being read")
+                raise self._changed("it was truncated: it ended early while it was being read")
             buffer = buffer[count:]
             offset += count
 
@@ -121,14 +107,26 @@ class LocalFile:
             else:
                 offset += count
 
+    def same_bytes(self, other: LocalFile) -> bool:
+        """Whether another file has the same bytes."""
+        return self.size == other.size and all(
+            self.pread(at, min(PIECE, self.size - at)) == other.pread(at, min(PIECE, self.size - at))
+            for at in range(0, self.size, PIECE)
+        )
+
     def fileno(self) -> int:
         """The descriptor, for calls of the system that copy from file to file; it stays this object's."""
         return self._fd
 
     @property
-    def version(self) -> tuple[int, int]:
-        """Size in bytes and time of the last change in nanoseconds, as they were when it was opened."""
-        return self._version
+    def identity(self) -> tuple[int, ...]:
+        """Which file it is and which state of it, as it was when it was opened.
+
+        Device, inode, time of the last change of any kind, time of the last write, and size.  The first three cannot be
+        set by whoever unpacks or copies a file, as the last two can.
+        """
+        status = self._opened
+        return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size
 
     def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """The bytes from ``start`` to ``stop`` as a 1-D tensor over a private mapping of the file.
@@ -159,25 +157,29 @@ class LocalFile:
         self.require_unchanged()
         return tensor
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a view of the mapped file: what becomes of the file then may become of it."""
+        if self._mapping is None or not tensor.numel() or tensor.device.type != "cpu":
+            return False
+        first = torch.frombuffer(self._mapping, dtype=torch.uint8, count=1).data_ptr()
+        return first <= tensor.untyped_storage().data_ptr() < first + self.size
+
     def require_unchanged(self) -> None:
         """Raises: CheckpointError when the file is not the one whose header was read.
 
         A mapped read past the end of a file that was truncated meanwhile would kill the process (SIGBUS).
         """
-        status = os.fstat(self._fd)
-        if (status.st_size, status.st_mtime_ns) != self._version:
-            raise self._changed(f"it had {self._version[0]} bytes when it was opened and has {status.st_size} now")
-
-    def _require_regular(self, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            what = next((name for test, name in KINDS if test(status.st_mode)), "no regular file")
-            fault = Fault(
-                code=Code.FILE_NOT_REGULAR,
-                where=self.where,
-                message=f"found {what} where a file of weights or settings should be",
-                hint="put the file itself there",
-            )
-            raise CheckpointError(fault)
+        now, then = os.fstat(self._fd), self._opened
+        sizes = f"it had {then.st_size} bytes when it was opened and has {now.st_size} now"
+        if now.st_size < then.st_size:
+            raise self._changed(f"it was truncated: {sizes}")
+        if now.st_size > then.st_size:
+            raise self._changed(sizes)
+        # The time of a write can be set back, and then the time of the change of that shows it.  A file that is
+        # deleted, replaced by a rename, or given another name changes that time as well, and its number of names.
+        hidden = now.st_ctime_ns != then.st_ctime_ns and now.st_nlink == then.st_nlink
+        if now.st_mtime_ns != then.st_mtime_ns or hidden:
+            raise self._changed(f"{sizes}, but it was written to since")
 
     def _changed(self, found: str) -> CheckpointError:
         fault = Fault(
@@ -197,67 +199,3 @@ class LocalFile:
             hint="check the disk and the memory limit, or copy the file elsewhere and try again",
         )
         return CheckpointError(fault)
-
-
-def open_error(error: OSError, path: Path, *, where: str) -> CheckpointError:
-    """What a failed stat or open means to the person who asked for it."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        if path.is_symlink():
-            message, hint = (
-                f"a link to {quote(os.readlink(path))}, which does not exist",
-                "mend the link or copy the file",
-            )
-        else:
-            message, hint = "no such file", "check the path"
-        return CheckpointError(Fault(code=Code.FILE_MISSING, where=where, message=message, hint=hint))
-    reason = error.strerror or str(error)
-    hint = f"run `chmod u+r {path}`" if isinstance(error, PermissionError) else "check the path"
-    return CheckpointError(
-        Fault(code=Code.FILE_UNREADABLE, where=where, message=f"cannot be opened: {reason}", hint=hint)
-    )
-
-
-def member(root: Path, name: str, *, follow_links: bool = False) -> Path:
-    """The path of a checkpoint's own file, links resolved.
-
-    A link may lead anywhere inside ``root``; outside it only into the ``blobs`` of the hub cache that
-    ``root`` is a snapshot in, unless ``follow_links`` says otherwise.
-
-    Raises:
-        CheckpointError: the file is a link that leaves the checkpoint.
-    """
-    path = root / name
-    if follow_links or not path.is_symlink():
-        return path
-    home = root.resolve()
-    target = Path(os.path.realpath(path))
-    allowed = [home]
-    if home.parent.name == "snapshots":
-        allowed.append(home.parent.parent / "blobs")
-    if any(target.is_relative_to(place) for place in allowed):
-        return path
-    fault = Fault(
-        code=Code.LINK_LEAVES_CHECKPOINT,
-        where=str(path),
-        message=f"a link to {quote(str(target))}, outside the checkpoint",
-        hint=told(called="copy the file here, or pass follow_links=True if you trust it", typed="copy the file here"),
-    )
-    raise CheckpointError(fault)
-
-
-def read_small(path: Path, *, where: str, limit: int) -> bytes:
-    """The whole of a small file, such as a JSON text.
-
-    Raises:
-        CheckpointError: it cannot be read, or is longer than ``limit`` bytes.
-    """
-    file = LocalFile(path, where=where)
-    if file.size > limit:
-        fault = Fault(
-            code=Code.FILE_TOO_LARGE,
-            where=where,
-            message=f"{file.size} bytes, where at most {limit} can be meant",
-            hint="this is not the file that its name says; fetch it again",
-        )
-        raise CheckpointError(fault)
-    return file.pread(0, file.size)

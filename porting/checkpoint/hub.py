@@ -19,7 +19,7 @@ from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_
 
 from porting.checkpoint.config import CONFIG_NAME, MAX_CONFIG, parse_config
 from porting.checkpoint.errors import CheckpointError, HubError
-from porting.checkpoint.files import ByteSource, read_small
+from porting.checkpoint.files import ByteSource
 from porting.checkpoint.hub_errors import explained, is_unreachable
 from porting.checkpoint.index import MAX_INDEX, Index, parse_index
 from porting.checkpoint.model_id import ModelId
@@ -34,6 +34,7 @@ from porting.checkpoint.names import (
 )
 from porting.checkpoint.remote_file import RemoteFile
 from porting.errors import Code, Fault
+from porting.opening import read_file
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 THREADS = 4
@@ -216,7 +217,7 @@ def _missing_shards(root: Path, index: str) -> list[str]:
 
 def _read_index(root: Path, name: str) -> Index:
     path = root / name
-    return parse_index(read_small(path, where=str(path), limit=MAX_INDEX), name=name, where=str(path))
+    return parse_index(read_file(path, limit=MAX_INDEX), name=name, where=str(path))
 
 
 def _remember(root: Path, revision: str, commit: str) -> None:

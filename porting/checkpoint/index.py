@@ -14,6 +14,7 @@ from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.layout import TensorInfo
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault
+from porting.printable import is_printable
 
 MAX_INDEX = 256 << 20
 """Bytes: an index of a million tensors needs less."""
@@ -96,7 +97,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> Index:
 def shard_fault(shard: str) -> str:
     """Why a string is no plain file name; empty when it is one."""
     reasons = {
-        "is empty or holds control characters": not shard or not shard.isprintable(),
+        "is empty or holds control characters": not shard or not is_printable(shard),
         "is a URL": "://" in shard,
         "holds a path separator": "/" in shard or "\\" in shard,
         "names a directory": shard in {".", ".."},
@@ -126,7 +127,9 @@ def check_against_shards(index: Index, found: Mapping[str, Mapping[str, TensorIn
     """
     faults = FaultList(where)
     for tensor, shard in index.weight_map.items():
-        if tensor not in found[shard]:
+        if tensor not in found[shard] and faults.full:
+            faults.add(Code.INDEX_TENSOR, "")  # counted
+        elif tensor not in found[shard]:
             others = [other for other, tensors in found.items() if tensor in tensors]
             hint = f"it is in {others[0]}; {WRITE_AGAIN}" if others else WRITE_AGAIN
             faults.add(Code.INDEX_TENSOR, f"the shard {quote(shard)} does not hold it", tensor=tensor, hint=hint)

@@ -12,7 +12,7 @@ from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.config import read_config
 from porting.checkpoint.dcp import read_distributed
 from porting.checkpoint.errors import CheckpointError, HubError, quote
-from porting.checkpoint.files import ByteSource, LocalFile, member, read_small
+from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.index import MAX_INDEX, Index, parse_index
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.model_id import parse_model_id
@@ -28,9 +28,13 @@ from porting.checkpoint.names import (
 from porting.checkpoint.safetensors_file import read_header
 from porting.checkpoint.sniff import is_safetensors, wrong_format
 from porting.errors import Code, Fault, nearest
+from porting.opening import Folder, read_file
 
 if TYPE_CHECKING:
     from porting.checkpoint.hub import RemoteModel
+
+ENOUGH = 1000
+"""After so many files that cannot be opened, no other is tried."""
 
 Opener = Callable[[str], ByteSource]
 
@@ -81,7 +85,7 @@ def open_checkpoint(
             return _open_directory(path, location=text, follow_links=follow_links)
         return _open_file(path, location=text, follow_links=follow_links)
     if (path.parent / DCP_METADATA).is_file():
-        return _open_distributed(path.parent, location=text, follow_links=follow_links, part=path.name)
+        return open_distributed(Folder(path.parent, follow_links=follow_links), location=text, part=path.name)
     model = parse_model_id(text, revision=revision) if isinstance(source, str) else None
     if model is None:
         message = "no such file or directory, and no possible name of a model on the hub"
@@ -110,15 +114,11 @@ def _meant_path(path: Path, text: str) -> Iterator[Fault]:
 
 
 def _open_directory(root: Path, *, location: str, follow_links: bool = False, commit: str | None = None) -> Checkpoint:
-    try:
-        names = os.listdir(root)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise _fault(Code.FILE_UNREADABLE, location, f"cannot be listed: {reason}", "check its permissions") from error
-    main = choose_weights(names, where=location, read_index=lambda name: _read_index(root, name, follow_links))
+    folder = Folder(root, follow_links=follow_links)
+    main = choose_weights(folder.names(), where=location, read_index=lambda name: _read_index(folder, name))
     if main == DCP_METADATA:
-        return _open_distributed(root, location=location, follow_links=follow_links)
-    return _open_main(root, main, location=location, follow_links=follow_links, commit=commit)
+        return open_distributed(folder, location=location)
+    return _open_main(folder, main, location=location, commit=commit)
 
 
 def _open_file(path: Path, *, location: str, follow_links: bool) -> Checkpoint:
@@ -127,7 +127,7 @@ def _open_file(path: Path, *, location: str, follow_links: bool) -> Checkpoint:
         raise _fault(Code.FORMAT_WRONG, location, message, PUT_TOGETHER)
     if path.name.endswith((*INDEX_ENDINGS, ".safetensors", *BIN_ENDINGS)):
         # A file that was named itself may be a link to anywhere; what it drags in with it may not.
-        return _open_main(path.parent, path.name, location=location, follow_links=follow_links, named=True)
+        return _open_main(Folder(path.parent, follow_links=follow_links), path.name, location=location, named=True)
     if path.name == DCP_METADATA or path.name.endswith(DCP_ENDING):
         message = "this is one file of a distributed checkpoint"
         raise _fault(Code.FORMAT_WRONG, location, message, f"pass its directory, {path.parent}")
@@ -143,28 +143,21 @@ def _open_file(path: Path, *, location: str, follow_links: bool) -> Checkpoint:
 
 
 def _open_main(
-    root: Path,
-    main: str,
-    *,
-    location: str,
-    follow_links: bool,
-    named: bool = False,
-    commit: str | None = None,
+    folder: Folder, main: str, *, location: str, named: bool = False, commit: str | None = None
 ) -> Checkpoint:
     """Opens the weights that ``main`` stands for: one file, or an index and its shards."""
 
     def opener(name: str) -> ByteSource:
-        path = root / name if named and name == main else member(root, name, follow_links=follow_links)
-        return LocalFile(path)
+        return LocalFile(folder.path / name if named and name == main else folder.open(name))
 
-    index = _read_index(root, main, follow_links or named) if main.endswith(INDEX_ENDINGS) else None
+    index = _read_index(folder, main, named=named) if main.endswith(INDEX_ENDINGS) else None
     shards = index.shards if index is not None else (main,)
     sources = _open_all(shards, opener)
     contents = [_read_contents(sources[name], name) for name in shards]
     return Checkpoint(
         location=location,
-        path=root,
-        config=read_config(root, follow_links=follow_links),
+        path=folder.path,
+        config=read_config(folder),
         contents=contents,
         sources=sources,
         index=index,
@@ -172,17 +165,26 @@ def _open_main(
     )
 
 
-def _open_distributed(root: Path, *, location: str, follow_links: bool, part: str = "") -> Checkpoint:
-    """Opens what ``torch.distributed.checkpoint`` saved; ``part`` of it, where it nests several state dicts."""
+def open_distributed(folder: Folder, *, location: str, part: str = "") -> Checkpoint:
+    """Opens what ``torch.distributed.checkpoint`` saved; ``part`` of it, where it nests several state dicts.
+
+    Args:
+        folder: the directory that the files lie in.
+        location: what the user passed, for messages.
+        part: the name that the state dict was saved under; empty for all, as they are.
+
+    Raises:
+        CheckpointError: with every fault found in its files.
+    """
 
     def open_all(names: Collection[str]) -> dict[str, ByteSource]:
-        return _open_all(names, lambda name: LocalFile(member(root, name, follow_links=follow_links)))
+        return _open_all(names, lambda name: LocalFile(folder.open(name)))
 
     found = read_distributed(open_all, part=part, location=location)
     return Checkpoint(
         location=location,
-        path=root,
-        config=read_config(root, follow_links=follow_links),
+        path=folder.path,
+        config=read_config(folder),
         contents=found.contents,
         sources=found.sources,
         index=None,
@@ -215,6 +217,10 @@ def _open_all(names: Collection[str], opener: Opener) -> dict[str, ByteSource]:
             sources[name] = opener(name)
         except CheckpointError as error:
             faults += error.faults
+        if len(faults) >= ENOUGH:
+            message = f"of {len(names)} files these cannot be opened; the others were not tried"
+            faults.append(Fault(code=faults[-1].code, where=str(Path(faults[-1].where).parent), message=message))
+            break
     if faults:
         raise CheckpointError(faults)
     return sources
@@ -226,9 +232,10 @@ def _read_contents(source: ByteSource, name: str, *, locate: bool = True) -> Con
     return read_bin(source, name=name, locate=locate)
 
 
-def _read_index(root: Path, name: str, follow_links: bool) -> Index:
-    path = member(root, name, follow_links=follow_links)
-    raw = read_small(path, where=str(path), limit=MAX_INDEX)
+def _read_index(folder: Folder, name: str, *, named: bool = False) -> Index:
+    """The index of that name; one that the user named may be a link to anywhere."""
+    path = folder.path / name
+    raw = read_file(path, limit=MAX_INDEX) if named else folder.read(name, limit=MAX_INDEX)
     return parse_index(raw, name=name, where=str(path))
 
 

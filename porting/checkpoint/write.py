@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -21,6 +21,7 @@ from porting.checkpoint.names import DCP_ENDING, SAFETENSORS
 from porting.checkpoint.safetensors_file import parse_header
 from porting.checkpoint.tensor_names import check_names
 from porting.errors import Code
+from porting.opening import Member
 
 PIECE = 1 << 18
 """Bytes copied at a time; pieces above a megabyte are several times slower."""
@@ -42,8 +43,8 @@ class TensorFile:
     header: bytes | None = field(default=None, repr=False)
 
 
-Content: TypeAlias = "bytes | Path | TensorFile"
-"""A file's content: bytes as they are, a file to copy, or tensors."""
+Content: TypeAlias = "bytes | Path | Member | TensorFile"
+"""A file's content: bytes as they are, a file to copy by its path or out of an open folder, or tensors."""
 
 
 def write_safetensors(
@@ -81,6 +82,7 @@ def write_directory(
     *,
     overwrite: bool = False,
     sources: Iterable[str | os.PathLike[str]] = (),
+    confirm: Callable[[], None] | None = None,
 ) -> None:
     """Writes a directory of files, all of them or none.
 
@@ -89,6 +91,7 @@ def write_directory(
         files: file names to contents.
         overwrite: whether a checkpoint that stands there may be replaced, as a whole.
         sources: what the files are made from; the destination may not touch them.
+        confirm: called when all of it is written and before it appears; what it raises takes all of it back.
 
     Raises:
         CheckpointError: a content cannot be stored, the destination is refused, or the system failed; what
@@ -102,6 +105,8 @@ def write_directory(
     with new_directory(destination, needed=needed, overwrite=overwrite) as temporary:
         for name, plan in plans.items():
             _write(temporary / name, plan, overwrite=False)
+        if confirm is not None:
+            confirm()
 
 
 def files_like(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> dict[str, Content]:
@@ -153,8 +158,8 @@ def _plan_content(name: str, content: Content, destination: Path) -> _Plan:
         raise refused(destination / "…", f"would be named {quote(name)}, which is no plain file name", "rename it")
     if isinstance(content, bytes):
         return _Plan(size=len(content), pieces=(content,))
-    if isinstance(content, Path):
-        file = LocalFile(content)
+    if isinstance(content, Path | Member):
+        file = LocalFile(content if isinstance(content, Path) else content.open())
         return _Plan(size=file.size, pieces=_file_pieces(file))
     return _plan(content, where=str(destination / name))
 

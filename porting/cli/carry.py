@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -198,12 +197,14 @@ def export(
 
 def _differing(checkpoint: Checkpoint, destination: Path) -> list[str]:
     """The checkpoint's files of weights that the destination does not have with the same bytes."""
-    home = checkpoint.path
-    if home is None:
+    from porting.checkpoint.files import LocalFile
+    from porting.opening import Folder
+
+    made = Folder(destination)
+    if checkpoint.path is None:
         return [file.name for file in checkpoint.files]
     return [
         file.name
         for file in checkpoint.files
-        if not (destination / file.name).is_file()
-        or not filecmp.cmp(home / file.name, destination / file.name, shallow=False)
+        if not made.kind(file.name) or not checkpoint.file(file.name).same_bytes(LocalFile(made.open(file.name)))
     ]

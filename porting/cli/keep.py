@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -213,12 +214,12 @@ def _arrays(path: str) -> dict[str, Tensor]:
     import torch
 
     from porting.checkpoint import CheckpointError
+    from porting.opening import open_file
 
+    opened = open_file(Path(path))
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with os.fdopen(opened.descriptor, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {name: torch.from_numpy(file[name]) for name in file.files}
-    except FileNotFoundError:
-        raise
     except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
         message = f"it is no file of arrays that numpy.savez wrote: {error}"
         hint = "its arrays are the arguments of one batch by their names"

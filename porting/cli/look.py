@@ -11,6 +11,7 @@ import typer
 from porting.cli import options
 from porting.cli.screen import Screen, counted, size
 from porting.errors import Code, nearest
+from porting.printable import safe_lines
 
 if TYPE_CHECKING:
     from porting.checkpoint import Inspection
@@ -58,10 +59,11 @@ def inspect(source: options.Source = None, as_json: options.Json = False) -> Non
 def _is_port(source: str | None) -> bool:
     """Whether a conversion made it: its names are those of a port, which no table reads."""
     from porting.converting.record import RECORD, read_record
+    from porting.opening import Folder
 
     if source is None or not (Path(source) / RECORD).is_file():
         return False
-    record = read_record(Path(source))
+    record = read_record(Folder(Path(source)))
     return record is not None and not record.content.get("reverse")
 
 
@@ -116,6 +118,7 @@ def tables(
       porting tables my_table.toml --rules
     """
     with Screen("tables", as_json=as_json) as screen:
+        from porting.notation.sections import read_file
         from porting.notation.table import read_table
         from porting.tables import shipped, table_file
 
@@ -134,7 +137,7 @@ def tables(
             screen.rows(["rule", "at"], [(str(rule), rule.where) for rule in one.rules])
             screen.next("tables", table)
         else:
-            screen.text(file.read_text(encoding="utf-8"))
+            screen.text(safe_lines(read_file(file)))
             screen.next("tables", table, "--rules", aside=True)
 
 

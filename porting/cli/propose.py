@@ -13,7 +13,7 @@ from porting.cli import options
 from porting.cli.dialogue import Dialogue
 from porting.cli.screen import DIFFERENT, Screen, free
 from porting.errors import Code, Fault, PortingError
-from porting.printable import safe
+from porting.printable import safe, safe_lines
 
 if TYPE_CHECKING:
     from porting.suggesting import Suggestion
@@ -169,7 +169,7 @@ def _agreed(
             )
             answer = dialogue.ask(where)
             if answer == "-":
-                screen.show(Text(found.text.rstrip("\n")), soft_wrap=True)
+                screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
                 return None
             output = Path(answer)
         if overwrite or not output.exists():
@@ -200,7 +200,7 @@ def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool
 
     style = "bold green" if found.exact else "bold yellow" if found.proven else "bold red"
     if table:
-        screen.show(Text(found.text.rstrip("\n")), soft_wrap=True)
+        screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
         screen.line()
     screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
     said = [reason.said for reason in found.reasons]
@@ -211,4 +211,4 @@ def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool
         screen.show(Padding(Text(safe(line)), (0, 0, 0, 2), expand=False))  # folded lines keep their left edge
     if explain is not None:
         screen.line()
-        screen.show(Text(found.explain(explain) or f"no line contains {explain!r}"), soft_wrap=True)
+        screen.show(Text(safe_lines(found.explain(explain) or f"no line contains {explain!r}")), soft_wrap=True)

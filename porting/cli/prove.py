@@ -90,7 +90,7 @@ def check(
       porting check google-bert/bert-base-uncased --headers-only
     """
     with Screen("check", as_json=as_json) as screen:
-        from porting.build import build
+        from porting.build import bounds, build
         from porting.checkpoint import open_checkpoint
         from porting.loading import maker, prove_left_out
         from porting.plan.check import check as hold
@@ -105,7 +105,7 @@ def check(
             tell("the plan", 0, 0)
             with chosen_for(table, make, chosen):
                 construct, kind = maker(chosen, checkpoint, make, architecture, trust=trust)
-                module = build(construct)
+                module = build(construct, bounds(checkpoint.tensors))
                 plan = hold(chosen, checkpoint, module, dtype=options.dtype_of(dtype), fresh=fresh)
             doubts = [*plan.warnings, *doubtful(chosen, checkpoint.tensors, module)]
             warnings = [*map(str, checkpoint.warnings), *map(str, doubts)]
@@ -318,7 +318,7 @@ def _holding(
     """
     from torch import nn
 
-    from porting.build import filled
+    from porting.build import OWN_CODE, bounds, filled
     from porting.errors import Code, Fault
     from porting.loading import maker
     from porting.tables import find_table
@@ -330,9 +330,10 @@ def _holding(
     if isinstance(make, nn.Module):
         return make
     if checkpoint is None:  # what it is compared with has no config either
-        return filled(make)
+        return filled(make, OWN_CODE)
     named = find_table(table, checkpoint.config)
-    return filled(maker(named, checkpoint, make, architecture if named.architectures else None, trust=trust)[0])
+    construct, _ = maker(named, checkpoint, make, architecture if named.architectures else None, trust=trust)
+    return filled(construct, bounds(checkpoint.tensors))
 
 
 def _opened(source: str | None) -> Checkpoint:

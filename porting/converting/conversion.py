@@ -19,7 +19,7 @@ from porting.converting.making import LEAST
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.proving import prove_same
 from porting.converting.team import Team, agreed, current_team, told_to_all
-from porting.converting.workplace import workplace
+from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, option, told
 from porting.export_files import is_single_file
@@ -296,7 +296,7 @@ def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Te
         meter.stage = "publishing"
         meter.look()
         if first:
-            publish(place.files, path, overwrite=overwrite)
+            publish(FILES, place.folder, path, overwrite=overwrite)
         team.gather(None)
     return _converted(draft, path, written, meter.now)
 

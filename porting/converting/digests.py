@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
 
 import xxhash
 
@@ -79,13 +78,9 @@ def of_range(file: LocalFile, start: int, stop: int, buffer: memoryview) -> str:
     return state.hexdigest()
 
 
-def of_file(path: Path) -> str:
-    """The digest of a file that is no safetensors file."""
-    file = LocalFile(path)
-    return of_range(file, 0, file.size, memoryview(bytearray(PIECE)))
-
-
-def sha256_of(path: Path) -> str:
+def sha256_of(file: LocalFile) -> str:
     """The SHA-256 of a file, as ``sha256sum`` prints it."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    state = hashlib.sha256()
+    for start in range(0, file.size, PIECE):
+        state.update(file.pread(start, min(PIECE, file.size - start)))
+    return state.hexdigest()

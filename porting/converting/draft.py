@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from porting.build import build
+from porting.build import bounds, build
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.config import CONFIG_NAME
+from porting.checkpoint.files import LocalFile
 from porting.checkpoint.names import DCP_METADATA
 from porting.converting.digests import of_bytes
 from porting.converting.directions import back_from_port, into_port
@@ -24,6 +25,7 @@ from porting.errors import Code, Fault, option
 from porting.export_files import METADATA, companions, config_bytes, config_of, is_single_file
 from porting.loading import Into, maker
 from porting.notation.table import Table
+from porting.opening import Folder, Member
 from porting.origin import ImaginedCheckpoint, require_named, respelled
 from porting.plan.check import check
 from porting.plan.move import Described
@@ -53,7 +55,7 @@ class Draft:
     reverse: bool
     recipes: Recipes
     outline: Outline
-    files: Mapping[str, bytes | Path]
+    files: Mapping[str, bytes | Member]
     not_copied: tuple[str, ...]
     options: Mapping[str, object]
 
@@ -68,20 +70,20 @@ class Draft:
             "frames": [of_bytes(b"".join(raw for _, raw in shard.frame)) for shard in self.outline.shards],
             "files": {name: _state(content) for name, content in self.files.items()},
         }
-        sources = [_places(one) for one in (self.checkpoint, self.like) if one is not None]
+        sources = [_identities(one) for one in (self.checkpoint, self.like) if one is not None]
         return {"plan": of_bytes(json.dumps(shape).encode()), "sources": sources}
 
 
-def _state(content: bytes | Path) -> list[object]:
+def _state(content: bytes | Member) -> list[object]:
     if isinstance(content, bytes):
         return [of_bytes(content)]
-    status = content.stat()
-    return [status.st_size, status.st_mtime_ns]
+    *_, time, size = LocalFile(content.open()).identity  # the device and the rest are one machine's
+    return [size, time]
 
 
-def _places(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """Size and time of each file of a checkpoint."""
-    return {file.name: list(checkpoint.file(file.name).version) for file in checkpoint.files}
+def _identities(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    """Which file each of a checkpoint's is, and in which state."""
+    return {file.name: list(checkpoint.file(file.name).identity) for file in checkpoint.files}
 
 
 def draft_into_port(
@@ -110,7 +112,7 @@ def draft_into_port(
             plan = check(chosen, checkpoint, places, dtype=dtype, fresh=fresh)
         else:
             make, _ = maker(chosen, checkpoint, into, architecture, trust=trust)
-            plan = check(chosen, checkpoint, build(make), dtype=dtype, fresh=fresh)
+            plan = check(chosen, checkpoint, build(make, bounds(checkpoint.tensors)), dtype=dtype, fresh=fresh)
     except PlanError as error:
         if _recorded(checkpoint, chosen, None) is None:
             raise
@@ -163,7 +165,7 @@ def _recorded(port: Checkpoint, table: Table, like: Checkpoint | None) -> Mappin
         return like.tensors
     if port.path is None or is_single_file(port):
         return None
-    record = read_record(port.path)
+    record = read_record(Folder(port.path))
     if record is None or record.damage or record.text("table", "digest") != table.digest:
         return None
     return None if record.content.get("reverse") else record.sources
@@ -195,7 +197,7 @@ def _draft(
 ) -> Draft:
     files, left = companions(checkpoint)
     files.pop(RECORD, None)
-    kept: dict[str, bytes | Path] = {name: one for name, one in files.items() if isinstance(one, bytes | Path)}
+    kept: dict[str, bytes | Member] = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
     raw = config_of(checkpoint)
     if raw is None and like is not None:
         raw = config_of(like)

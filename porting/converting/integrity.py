@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from porting.checkpoint import CheckpointError, open_checkpoint
+from porting.checkpoint import CheckpointError
 from porting.checkpoint.errors import quote
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.names import DCP_ENDING
-from porting.checkpoint.safetensors_file import parse_header
+from porting.checkpoint.names import COMPANIONS, DCP_ENDING, DCP_METADATA
+from porting.checkpoint.safetensors_file import read_header
+from porting.checkpoint.source import open_distributed
 from porting.converting.crew import work
-from porting.converting.digests import PIECE, of_framed, of_range, sha256_of
+from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
+from porting.converting.distributed import part_of
 from porting.converting.record import RECORD, Record, read_record
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, PortingError, grouped_lines
+from porting.export_files import WEIGHTS
+from porting.opening import Folder, is_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,7 @@ class FilesReport:
         files: how many files the record names.
         tensors: how many tensors were read.
         bytes: how many bytes were read.
-        problems: a line for each thing that is not as it was written; empty when all is.
+        problems: a line for each thing that is not as it was written, of many grouped; empty when all is.
         strangers: files that the record does not name.
         command: the command that made the files, as the record says.
     """
@@ -69,7 +73,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     ...     verify_files(made.path).same
     True
     """
-    root = Path(folder)
+    root = Folder(Path(folder))
     problems: list[str] = []
     try:
         record = read_record(root)
@@ -78,25 +82,54 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     if record is None:
         message = f"holds no {RECORD}, so that nothing says what its files should be"
         hint = "porting convert writes one; for two checkpoints without one, compare them with each other"
-        raise CheckpointError(Fault(code=Code.FILE_MISSING, where=str(root), message=message, hint=hint))
+        raise CheckpointError(Fault(code=Code.FILE_MISSING, where=str(root.path), message=message, hint=hint))
     if record.damage:
         problems.append(f"{RECORD}: {record.damage}")
+    elif not record.section("files") or not record.section("tensors"):
+        problems.append(f"{RECORD}: it names no {'tensors' if record.section('files') else 'files'}")
     chunks = _Chunks(root, record)
     checked = [_Checked(root, name, entry, record, chunks) for name, entry in record.section("files").items()]
     jobs = [job for one in checked for job in one.jobs()]
     work(jobs, [partial(_buffer)] * threads, _nobody_looks)
     for one in checked:
         problems += one.problems(sha256=sha256)
+    found = {name for one in checked for name in one.found}
+    if all(one.whole for one in checked):
+        empty = of_bytes(b"")  # a distributed checkpoint gives such a tensor no place
+        lost = [one for one, of_it in record.section("tensors").items() if one not in found and of_it != empty]
+        problems += [f"{RECORD}: no file holds its tensor {quote(one)}" for one in lost]
     named = {RECORD, *(one.name for one in checked)}
+    strangers = sorted(set(root.names()) - named)
+    distributed = any(one.name == DCP_METADATA for one in checked)
+    problems += [
+        f"{name}: it is not in the record, and programs that read the directory look for it"
+        for name in strangers
+        if _is_looked_for(root, name, distributed=distributed)
+    ]
     return FilesReport(
-        path=root,
+        path=root.path,
         files=len(checked),
         tensors=sum(len(one.found) for one in checked),
         bytes=sum(one.bytes for one in checked),
-        problems=tuple(problems),
-        strangers=tuple(sorted(one.name for one in root.iterdir() if one.name not in named)),
+        problems=grouped_lines(problems),
+        strangers=tuple(strangers),
         command=record.text("command"),
     )
+
+
+LOOKED_FOR = (*WEIGHTS, ".jinja", ".json", ".model", ".py", ".pyc", ".so", ".tiktoken", ".yaml", ".yml")
+"""Endings of what a program that loads a model reads or runs when it lies beside the weights."""
+
+
+def _is_looked_for(root: Folder, name: str, *, distributed: bool) -> bool:
+    """Whether a file that the record does not name may change what a reader of the directory gets.
+
+    Notes and licences do not.  Beside a distributed checkpoint a folder does: its path is that of a part as well.
+    """
+    lower = name.lower()
+    if lower.endswith(LOOKED_FOR) or lower in COMPANIONS or lower == DCP_METADATA:
+        return True
+    return distributed and not name.startswith(".") and root.kind(name) != "a file"
 
 
 def _buffer() -> memoryview:
@@ -110,9 +143,9 @@ def _nobody_looks() -> None:
 class _Chunks:
     """Where the tensors of a distributed checkpoint lie, as its metadata says."""
 
-    def __init__(self, root: Path, record: Record) -> None:
-        part = record.text("options", "to").partition("/")[2]
-        self._place = root / part if part else root
+    def __init__(self, root: Folder, record: Record) -> None:
+        self._root = root
+        self._to = record.text("options", "to")
         self._names = record.section("tensors")
         self._found: dict[str, dict[str, tuple[int, int]]] = {}
         self._opened = False
@@ -121,10 +154,11 @@ class _Chunks:
         """The tensors of a file, in the order of the data, and where their bytes begin and end.
 
         Raises:
-            CheckpointError: the metadata, or an archive around a tensor, is damaged.
+            PortingError: the metadata, or an archive around a tensor, is damaged; or the record names no part.
         """
         if not self._opened:
-            checkpoint = open_checkpoint(self._place)
+            part = part_of(self._to or None) or ""
+            checkpoint = open_distributed(self._root, location=str(self._root.path), part=part)
             for name in checkpoint.tensors:
                 if name not in self._names:  # another name of one that is
                     continue
@@ -138,7 +172,7 @@ class _Chunks:
 class _Checked:
     """One file that the record names."""
 
-    def __init__(self, root: Path, name: str, entry: object, record: Record, chunks: _Chunks) -> None:
+    def __init__(self, root: Folder, name: str, entry: object, record: Record, chunks: _Chunks) -> None:
         self.name = name
         self._chunks = chunks
         self.found: dict[str, str] = {}
@@ -148,16 +182,19 @@ class _Checked:
         self._front = b""
         self._order: list[str] = []
         self._whole = ""
-        self._path = root / name
         self._file: LocalFile | None = None
-        if Path(name).name != name:
+        if not is_plain(name):
             self._problem = "it is no plain file name"
-        elif not self._path.exists():
+        elif not root.kind(name):
             self._problem = "it is missing"
         else:
-            self._file = LocalFile(self._path)
-            if self._file.size != self._entry.get("size"):
-                self._problem = f"it has {self._file.size} bytes, and {self._entry.get('size')} were written"
+            try:
+                self._file = LocalFile(root.open(name))
+            except CheckpointError as error:
+                self._problem = error.faults[0].message
+            else:
+                if self._file.size != self._entry.get("size"):
+                    self._problem = f"it has {self._file.size} bytes, and {self._entry.get('size')!r} were written"
         self.bytes = self._file.size if self._file is not None else 0
 
     def jobs(self) -> Iterator[tuple[int, partial[None]]]:
@@ -171,13 +208,12 @@ class _Checked:
             yield self._file.size, partial(self._read_all, self._file)
             return
         try:
-            length = int.from_bytes(self._file.pread(0, 8), "little")
-            raw = self._file.pread(8, min(length, self._file.size - 8))
-            contents = parse_header(raw, where=self.name, name=self.name, size=self._file.size)
+            contents = read_header(self._file, name=self.name)
         except CheckpointError as error:
             self._problem = f"its header is damaged: {error.faults[0].message}"
             return
-        self._front = self._file.pread(0, 8 + length)
+        header = contents.file.header or b""
+        self._front = len(header).to_bytes(8, "little") + header
         self._order = sorted(contents.extents, key=lambda one: contents.extents[one].start)
         for tensor, extent in contents.extents.items():
             yield extent.stop - extent.start, partial(self._read, self._file, tensor, extent.start, extent.stop)
@@ -186,7 +222,7 @@ class _Checked:
         """The tensors of a file of a distributed checkpoint; what stands around them is read at once."""
         try:
             places = self._chunks.of(self.name)
-        except CheckpointError as error:
+        except PortingError as error:
             self._problem = f"its tensors cannot be found: {error.faults[0].message}"
             return
         self._order = list(places)
@@ -202,6 +238,11 @@ class _Checked:
 
     def _read_all(self, file: LocalFile, buffer: memoryview) -> None:
         self._whole = of_range(file, 0, file.size, buffer)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its tensors could be read."""
+        return not self._problem
 
     @property
     def _surroundings(self) -> str:
@@ -222,5 +263,5 @@ class _Checked:
         if whole != self._entry.get("digest") and not differing:
             yield f"{self.name}: {self._surroundings} is not as it was written"
         recorded = self._entry.get("sha256")
-        if sha256 and recorded is not None and recorded != sha256_of(self._path):
+        if sha256 and recorded is not None and self._file is not None and recorded != sha256_of(self._file):
             yield f"{self.name}: its SHA-256 is not the one that was recorded"

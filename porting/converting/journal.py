@@ -1,8 +1,9 @@
 """What a conversion has done so far, written down as it goes, so that the next one can go on.
 
-One file of lines for each process, each line a JSON object: first what is being done (a digest of the plan, and size
-and time of every file of the input), then each tensor once it is written, with its digest.  Nothing is believed because
-it stands here: a tensor is read again, and done again unless its bytes have the digest.
+One file of lines for each process, each line a JSON object: first what is being done (a digest of the plan, and the
+identity of every file of the input), then each tensor of the output once it is written and each of the input once it is
+read, with their digests.  Nothing is believed because it stands here: a tensor is done again unless its bytes have the
+digest, and every tensor that it was made of has now the digest that it had then.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 
 from porting.converting.casts import Losses
 from porting.converting.making import Made
 from porting.converting.positioned import write_at
+from porting.opening import Folder
+
+LONGEST = 1 << 30
+"""Bytes of a journal: a million tensors need less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,8 @@ class Past:
 
     Attributes:
         made: tensors of the output by name.
-        sources: digests of tensors of the input.
+        sources: digests of tensors of the input; those that had several are not among them, since nothing says which
+            of the output was made of which.
     """
 
     made: Mapping[str, Made]
@@ -36,13 +41,14 @@ class Journal:
     """A journal that is being written: one that is there already goes on, if it is of the same conversion.
 
     Args:
-        path: its file.
+        folder: where it lies.
+        name: its file.
         key: what is being done; a journal of something else is thrown away.
     """
 
-    def __init__(self, path: Path, key: Mapping[str, object]) -> None:
-        begun = path.read_bytes().partition(b"\n")[0] if path.exists() else b""
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, folder: Folder, name: str, key: Mapping[str, object]) -> None:
+        begun = folder.read(name, limit=LONGEST).partition(b"\n")[0] if folder.kind(name) else b""
+        self._descriptor = folder.write(name)
         self._end = os.fstat(self._descriptor).st_size
         self._lock = Lock()
         if _is_of(_entry(begun), key):
@@ -77,17 +83,19 @@ def write_line(descriptor: int, raw: bytes, at: int) -> int:
     return len(raw)
 
 
-def past(folder: Path, key: Mapping[str, object]) -> Past | None:
+def past(folder: Folder, key: Mapping[str, object]) -> Past | None:
     """What the journals in a folder say; None when there is none, or they are of something else."""
     made: dict[str, Made] = {}
-    sources: dict[str, str] = {}
+    sources: dict[str, set[str]] = {}
     found = False
-    for path in sorted(folder.glob("*.jsonl")):
-        entries = [one for line in path.read_bytes().split(b"\n") if isinstance(one := _entry(line), dict)]
+    for name in sorted(folder.names()):
+        lines = folder.read(name, limit=LONGEST).split(b"\n")
+        entries = [one for line in lines if isinstance(one := _entry(line), dict)]
         if entries and _is_of(entries[0], key):
             found = True
             _take(entries[1:], made, sources)
-    return Past(made=made, sources=sources) if found else None
+    single = {name: digest for name, digests in sources.items() if len(digests) == 1 for digest in digests}
+    return Past(made=made, sources=single) if found else None
 
 
 def _is_of(entry: object, key: Mapping[str, object]) -> bool:
@@ -95,16 +103,16 @@ def _is_of(entry: object, key: Mapping[str, object]) -> bool:
     return bool(entry == json.loads(json.dumps(key)))
 
 
-def _take(entries: Iterable[object], made: dict[str, Made], sources: dict[str, str]) -> None:
+def _take(entries: Iterable[object], made: dict[str, Made], sources: dict[str, set[str]]) -> None:
     for entry in entries:
         match entry:
             case {"tensor": str(name), "digest": str(digest), "infinite": int(infinite), "vanished": int(vanished),
                   "sources": dict(read)}:  # fmt: skip
-                losses = Losses(infinite=infinite, vanished=vanished)
-                made[name] = Made(digest=digest, losses=losses, sources=read)
-                sources |= read
+                made[name] = Made(digest=digest, losses=Losses(infinite=infinite, vanished=vanished))
+                for source, of_source in read.items():
+                    sources.setdefault(source, set()).add(str(of_source))
             case {"source": str(name), "digest": str(digest)}:
-                sources[name] = digest
+                sources.setdefault(name, set()).add(digest)
 
 
 def _entry(line: bytes) -> object:

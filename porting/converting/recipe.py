@@ -58,6 +58,11 @@ class Recipe:
         return self.numel * self.dtype.itemsize
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors of the input that it is made of, each once."""
+        return tuple(dict.fromkeys(copy.source for copy in self.copies))
+
+    @property
     def arithmetic(self) -> bool:
         """Whether values are computed and not only moved."""
         return self.fold or self.factor is not None

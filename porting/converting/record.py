@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 from porting.checkpoint.errors import CheckpointError
-from porting.checkpoint.files import read_small
 from porting.checkpoint.layout import SAFETENSORS_DTYPES
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.converting.digests import ALGORITHM, of_bytes
 from porting.errors import Code, Fault
+from porting.opening import Folder
 from porting.origin import Imagined
 from porting.plan.move import Described
 
@@ -81,16 +81,16 @@ class Record:
         return found
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Folder) -> Record | None:
     """The record in a directory; None when it has none.
 
     Raises:
         CheckpointError: it cannot be read, or is none.
     """
-    path = folder / RECORD
-    if not path.is_file():
+    path = folder.path / RECORD
+    if not folder.kind(RECORD):
         return None
-    raw = read_small(path, where=str(path), limit=LONGEST)
+    raw = folder.read(RECORD, limit=LONGEST)
     try:
         content = parse(raw)
     except JsonError as error:

@@ -3,6 +3,10 @@
 ``.NAME.porting-convert`` holds the new directory as ``files``, and beside it the journal.  Whoever works in it holds
 a lock on it.  A process that dies leaves it behind, and the next conversion to the same destination goes on from there
 or, when it is another conversion, begins anew.
+
+Its name can be foreseen, and the folder that it lies in may be shared.  So one that was there already is used only if
+it is this user's, nobody else can write to it, and it holds plain files alone; and all below it is opened relative to
+its descriptor, without following a link: whatever becomes of its name, nothing outside of it is written or removed.
 """
 
 from __future__ import annotations
@@ -11,43 +15,69 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
-from porting.checkpoint.atomic import MARK, reserve, sweep
+from porting.checkpoint.atomic import SHARED, reserve, sweep
 from porting.checkpoint.errors import CheckpointError
 from porting.converting.positioned import write_at
 from porting.converting.team import TeamError
 from porting.errors import Code, Fault
+from porting.opening import Folder, kind_of
+from porting.printable import quote
 
-OWNER = "owner"
+OWNER, FILES, JOURNALS = "owner", "files", "journals"
 
 
 class Workplace:
-    """A temporary directory that this process has locked.
+    """A temporary directory that this process, or another one of its team, has locked.
+
+    Args:
+        path: the destination.
+        root: the directory; None to open it when it is used first.
 
     Attributes:
-        root: the directory.
-        files: the directory that is to become the destination.
-        journals: the folder of the journals.
+        root: the directory's path.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.files = root / "files"
-        self.journals = root / "journals"
+    def __init__(self, path: Path, root: Folder | None = None) -> None:
+        self.root = root_of(path)
+        self._path = path
+        self._folder = root
+
+    @cached_property
+    def folder(self) -> Folder:
+        """The directory.
+
+        Raises:
+            CheckpointError: it is not this user's.
+        """
+        if self._folder is None:
+            self._folder = Folder(self.root, inside=Folder(self.root.parent))
+            _require_ours(self._folder, self._path)
+        return self._folder
+
+    @cached_property
+    def files(self) -> Folder:
+        """The directory that is to become the destination."""
+        return Folder(self.root / FILES, inside=self.folder)
+
+    @cached_property
+    def journals(self) -> Folder:
+        """The folder of the journals."""
+        return Folder(self.root / JOURNALS, inside=self.folder)
 
     def clear(self) -> None:
         """Begin anew."""
-        for place in (self.files, self.journals):
-            if place.exists():
-                shutil.rmtree(place)
-            place.mkdir()
+        self.files.clear()
+        self.journals.clear()
 
     def open(self, name: str, size: int) -> int:
         """A descriptor of a file of that many bytes, whose room on the disk is reserved."""
-        descriptor = os.open(self.files / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = self.files.write(name)
         try:
             if os.fstat(descriptor).st_size != size:
                 os.ftruncate(descriptor, size)
@@ -59,8 +89,9 @@ class Workplace:
 
     def write(self, name: str, raw: bytes) -> None:
         """Write a small file, and see it reach the disk."""
-        descriptor = os.open(self.files / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        descriptor = self.files.write(name)
         try:
+            os.ftruncate(descriptor, 0)
             write_at(descriptor, raw, 0)
             os.fsync(descriptor)
         finally:
@@ -69,7 +100,7 @@ class Workplace:
 
 def root_of(path: Path) -> Path:
     """The temporary directory of a destination."""
-    return path.parent / f".{path.name}{MARK}convert"
+    return path.parent / f".{path.name}{SHARED}"
 
 
 @contextmanager
@@ -83,59 +114,133 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
         first: whether this process is the first of those that work there together, and holds the lock for all.
 
     Raises:
-        CheckpointError: another process is at work on the same destination: which.
+        CheckpointError: another process is at work on the same destination: which; or what stands at the directory's
+            name is not this user's, can be written to by others, or holds something else than plain files.
     """
-    root = root_of(path)
     if not first:
-        yield Workplace(root)
+        yield Workplace(path)
         return
-    lock = _locked(root, path)
+    parent = Folder(path.parent)
+    folder, lock = _locked(parent, path)
     try:
         sweep(path)
-        yield Workplace(root)
+        yield Workplace(path, folder)
     except (KeyboardInterrupt, TeamError):
         raise  # the same command goes on from here
     except BaseException:
-        shutil.rmtree(root, ignore_errors=True)
+        _remove(folder, parent)
         raise
     else:
-        shutil.rmtree(root, ignore_errors=True)
+        _remove(folder, parent)
     finally:
         os.close(lock)
 
 
-def _locked(root: Path, path: Path) -> int:
+def _remove(folder: Folder, parent: Folder) -> None:
+    """Remove the directory; what took its name meanwhile only if it is an empty directory."""
+    folder.clear()
+    with suppress(OSError):
+        os.rmdir(folder.path.name, dir_fd=parent.descriptor)
+
+
+def _locked(parent: Folder, path: Path) -> tuple[Folder, int]:
+    """The directory, made if it is not there, and the descriptor that holds its lock."""
+    root = root_of(path)
     while True:
+        made = False
         with suppress(FileExistsError):
-            root.mkdir()
-        try:
-            lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
+            os.mkdir(root.name, 0o700, dir_fd=parent.descriptor)
+            made = True
+        kind = parent.kind(root.name)
+        if not kind:
             continue  # swept by another process meanwhile
+        if kind != "a directory":
+            raise _not_ours(path, f"is {kind}")
+        try:
+            folder = Folder(root, inside=parent)
+        except CheckpointError:
+            continue
+        if not made:
+            _require_ours(folder, path)
+        lock = folder.listing()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), parent.status(root.name)):
+                    _prepare(folder, parent, path, made=made)
+                    return folder, lock
         except BlockingIOError as error:
             os.close(lock)
-            raise _busy(root, path) from error
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), os.stat(root, follow_symlinks=False)):
-                break
+            raise _busy(folder, path) from error
+        except BaseException:
+            os.close(lock)
+            raise
         os.close(lock)
+
+
+def _prepare(folder: Folder, parent: Folder, path: Path, *, made: bool) -> None:
+    """What stands in the directory; of one that was there, all is looked at before anything is written."""
+    if not made:
+        _require_plain(folder, path)
     try:
-        (root / OWNER).write_text(f"process {os.getpid()}\n", encoding="utf-8")
-        for name in ("files", "journals"):
-            (root / name).mkdir(exist_ok=True)
+        for name in (FILES, JOURNALS):
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder.descriptor)
+        descriptor = folder.write(OWNER)
+        try:
+            os.ftruncate(descriptor, 0)
+            write_at(descriptor, f"process {os.getpid()}\n".encode(), 0)
+        finally:
+            os.close(descriptor)
     except BaseException:
-        shutil.rmtree(root, ignore_errors=True)
-        os.close(lock)
+        _remove(folder, parent)
         raise
-    return lock
 
 
-def _busy(root: Path, path: Path) -> CheckpointError:
+def _require_ours(folder: Folder, path: Path) -> None:
+    """Raises: CheckpointError when somebody else made the directory, or can write to it."""
+    status = os.stat(".", dir_fd=folder.descriptor)
+    if status.st_uid != os.geteuid():
+        raise _not_ours(path, f"belongs to the user {status.st_uid}, and you are {os.geteuid()}")
+    if status.st_mode & 0o022:
+        raise _not_ours(path, "can be written to by other users")
+
+
+def _require_plain(folder: Folder, path: Path) -> None:
+    """Raises: CheckpointError when the directory holds something that a conversion does not put there."""
+    own = os.geteuid()
+    reachable = os.stat(".", dir_fd=folder.descriptor).st_mode & 0o077
+    for name in folder.names():
+        status = folder.status(name)
+        if name in {FILES, JOURNALS} and stat.S_ISDIR(status.st_mode):
+            if status.st_uid != own or (reachable and status.st_mode & 0o022):
+                raise _not_ours(path, f"holds {quote(name)}, which other users can write to")
+            inside = Folder(folder.path / name, inside=folder)
+            strange = {f"{name}/{one}": inside.status(one) for one in inside.names()}
+        else:
+            strange = {name: status}
+        for shown, one in strange.items():
+            if not stat.S_ISREG(one.st_mode):
+                raise _not_ours(path, f"holds {kind_of(one)}, {quote(shown)}")
+            if one.st_nlink != 1 or one.st_uid != own:
+                raise _not_ours(path, f"holds {quote(shown)}, which is another file as well or another user's")
+
+
+def _not_ours(path: Path, message: str) -> CheckpointError:
+    return CheckpointError(
+        Fault(
+            code=Code.DESTINATION_REFUSED,
+            where=str(path),
+            message=f"the directory that it would be made in, {root_of(path)}, {message}",
+            hint="see who made it, and remove it; or choose a destination in a folder that only you can write to",
+        )
+    )
+
+
+def _busy(folder: Folder, path: Path) -> CheckpointError:
     try:
-        who = (root / OWNER).read_text(encoding="utf-8", errors="replace").strip()[:40]
-    except OSError:
+        who = folder.read(OWNER, limit=1000).decode(errors="replace").strip()[:40]
+    except CheckpointError:
         who = ""
     return CheckpointError(
         Fault(

@@ -59,10 +59,11 @@ def write_files(
         PortingError: the input cannot be read, is damaged, or changed.
         OSError: writing failed.
     """
-    key = draft.key
-    same_everywhere(team.gather(key["plan"]))
+    keys = team.gather(draft.key)
+    same_everywhere(key["plan"] for key in keys)
+    key = keys[0]  # the number of a device is that of one machine: all go by what the first one sees
     (before, *_) = team.gather(_begin(draft, place, key) if team.rank == 0 else None)
-    journal = Journal(place.journals / f"{team.rank}.jsonl", key)
+    journal = Journal(place.journals, f"{team.rank}.jsonl", key)
     try:
         with _opened(draft, place) as shards:
             task = _Task(draft, team, shards, journal, meter)
@@ -70,7 +71,7 @@ def write_files(
             makers = [lambda: Maker(draft.checkpoint, draft.like, memory, meter.wrote, crc=crc)] * threads
             task.make(makers, before)
             meter.stage = "reading"
-            task.digest_sources(makers, before)
+            task.digest_sources(makers)
     finally:
         journal.close()
     if team.rank == 0:
@@ -78,7 +79,7 @@ def write_files(
         _sweep_strangers(draft, place)
         place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
     made = {one.name: task.made[one.name] for one in draft.recipes.tensors}
-    (files, *_) = team.gather({one.name: one.stat().st_size for one in sorted(place.files.iterdir())})
+    (files, *_) = team.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
     return Written(made=made, files=files)
 
 
@@ -87,7 +88,7 @@ def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | 
     before = past(place.journals, key)
     if before is None:
         place.clear()
-    there = sum(one.stat().st_blocks * 512 for one in place.files.iterdir())
+    there = sum(place.files.status(name).st_blocks * 512 for name in place.files.names())
     require_room(place.root, max(0, draft.outline.size - there))
     with _opened(draft, place) as shards:
         for shard in draft.outline.shards:
@@ -119,7 +120,9 @@ class _Task:
         self._journal = journal
         self._meter = meter
         self._left: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
         self._lock = Lock()
+        self._reading = {name: Lock() for name in draft.checkpoint.tensors}
 
     def make(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
         """Make this process's share, except for tensors that an earlier one has made and that are still right."""
@@ -127,8 +130,8 @@ class _Task:
         mine = [every[job] for job in self._share([one.nbytes for _, one in every])]
         self._left.update(shard.name for shard, _ in mine)
         self._meter.expect(len(mine), sum(one.nbytes for _, one in mine))
-        done = before.made if before is not None else {}
-        jobs = [(one.nbytes, partial(self._make, shard, one, done.get(one.name))) for shard, one in mine]
+        self._waiting.update(name for _, one in every for name in one.sources)
+        jobs = [(one.nbytes, partial(self._make, shard, one, before)) for shard, one in mine]
         work(jobs, makers, self._meter.look)
         for made, sources in self._team.gather((self.made, self.sources)):
             self.made |= made
@@ -138,11 +141,10 @@ class _Task:
         """The numbers of the jobs that this process does, in their order."""
         return sorted(shares(costs, self._team.size)[self._team.rank])
 
-    def _make(self, shard: Shard, recipe: Recipe, before: Made | None, maker: Maker) -> None:
+    def _make(self, shard: Shard, recipe: Recipe, before: Past | None, maker: Maker) -> None:
         descriptor, at = self._shards[shard.name], shard.offsets[recipe.name]
-        there = maker.sum_at(descriptor, at, recipe.nbytes) if before is not None else None
-        if before is not None and there is not None and there.hexdigest() == before.digest:
-            made = replace(before, crc=there.crc)
+        made = self._kept(recipe, before, maker, descriptor, at) if before is not None else None
+        if made is not None:
             self._meter.kept(recipe.nbytes)
         else:
             made = maker.make(recipe, descriptor, at)
@@ -155,24 +157,48 @@ class _Task:
             self.sources.update(made.sources)
             self._left[shard.name] -= 1
             complete = self._left[shard.name] == 0
+            self._waiting.subtract(recipe.sources)
+            unread = [name for name in recipe.sources if not self._waiting[name] and name not in self.sources]
+        for name in unread:  # it has to be read for its digest: now, so that the next process can go by it
+            self._digest(name, maker)
         if complete:
             os.fsync(descriptor)
 
-    def digest_sources(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
+    def _kept(self, recipe: Recipe, before: Past, maker: Maker, descriptor: int, at: int) -> Made | None:
+        """What an earlier process made, if its bytes are there and those that it was made of are what they were."""
+        made = before.made.get(recipe.name)
+        if made is None or recipe.base:  # of the followed checkpoint no digests are taken
+            return None
+        if not before.sources.keys() >= set(recipe.sources):
+            return None
+        there = maker.sum_at(descriptor, at, recipe.nbytes)
+        if there.hexdigest() != made.digest:
+            return None
+        if any(before.sources[name] != self._digest(name, maker) for name in recipe.sources):
+            return None
+        return replace(made, crc=there.crc)
+
+    def digest_sources(self, makers: list[Callable[[], Maker]]) -> None:
         """The digests of those tensors of the input that were not read from first to last while others were made."""
-        if before is not None:
-            self.sources = {**before.sources, **self.sources}
         left = [info for name, info in self._draft.checkpoint.tensors.items() if name not in self.sources]
         mine = [left[job] for job in self._share([info.nbytes for info in left])]
-        work([(info.nbytes, partial(self._digest, info.name)) for info in mine], makers, self._meter.look)
+        work([(info.nbytes, partial(self._read, info.name)) for info in mine], makers, self._meter.look)
         for sources in self._team.gather(self.sources):
             self.sources |= sources
 
-    def _digest(self, name: str, maker: Maker) -> None:
-        digest = maker.digest_of(name)
-        self._journal.read(name, digest)
-        with self._lock:
-            self.sources[name] = digest
+    def _read(self, name: str, maker: Maker) -> None:
+        self._digest(name, maker)
+
+    def _digest(self, name: str, maker: Maker) -> str:
+        """The digest of a tensor of the input as it is now; each is read for that once."""
+        with self._reading[name]:
+            found = self.sources.get(name)
+            if found is None:
+                found = maker.digest_of(name)
+                self._journal.read(name, found)
+                with self._lock:
+                    self.sources[name] = found
+        return found
 
 
 def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
@@ -183,7 +209,7 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
             place.write(name, content)
             digests[name] = of_bytes(content)
             continue
-        file = LocalFile(content)
+        file = LocalFile(content.open())
         descriptor = place.open(name, file.size)
         try:
             out = Output(descriptor, 0, lambda count: None)
@@ -200,9 +226,9 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
 def _sweep_strangers(draft: Draft, place: Workplace) -> None:
     """Only what belongs to the output is published."""
     own = {*draft.files, *(shard.name for shard in draft.outline.shards)}
-    for one in place.files.iterdir():
-        if one.name not in own:
-            one.unlink()
+    for name in place.files.names():
+        if name not in own:
+            os.unlink(name, dir_fd=place.files.descriptor)
 
 
 def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str], *, sha256: bool) -> bytes:
@@ -229,10 +255,10 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         digests = [task.made[name].digest for name in placed]
         files[shard.name] = {"size": shard.size, "digest": of_framed(_frame(shard, place), digests)}
     for name, digest in small.items():
-        files[name] = {"size": (place.files / name).stat().st_size, "digest": digest}
+        files[name] = {"size": place.files.status(name).st_size, "digest": digest}
     if sha256:
         for name, entry in files.items():
-            entry["sha256"] = sha256_of(place.files / name)
+            entry["sha256"] = sha256_of(LocalFile(place.files.open(name)))
     losses = {
         one.name: {"infinite": task.made[one.name].losses.infinite, "vanished": task.made[one.name].losses.vanished}
         for one in draft.recipes.tensors
@@ -255,7 +281,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
 
 def _frame(shard: Shard, place: Workplace) -> bytes:
     """What stands around the tensors of a file, as it was written: with the checksums that were not known before."""
-    file = LocalFile(place.files / shard.name)
+    file = LocalFile(place.files.open(shard.name))
     return b"".join(file.pread(at, len(raw)) for at, raw in shard.frame)
 
 

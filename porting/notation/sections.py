@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as short
 
-from porting.errors import Code, Fault, nearest
+from porting import opening
+from porting.errors import CheckpointError, Code, Fault, nearest
 from porting.notation.faults import TableError
 from porting.notation.position import Path as KeyPath
 from porting.notation.position import Places, locate
@@ -102,18 +103,26 @@ def read_file(path: Path) -> str:
         TableError: it is no regular file, too large or not UTF-8.
     """
     try:
-        if not path.is_file():
-            found = "a directory" if path.is_dir() else "no regular file" if path.exists() else "no file"
-            raise _refused(path, f"{found}, expected a TOML table")
-        if path.stat().st_size > LARGEST:
-            raise _refused(path, f"{path.stat().st_size} bytes, a table has at most {LARGEST}")
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
-        raise _refused(path, str(error)) from error
+        raw = opening.read_file(path, limit=LARGEST)
+    except CheckpointError as error:
+        raise TableError(map(_no_table, error.faults)) from error
+    try:
+        return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise TableError(Fault(code=Code.NO_TABLE, where=str(path), message=str(error))) from error
 
 
-def _refused(path: Path, message: str) -> TableError:
-    return TableError(Fault(code=Code.NO_TABLE, where=str(path), message=message))
+def _no_table(fault: Fault) -> Fault:
+    """Why a file is no table, to somebody who wanted to read one."""
+    message = f"{fault.message}, expected a TOML table"
+    if fault.code is Code.FILE_TOO_LARGE:
+        message = f"{fault.message.partition(',')[0]}, a table has at most {LARGEST}"
+    elif fault.code is Code.FILE_MISSING or "null byte" in fault.message:
+        message = "no file, expected a TOML table"
+    elif fault.code is Code.FILE_NOT_REGULAR:
+        what = "a directory" if "a directory" in fault.message else "no regular file"
+        message = f"{what}, expected a TOML table"
+    return Fault(code=Code.NO_TABLE, where=fault.where, message=message)
 
 
 def split(text: str, file: str) -> Sections:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from porting.errors import Code, Fault, option, told
+from porting.errors import Code, Fault, alike, option, told
 from porting.notation.faults import NotationError
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
@@ -17,7 +17,7 @@ from porting.plan.leftovers import leave_out, renew
 from porting.plan.move import Described
 from porting.plan.plan import Plan, PlanError
 from porting.plan.ties import parted, resolve_ties
-from porting.plan.wording import Nearest, alike
+from porting.plan.wording import Nearest
 from porting.target import Slot, slots, unsaved_tensors
 
 

@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
-from porting.errors import Fault
+from porting.errors import MOST_CHARACTERS, closest, numberless
 
 MOST_HINTS = 20
 """The nearest name is looked up for this many faults: each look compares a name with all candidates."""
 
 MOST_PATTERNS = 500
 """So many names, their numbers aside, are compared with."""
-
-MOST_CHARACTERS = 200
-"""So much of a name is compared: comparing takes the product of two lengths."""
-
-_NUMBER = re.compile(r"(?<![^.'\"])[0-9]+(?![^.'\"])")
-
-
-def alike(faults: Iterable[Fault]) -> list[Fault]:
-    """The faults, those that differ only in the numbers within names told once and counted.
-
-    >>> from porting.errors import Code
-    >>> layers = [Fault(code=Code.NO_SOURCE, message=f"'layers.{i}.bias' is missing") for i in range(12)]
-    >>> print(*alike(layers))
-    'layers.0.bias' is missing (and 11 more like it) [no-source]
-    """
-    groups: dict[tuple[str, str, str], list[Fault]] = {}
-    for fault in faults:
-        key = (fault.code, _numberless(fault.where), _numberless(fault.message))
-        groups.setdefault(key, []).append(fault)
-    return [_counted(group) for group in groups.values()]
-
-
-def _counted(group: list[Fault]) -> Fault:
-    if len(group) == 1:
-        return group[0]
-    more = f"and {len(group) - 1} more like it"
-    hint = group[0].hint
-    return replace(group[0], hint=f"{more}; {hint}" if hint else more)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -53,7 +23,7 @@ def group_alike(names: Iterable[str]) -> list[list[str]]:
     """Names grouped by what they are but for their numbers, so that one fault speaks of twelve layers."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(_numberless(name), []).append(name)
+        groups.setdefault(numberless(name), []).append(name)
     return list(groups.values())
 
 
@@ -94,24 +64,13 @@ class Nearest:
             return ""
         self.left -= 1
         found = _nearest(name, lines)
-        if not found or _numberless(_nearest(found, alike)) != _numberless(name):
+        if not found or numberless(_nearest(found, alike)) != numberless(name):
             return ""
         return f"{lines[found] or 'the table'} has {found!r}: is it this one?"
 
 
 def _nearest(name: str, candidates: Iterable[str]) -> str:
-    """The one that looks most like it, with the same numbers if there is one; empty when nothing is close."""
-    patterns: dict[str, list[str]] = {}
-    for candidate in candidates:
-        pattern = _numberless(candidate)[:MOST_CHARACTERS]
-        if pattern in patterns or len(patterns) < MOST_PATTERNS:
-            patterns.setdefault(pattern, []).append(candidate)
-    close = difflib.get_close_matches(_numberless(name)[:MOST_CHARACTERS], list(patterns), n=1, cutoff=0.6)
-    if not close:
-        return ""
-    numbers = _NUMBER.findall(name)
-    same = (one for one in patterns[close[0]] if _NUMBER.findall(one) == numbers)
-    return next(same, patterns[close[0]][0])
+    return closest(name, candidates, MOST_PATTERNS)
 
 
 def resembles(one: str, other: str) -> bool:
@@ -120,7 +79,7 @@ def resembles(one: str, other: str) -> bool:
     >>> resembles("layers.0.pooler.", "layers.1.poolr."), resembles("trunk.ids", "trunk.extra")
     (True, False)
     """
-    one, other = _numberless(one)[:MOST_CHARACTERS], _numberless(other)[:MOST_CHARACTERS]
+    one, other = numberless(one)[:MOST_CHARACTERS], numberless(other)[:MOST_CHARACTERS]
     return difflib.SequenceMatcher(None, one, other).ratio() >= 0.85
 
 
@@ -137,17 +96,13 @@ def common_front(names: Sequence[str], expected: Iterable[str], prefix: str = ""
     >>> common_front(["module.a.w", "c.w"], ["a.w"])
     ''
     """
-    patterns = {_numberless(one) for name in expected for one in (name, name.removeprefix(prefix))}
+    patterns = {numberless(one) for name in expected for one in (name, name.removeprefix(prefix))}
     first = names[0].split(".") if names else []
     for count in range(1, len(first)):
         front = ".".join(first[:count]) + "."
         if not all(name.startswith(front) for name in names):
             return ""
-        found = sum(_numberless(name.removeprefix(front)) in patterns for name in names)
+        found = sum(numberless(name.removeprefix(front)) in patterns for name in names)
         if 2 * found > len(names):
             return front
     return ""
-
-
-def _numberless(name: str) -> str:
-    return _NUMBER.sub("#", name)

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from porting.printable import safe
+from porting.printable import is_printable, safe
 from porting.reporting.because import cause_lines
 from porting.reporting.learned_lines import tell_learned
 from porting.reporting.limits import scope_lines, trial_lines
@@ -61,7 +61,7 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
 
 def _seen(line: Text) -> Text:
     """The line; what a name brought along that moves the cursor or turns the line is spelled out."""
-    return line if line.plain.isprintable() else Text(safe(line.plain), line.style)
+    return line if is_printable(line.plain) else Text(safe(line.plain), line.style)
 
 
 def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False) -> str:

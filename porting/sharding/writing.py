@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, TensorFile
 from porting.checkpoint.atomic import check_destination, new_directory, reserve, write_all
 from porting.errors import Code, Fault
+from porting.export_files import LARGEST
+from porting.opening import Member
 from porting.plan.align import Step
 from porting.plan.clipping import clip, window
 from porting.plan.copies import Copy, order_copy
@@ -40,7 +42,7 @@ def write_shards(
     checkpoint: Checkpoint,
     left_out: Iterable[LeftOut],
     weights: Mapping[str, TensorFile],
-    files: Mapping[str, bytes | Path],
+    files: Mapping[str, bytes | Member],
     path: Path,
     *,
     overwrite: bool,
@@ -129,10 +131,10 @@ def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:
     )
 
 
-def _begin(temporary: Path, placed: Layout, files: Mapping[str, bytes | Path]) -> None:
+def _begin(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member]) -> None:
     """The files beside the weights, and room for the weights, with their headers."""
     for name, content in files.items():
-        raw = content if isinstance(content, bytes) else content.read_bytes()
+        raw = content if isinstance(content, bytes) else content.read(limit=LARGEST)
         with (temporary / name).open("wb") as file:
             file.write(raw)
             file.flush()

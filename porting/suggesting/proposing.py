@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from porting.build import build
+from porting.build import bounded as bounded_size
+from porting.build import bounds, build
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Fault, PortingError, told
 from porting.loading import PortingWarning, maker
@@ -336,7 +337,9 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subject
         if isinstance(into, nn.Module):
             module: nn.Module = build_for(into, {}).module
         elif subjects.lazy:
-            module = subjects.readied(build_for(into, subjects.config).module)
+            with bounded_size(bounds(checkpoint.tensors)):
+                module = build_for(into, subjects.config).module
+            module = subjects.readied(module)
         else:
             module = _built(table, checkpoint, into, subjects)
         floating = {info.dtype for info in checkpoint.tensors.values() if info.dtype.is_floating_point}
@@ -351,11 +354,12 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subject
 def _built(table: Table, checkpoint: Checkpoint, into: Builder, subjects: Subjects) -> nn.Module:
     """The module to the checkpoint's size: without memory for its weights, or built as it is where that is small."""
     try:
-        return build(maker(table, checkpoint, into, None, trust=False)[0])
+        return build(maker(table, checkpoint, into, None, trust=False)[0], bounds(checkpoint.tensors))
     except TargetError:
         if sum(info.nbytes for info in checkpoint.tensors.values()) > BUILT:
             raise
-        return build_for(into, subjects.config).module
+        with bounded_size(bounds(checkpoint.tensors)):
+            return build_for(into, subjects.config).module
 
 
 def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) -> Draft:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from porting.build import build, call
+from porting.build import OWN_CODE, Bounds, bounds, build, call
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
 from porting.errors import Code, Fault, option, told
@@ -105,31 +105,39 @@ def _living(
     *,
     loaded: bool,
 ) -> Contenders:
-    module = built_reference(given, opened.config if opened is not None else {})
+    within = OWN_CODE if opened is None else bounds(opened.tensors)
+    module = built_reference(given, {} if opened is None else opened.config, within)
     title = f"{type(module).__module__}.{type(module).__qualname__}"
     checkpoint = HeldWeights(module, title) if opened is None else opened
     if opened is None and into is not None and not isinstance(into, nn.Module):
-        into = _like(into, module, checkpoint.config)
+        into = _like(into, module, checkpoint)
     if table is not None:
         chosen = find_table(table, checkpoint.config)
     elif into is None:
         message = "there are a reference and nothing that is compared with it"
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
     else:
-        chosen = same_names(module, _built(into, module, checkpoint.config))
+        chosen = same_names(module, _built(into, module, checkpoint))
     return Contenders(checkpoint=checkpoint, table=chosen, into=into, reference=Living.of(module, title), loaded=loaded)
 
 
-def built_reference(given: nn.Module | Callable[..., object], config: Mapping[str, object]) -> nn.Module:
+def built_reference(
+    given: nn.Module | Callable[..., object], config: Mapping[str, object], within: Bounds
+) -> nn.Module:
     """The module that was given, or that what was given builds.
 
+    Args:
+        given: the module, or what builds it.
+        config: what the builder is given.
+        within: how large the module may become.
+
     Raises:
-        TargetError: the builder asks for what the config does not have.
+        TargetError: the builder asks for what the config does not have, or goes beyond the bounds.
         VerifyError: it builds no module.
     """
     made: object = given
     if not isinstance(given, nn.Module):
-        made = call(given, lambda: config, config)  # type: ignore[arg-type]  # what it gives is seen below
+        made = call(given, lambda: config, config, within)  # type: ignore[arg-type]  # what it gives is seen below
     if not isinstance(made, nn.Module):
         name = getattr(given, "__name__", type(given).__name__)
         message = f"{name} was called to build the reference, and gave a {type(made).__name__}, not a torch.nn.Module"
@@ -140,13 +148,16 @@ def built_reference(given: nn.Module | Callable[..., object], config: Mapping[st
     return unwrapped(made)
 
 
-def _built(into: nn.Module | Callable[..., nn.Module], module: nn.Module, fields: Mapping[str, object]) -> nn.Module:
-    return unwrapped(into) if isinstance(into, nn.Module) else build(_like(into, module, fields))
+def _built(into: nn.Module | Callable[..., nn.Module], module: nn.Module, checkpoint: Checkpoint) -> nn.Module:
+    if isinstance(into, nn.Module):
+        return unwrapped(into)
+    return build(_like(into, module, checkpoint), bounds(checkpoint.tensors))
 
 
-def _like(make: Callable[..., nn.Module], module: nn.Module, fields: Mapping[str, object]) -> Callable[[], nn.Module]:
+def _like(make: Callable[..., nn.Module], module: nn.Module, checkpoint: Checkpoint) -> Callable[[], nn.Module]:
     """Builds the port with what the reference calls its config, whatever that is."""
-    return lambda: call(make, lambda: getattr(module, "config", fields), fields)
+    fields = checkpoint.config
+    return lambda: call(make, lambda: getattr(module, "config", fields), fields, bounds(checkpoint.tensors))
 
 
 def _recorded(
@@ -168,7 +179,9 @@ def _recorded(
     reference = Recorded(recording=recording)
     if recording.weights and not loaded:  # the port gets them: it is no module that holds its own
         checkpoint = HeldWeights(recording.read_weights(), recording.where)
-        port = unwrapped(into) if isinstance(into, nn.Module) else build(lambda: call(into, dict, {}))
+        port = (
+            unwrapped(into) if isinstance(into, nn.Module) else build(lambda: call(into, dict, {}, OWN_CODE), OWN_CODE)
+        )
         chosen = same_points(recording.points(), port) if table is None else find_table(table, {})
         return Contenders(checkpoint=checkpoint, table=chosen, into=into, reference=reference)
     port = _itself(into)
@@ -212,7 +225,7 @@ def _itself(into: Into) -> nn.Module:
     if into is None:
         message = "there is a reference, and nothing that is compared with it"
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
-    return unwrapped(call(into, dict, {}))
+    return unwrapped(call(into, dict, {}, OWN_CODE))
 
 
 def _by_itself(

@@ -7,7 +7,6 @@ did not occur yet.  No word comes twice before all have come once.  Everything i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from porting.errors import Code, Fault, nearest, option
+from porting.checkpoint.strict_json import parse
+from porting.errors import Code, Fault, PortingError, nearest, option
 from porting.notation.axes import Mismatch, size_of, solve_all
 from porting.notation.rule import MASK_KINDS, Rule
+from porting.opening import Folder
 from porting.plan.align import align
 from porting.plan.move import forward
 from porting.tracing.faults import VerifyError
@@ -234,16 +235,22 @@ def special_tokens(directory: Path | None, config: Mapping[str, object]) -> list
     named = [value for field, value in config.items() if field.endswith("_token_id")]
     found = [one for one in named if isinstance(one, int) and not isinstance(one, bool)]
     try:
-        if directory and (directory / "tokenizer.json").is_file():
-            content = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-            found += [int(one["id"]) for one in content["added_tokens"] if one["special"]]
-        elif directory and (directory / "vocab.txt").is_file():
-            lines = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
+        folder = Folder(directory) if directory else None
+        if folder is not None and folder.kind("tokenizer.json"):
+            content = parse(folder.read("tokenizer.json", limit=LARGEST), allow_nan=True)
+            tokens = content.get("added_tokens") if isinstance(content, dict) else None
+            listed = [one for one in tokens if isinstance(one, dict)] if isinstance(tokens, list) else []
+            found += [number for one in listed if one.get("special") and type(number := one.get("id")) is int]
+        elif folder is not None and folder.kind("vocab.txt"):
+            lines = folder.read("vocab.txt", limit=LARGEST).decode("utf-8").splitlines()
             found += [number for number, line in enumerate(lines) if _SPECIAL.fullmatch(line)]
-    except (OSError, ValueError, KeyError, TypeError):  # a hint for better inputs, not worth a failure
+    except (PortingError, ValueError):  # a hint for better inputs, not worth a failure
         return found
     return found
 
+
+LARGEST = 256 << 20
+"""Bytes of a file of a tokenizer."""
 
 _SPECIAL = re.compile(r"\[[A-Z]+\]|<[a-z]+>")
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.architecture import choose
+from porting.build import OWN_CODE
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
 from porting.errors import Code, Fault, told
@@ -178,7 +179,7 @@ def _of_living(
         function = LivingFunction.around(source, batch.cases[0])
         chosen = named or every_point(function.own)
         return _Subject(living=function, checkpoint=held, table=chosen, batch=batch, stored=torch.float64)
-    module = built_reference(source, {})
+    module = built_reference(source, {}, OWN_CODE)
     title = f"{type(module).__module__}.{type(module).__qualname__}"
     opened = HeldWeights(module, title)
     chosen = same_names(module, module) if table is None else find_table(table, opened.config)

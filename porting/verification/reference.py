@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, nearest, option
+from porting.errors import Code, Fault, PortingError, nearest, option
 from porting.tracing.faults import VerifyError
 
 TYPES = "type_vocab_size"
@@ -59,7 +60,7 @@ def load_reference(
         given["state_dict"] = {name: checkpoint.read(name) for name in checkpoint.tensors}
     if hasattr(make, "set_experts_implementation"):  # the first releases with 5 have one way for experts
         given["experts_implementation"] = "eager"
-    with quiet():
+    with quiet(), bounded(bounds(checkpoint.tensors)):
         try:
             model: nn.Module = make.from_pretrained(
                 None if "state_dict" in given else checkpoint.path,
@@ -69,6 +70,8 @@ def load_reference(
                 local_files_only=True,
                 **given,
             )
+        except PortingError:
+            raise
         except Exception as error:  # the reference may raise anything, and it is not our code
             said = str(error).strip().partition("\n")[0]
             message = f"transformers cannot load it as {architecture}: {type(error).__name__}: {said}"

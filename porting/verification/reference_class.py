@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, option
 from porting.plan.wording import group_alike, listed
@@ -196,7 +197,7 @@ def coverage(checkpoint: Checkpoint, name: str) -> Coverage | None:
     }
     try:
         with quiet():
-            with torch.device("meta"):
+            with torch.device("meta"), bounded(bounds(checkpoint.tensors)):
                 model = make._from_config(make.config_class.from_dict(dict(checkpoint.config)))
             return _loaded(name, model, empty)
     except Exception:  # noqa: BLE001  # the reference may raise anything, and so may what is private in it

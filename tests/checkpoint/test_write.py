@@ -231,7 +231,7 @@ def test_only_a_checkpoint_is_ever_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchanged", "renamed"])
 def test_overwriting_replaces_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
-        monkeypatch.setattr(atomic, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(atomic, "_exchanged", lambda made, folder, path: False)
     write_directory(tmp_path / "d", {"config.json": b"{}", "vocab.txt": b"old"})
     write_directory(tmp_path / "d", {"config.json": b"[]"}, overwrite=True)
     assert snapshot(tmp_path) == {"d/config.json": b"[]"}
@@ -287,7 +287,7 @@ def test_failure_at_any_step_leaves_what_was_there(
         write_safetensors(tmp_path / "f", {"old": torch.zeros(1)})
     before = snapshot(tmp_path)
 
-    def full(*arguments: object) -> int:
+    def full(*arguments: object, **options: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, failing, full)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
 
 from porting.checkpoint import CheckpointError
 from porting.converting import convert, verify_files
-from porting.converting.record import read_record
+from porting.converting.record import read_record, record_bytes
+from porting.opening import Folder
 from tests.small_checkpoint import write_checkpoint
 
 
@@ -102,7 +107,7 @@ def test_digests_are_those_of_other_tools(ported: Path) -> None:
 
     from safetensors import safe_open
 
-    record = read_record(ported)
+    record = read_record(Folder(ported))
     assert record is not None
     config = (ported / "config.json").read_bytes()
     assert record.text("files", "config.json", "digest") == xxhash.xxh3_128_hexdigest(config)
@@ -120,3 +125,133 @@ def test_the_record_is_the_same_wherever_it_is_made(ported: Path, tmp_path: Path
     convert(source, tmp_path / "ported", "bert_into_fused", shard_size=20_000, sha256=True, threads=1, memory=1 << 20)
     for name in sorted(os.listdir(ported)):
         assert (tmp_path / "ported" / name).read_bytes() == (ported / name).read_bytes(), name
+
+
+# ---------------------------------------------------------------------------------------------------------- strangers
+
+
+@pytest.fixture
+def copied(ported: Path, tmp_path: Path) -> Path:
+    shutil.copytree(ported, tmp_path / "ported")
+    return tmp_path / "ported"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A distributed one, nested under a name."""
+    folder = tmp_path_factory.mktemp("b")
+    convert(write_checkpoint(folder / "source"), folder / "dcp", "bert_into_fused", to="dcp/model")
+    return folder / "dcp"
+
+
+LOOKED_FOR = [
+    "adapter_config.json", "adapter_model.safetensors", "modeling_bert.py", "pytorch_model.bin", "model.safetensors",
+    "MODEL.SAFETENSORS", "tf_model.h5", "chat_template.jinja", "preprocessor_config.json", "spiece.model", ".metadata",
+    "__0_0.distcp", "weights.gguf", "x.so", "vocab.txt", "model-00009-of-00009.safetensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOKED_FOR)
+def test_a_stranger_that_a_reader_would_look_for_is_a_difference(name: str, copied: Path) -> None:
+    (copied / name).write_bytes(b"")
+    assert verify_files(copied).problems == (
+        f"{name}: it is not in the record, and programs that read the directory look for it",
+    )
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE", ".gitattributes", "notes.txt", "picture.png"])
+def test_notes_beside_it_are_named_and_no_difference(name: str, copied: Path) -> None:
+    (copied / name).write_bytes(b"")
+    assert (verify_files(copied).problems, verify_files(copied).strangers) == ((), (name,))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model", "__1_0.distcp"])
+def test_what_is_read_in_place_of_a_distributed_checkpoint_is_a_difference(
+    name: str, saved: Path, tmp_path: Path
+) -> None:
+    """A file that goes before it, and a folder whose path is that of the part."""
+    shutil.copytree(saved, tmp_path / "dcp")
+    assert verify_files(tmp_path / "dcp").problems == ()
+    if name == "model":
+        shutil.copytree(write_checkpoint(tmp_path / "other"), tmp_path / "dcp" / "model")
+    else:
+        (tmp_path / "dcp" / name).write_bytes(b"")
+    (problem,) = verify_files(tmp_path / "dcp").problems
+    assert problem == f"{name}: it is not in the record, and programs that read the directory look for it"
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """The record with something else in it, and a digest that fits."""
+    content = json.loads((folder / "provenance.json").read_bytes())
+    change(content)
+    (folder / "provenance.json").write_bytes(
+        record_bytes({key: one for key, one in content.items() if key not in {"format", "digests", "digest"}})
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda it: it["files"].clear(), "provenance.json: it names no files"),
+        (lambda it: it.pop("files"), "provenance.json: it names no files"),
+        (lambda it: it["tensors"].clear(), "provenance.json: it names no tensors"),
+        (lambda it: it["tensors"].update(more="00" * 16), "provenance.json: no file holds its tensor 'more'"),
+        (lambda it: it["files"].pop("model-00001-of-00004.safetensors"), "model-00001-of-00004.safetensors: it is not"),
+        (lambda it: it["files"].update({"../x": {}}), "../x: it is no plain file name"),
+        (lambda it: it["files"].update({"": 7}), ": it is no plain file name"),
+        (lambda it: it["files"].update({"a\0": 7}), "a\0: it is no plain file name"),
+    ],
+    ids=["cleared", "gone", "no tensors", "a tensor more", "a file less", "above", "empty", "nul"],
+)
+def test_a_record_that_names_nothing_or_too_much_is_a_difference(
+    change: Callable[[dict[str, Any]], object], expected: str, copied: Path
+) -> None:
+    rewritten(copied, change)
+    assert any(one.startswith(expected) for one in verify_files(copied).problems), verify_files(copied).problems
+
+
+@pytest.mark.parametrize("to", ["dcp/../..", "dcp/..", "dcp/other", "dcp//", "dcp/model/x", "../dcp"])
+def test_no_part_outside_is_taken_from_a_record(to: str, saved: Path, tmp_path: Path) -> None:
+    """``dcp/..`` would be the folder above, which is a checkpoint here as well."""
+    shutil.copytree(saved, tmp_path / "outer" / "dcp")
+    for one in saved.iterdir():
+        shutil.copy(one, tmp_path / "outer")
+    rewritten(tmp_path / "outer" / "dcp", lambda it: it["options"].update(to=to))
+    (problem, *_) = verify_files(tmp_path / "outer" / "dcp").problems
+    assert problem.startswith("__0_0.distcp: its tensors cannot be found")
+
+
+@pytest.mark.parametrize("name", ["config.json", "provenance.json", "model-00002-of-00004.safetensors"])
+@pytest.mark.parametrize("how", ["link", "fifo"])
+def test_what_is_no_file_of_its_own_is_a_difference(name: str, how: str, copied: Path) -> None:
+    """Even if what a link leads to has the right bytes."""
+    os.rename(copied / name, copied.parent / name)
+    if how == "link":
+        (copied / name).symlink_to(copied.parent / name)
+    else:
+        os.mkfifo(copied / name)
+    message = "outside the checkpoint" if how == "link" else "named pipe"
+    assert any(one.startswith(f"{name}: ") and message in one for one in verify_files(copied).problems)
+
+
+def test_a_header_of_gigabytes_is_not_read(copied: Path) -> None:
+    first = min(copied.glob("*.safetensors"))
+    rewritten(copied, lambda it: it["files"][first.name].update(size=4 << 30))
+    first.write_bytes((4 << 30).to_bytes(8, "little"))
+    os.truncate(first, 4 << 30)
+    problems = verify_files(copied).problems
+    assert any("its header is damaged: the header is said to have 4294967296 bytes" in one for one in problems)
+
+
+def test_differences_without_end_are_grouped_and_counted(copied: Path) -> None:
+    """Those that differ in a number are one; of others the first fifty are listed."""
+
+    def many(content: dict[str, Any]) -> None:
+        content["files"] |= {f"shard.{number}.bin": {} for number in range(10**5)}
+        content["files"] |= {"x" * number: {} for number in range(1, 101)}
+
+    rewritten(copied, many)
+    problems = verify_files(copied).problems
+    assert len(problems) == 51
+    assert "shard.0.bin: it is missing, and 99999 more like it" in problems
+    assert problems[-1] == "and 51 more, not shown"

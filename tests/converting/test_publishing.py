@@ -284,10 +284,10 @@ def test_kill_at_random_moments() -> None:
 
 def test_the_second_process_says_who_the_first_one_is(source: Path) -> None:
     with workplace(source.parent / "out") as place:
-        (place.files / "mine").write_text("unharmed")
+        (place.files.path / "mine").write_text("unharmed")
         with pytest.raises(CheckpointError, match=rf"process {os.getpid()} is converting into this destination"):
             run(source)
-        assert (place.files / "mine").read_text() == "unharmed"
+        assert (place.files.path / "mine").read_text() == "unharmed"
 
 
 @pytest.fixture
@@ -332,9 +332,9 @@ def test_everything_is_on_the_disk_before_the_directory_appears(source: Path, mo
     def fsync(descriptor: int) -> None:
         done.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{source.parent.resolve()}/"))
 
-    def rename(old: Path, new: Path) -> None:
+    def rename(old: str, new: Path, *, src_dir_fd: int) -> None:
         done.append(f"rename to {new.name}")
-        real(old, new)
+        real(old, new, src_dir_fd=src_dir_fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)

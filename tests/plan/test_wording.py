@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from porting.errors import Code, Fault
-from porting.plan.wording import MOST_HINTS, Nearest, alike, group_alike
+from porting.errors import Code, Fault, alike
+from porting.plan.wording import MOST_HINTS, Nearest, group_alike
 
 
 def fault(message: str, where: str = "t.toml:1:1", hint: str = "") -> Fault:

@@ -79,12 +79,14 @@ def folder_row(of: str, what: str, told: str, make: Callable[[Path], object], *,
     return Row(of=of, what=what, told=told, code=code, make=build)
 
 
-def config_row(what: str, told: str, change: dict[str, object], *, code: int = 2) -> Row:
-    """A good checkpoint with another config, loaded."""
+def config_row(
+    what: str, told: str, change: dict[str, object], *, code: int = 2, words: Sequence[str] = ("load", "m")
+) -> Row:
+    """A good checkpoint with another config; loaded, where no other command is given."""
 
     def make(folder: Path) -> Words:
         write_checkpoint(folder / "m", change=change)
-        return ["load", "m"]
+        return list(words)
 
     return Row(of="config.json", what=what, told=told, code=code, make=make)
 

@@ -65,6 +65,32 @@ CONFIGS: list[Row] = [
     config_row("a size that is true", "num_hidden_layers=True: expected a whole number", {"num_hidden_layers": True}),
     config_row("heads that do not divide", "expected a multiple of num_attention_heads=5", {"num_attention_heads": 5}),
     config_row("10^6 layers", "asks for more than 14096 parameters", {"num_hidden_layers": 10**6}),
+    *(
+        config_row(
+            f"10^6 layers, for `{chr(32).join(words)}`",
+            "asks for more than 14096 parameters",
+            {"num_hidden_layers": 10**6},
+            words=words,
+        )
+        for words in (
+            ("check", "m"),
+            ("check", "m", "--headers-only"),
+            ("convert", "m", "out"),
+            ("convert", "m", "out", "--dry-run", "--dtype", "bfloat16"),
+            ("export", "m", "out"),
+            ("verify", "m"),
+            ("attention", "a tree", "--source", "m"),
+        )
+    ),
+    *(
+        config_row(
+            f"10^{power} labels for a new head",
+            "building the module",
+            {"num_labels": 10**power},
+            words=("load", "m", "--architecture", "BertForSequenceClassification", "--fresh"),
+        )
+        for power in (9, 12)
+    ),
     config_row("10^12 layers", "asks for more than 14096 parameters", {"num_hidden_layers": ABSURD}),
     config_row("10^12 words", "[1000000000000, 24]", {"vocab_size": ABSURD}),
     config_row("10^12 positions", "[1000000000000, 24]", {"max_position_embeddings": ABSURD}),

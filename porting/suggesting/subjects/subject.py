@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, PortingError
 from porting.frames import place_of
@@ -115,7 +116,7 @@ def prepare(
         VerifyError, TargetError: one of them cannot be built or run.
     """
     config = complete(checkpoint.config, architecture)
-    twin, built = _sized(config, into, architecture, folder, seed, frozenset(checkpoint.tensors))
+    twin, built = _sized(config, into, architecture, folder, seed, checkpoint)
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     refuse_computed(built.module)
@@ -145,12 +146,14 @@ def prepare(
 
 
 def _sized(
-    config: Mapping[str, object], into: Builder, architecture: str, folder: Path, seed: int, stored: frozenset[str]
+    config: Mapping[str, object], into: Builder, architecture: str, folder: Path, seed: int, checkpoint: Checkpoint
 ) -> tuple[Twin, Built]:
     """The twin and the module: small if the module can be, else of the checkpoint's own sizes."""
-    made = partial(make_twin, config, architecture, seed=seed, stored=stored)
+    made = partial(make_twin, config, architecture, seed=seed, stored=frozenset(checkpoint.tensors))
+    within = bounds(checkpoint.tensors)
     if isinstance(into, nn.Module):
-        return made(folder / "real", small=False), build_for(into, config)
+        with bounded(within):
+            return made(folder / "real", small=False), build_for(into, config)
     twin = made(folder / "small", small=True)
     try:
         built = build_for(into, complete(twin.config, architecture))
@@ -170,8 +173,10 @@ def _sized(
         small = build_for(into, complete(twin.config, architecture))
     if small is not None and _could(small.module, twin):
         return twin, small
-    built = build_for(into, config)
-    return made(folder / "real", small=False), built
+    with bounded(within):
+        built = build_for(into, config)
+    with bounded(within):
+        return made(folder / "real", small=False), built
 
 
 def _one_depth(built: Built, config: Mapping[str, object]) -> bool:

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from porting.build import OWN_CODE, Bounds, bounded
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, PortingError, option
 from porting.loading import same_bits
 from porting.notation.field import held
 from porting.suggesting.subjects.fields import NESTED, Role, fields_of, role_of
@@ -145,6 +146,10 @@ def _first(role: Role, config: Mapping[str, object]) -> int:
     return value if isinstance(value, int) else 0
 
 
+MOST = 10_000
+"""Parameters that a twin may have beside 64 for each tensor of the checkpoint."""
+
+
 def make_twin(
     config: Mapping[str, object],
     architecture: str,
@@ -194,7 +199,11 @@ def make_twin(
         complete = kind.config_class.from_dict({name: made[name] for name in known})
     torch.manual_seed(seed)
     try:
-        model: nn.Module = kind._from_config(complete, attn_implementation="eager")
+        # Whoever wants the checkpoint's own sizes bounds their bytes; the depth may be the checkpoint's in any case.
+        with bounded(Bounds(parameters=MOST + 64 * len(stored), nbytes=OWN_CODE.nbytes)):
+            model: nn.Module = kind._from_config(complete, attn_implementation="eager")
+    except PortingError:
+        raise
     except Exception as error:  # the reference may refuse a size for reasons of its own
         said = str(error).strip().partition("\n")[0]
         message = f"transformers cannot build {architecture} with these sizes: {type(error).__name__}: {said}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.errors import PortingError
 from porting.notation.table import Table
@@ -120,7 +121,9 @@ def prove(
     full = complete(config, subjects.twin.architecture)
     for change in (subjects.readied, fitted):
         try:
-            report = verify(checkpoint, change(build_for(into, full).module), table, **arguments)  # type: ignore[arg-type]
+            with bounded(bounds(checkpoint.tensors)):
+                built = build_for(into, full).module
+            report = verify(checkpoint, change(built), table, **arguments)  # type: ignore[arg-type]
         except PortingError:
             continue
         return Proof(report=report, builder=False)

@@ -1,0 +1,346 @@
+"""The one way to open a file that a stranger may have made, or that lies where a stranger can write.
+
+What is looked at is what was opened.  A file of a directory is opened by its name relative to the directory's
+descriptor, so that the directory cannot be exchanged in between; a link is not followed, except to where a checkpoint's
+links may lead; a FIFO does not block; and it is the open file that has to be a regular one of an allowed size.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from porting.errors import CheckpointError, Code, Fault, told
+from porting.printable import quote
+
+KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe (FIFO)"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+    (stat.S_ISLNK, "a link"),
+)
+
+READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Nothing waits: opening a FIFO for reading returns at once, and then it is refused."""
+
+DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+"""For opening what is in it by name, for which the right to list it is not needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A regular file that was opened for reading; whoever has it closes the descriptor.
+
+    Attributes:
+        path: what it was asked for by.
+        where: its name in messages.
+        descriptor: the open file.
+        status: what it was when it was opened.
+    """
+
+    path: Path
+    where: str
+    descriptor: int
+    status: os.stat_result
+
+
+def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opened:
+    """Open a file that the user named: links to it are followed.
+
+    Args:
+        path: the file.
+        where: its name in messages; the path when left out.
+        limit: the most bytes that it may have.
+
+    Raises:
+        CheckpointError: it is missing, no regular file, too large, or may not be read.
+    """
+    return _opened(path, where or str(path), limit, str(path), None)
+
+
+def read_file(path: Path, *, where: str = "", limit: int | None) -> bytes:
+    """The whole of a file that the user named; arguments and errors as of :func:`open_file`."""
+    return _read(open_file(path, where=where, limit=limit))
+
+
+class Folder:
+    """A directory that is held open.
+
+    Args:
+        path: the directory; it may be a link itself.
+        follow_links: follow links of its files to anywhere.  Otherwise a link may lead anywhere inside of the
+            directory; outside of it only into the ``blobs`` of the hub cache that it is a snapshot in.
+        inside: the folder that it lies directly in; it is then opened by its name there, and may be no link.
+
+    Attributes:
+        path: its path when it was opened.
+        descriptor: what its files are opened relative to.
+
+    Raises:
+        CheckpointError: it is no directory, or may not be read.
+    """
+
+    def __init__(self, path: Path, *, follow_links: bool = False, inside: Folder | None = None) -> None:
+        self.path = path
+        self._follow_links = follow_links
+        try:
+            if inside is None:
+                self.descriptor = os.open(path, DIRECTORY)
+            else:
+                self.descriptor = os.open(path.name, DIRECTORY | os.O_NOFOLLOW, dir_fd=inside.descriptor)
+        except (OSError, ValueError) as error:
+            raise open_error(error, path, where=str(path)) from error
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def listing(self) -> int:
+        """A descriptor for listing, locking and flushing it; whoever has it closes it.
+
+        Raises:
+            OSError: it may not be read.
+        """
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
+
+    def names(self) -> list[str]:
+        """What is in it, in no order.
+
+        Raises:
+            CheckpointError: it cannot be listed.
+        """
+        try:
+            listing = self.listing()
+        except OSError as error:
+            raise open_error(error, self.path, where=str(self.path)) from error
+        try:
+            return os.listdir(listing)
+        finally:
+            os.close(listing)
+
+    def status(self, name: str) -> os.stat_result:
+        """What stands at a name; of a link, the link.
+
+        Raises:
+            OSError: nothing does.
+        """
+        return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+
+    def kind(self, name: str) -> str:
+        """What stands at a name, by the words of :data:`KINDS`; ``"a file"``, or empty where nothing does."""
+        try:
+            status = self.status(name)
+        except (OSError, ValueError):
+            return ""
+        return "a file" if stat.S_ISREG(status.st_mode) else kind_of(status)
+
+    def open(self, name: str, *, limit: int | None = None) -> Opened:
+        """Open one of its files.
+
+        Args:
+            name: its plain name.
+            limit: the most bytes that it may have.
+
+        Raises:
+            CheckpointError: it is missing, no regular file, too large, may not be read, or is a link that leaves the
+                directory.
+        """
+        path = self.path / name
+        where = str(path)
+        if not is_plain(name):
+            message = f"{quote(name)} is no plain file name"
+            raise CheckpointError(Fault(code=Code.FILE_MISSING, where=str(self.path), message=message))
+        if self.kind(name) != "a link":
+            return _opened(path, where, limit, name, self.descriptor)
+        if self._follow_links:
+            return _opened(path, where, limit, where, None)
+        try:  # where it leads is only asked; what lies there is opened below without following any link
+            home, target = Path(os.path.realpath(self.path)), Path(os.path.realpath(path))
+        except OSError as error:  # it is no link any more
+            raise open_error(error, path, where=where) from error
+        if target.is_relative_to(home):
+            return _walked(self.descriptor, target.relative_to(home).parts, path, limit)
+        blobs = home.parent.parent / "blobs"
+        if home.parent.name == "snapshots" and target.is_relative_to(blobs):
+            with ExitStack() as stack:
+                descriptor = _directory(str(blobs), None, path, stack)
+                return _walked(descriptor, target.relative_to(blobs).parts, path, limit)
+        fault = Fault(
+            code=Code.LINK_LEAVES_CHECKPOINT,
+            where=where,
+            message=f"a link to {quote(str(target))}, outside the checkpoint",
+            hint=told(
+                called="copy the file here, or pass follow_links=True if you trust it", typed="copy the file here"
+            ),
+        )
+        raise CheckpointError(fault)
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """The whole of one of its files; arguments and errors as of :meth:`open`."""
+        return _read(self.open(name, limit=limit))
+
+    def write(self, name: str) -> int:
+        """Open one of its files for reading and writing, or make it; whoever has the descriptor closes it.
+
+        Raises:
+            CheckpointError: something else than a plain file with one name stands there.
+            OSError: it cannot be opened.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o666, dir_fd=self.descriptor)
+        try:
+            status = os.fstat(descriptor)
+            _require_regular(status, str(self.path / name))
+            _require_one_name(status, str(self.path / name))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def clear(self) -> None:
+        """Remove all that is in it, as far as that can be done; no link is followed."""
+        for name in self.names():
+            with suppress(OSError):
+                if stat.S_ISDIR(self.status(name).st_mode):
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=self.descriptor)
+                else:
+                    os.unlink(name, dir_fd=self.descriptor)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of a folder that is opened when it is needed.
+
+    Attributes:
+        folder: the folder.
+        name: its name there.
+    """
+
+    folder: Folder
+    name: str
+
+    def open(self, *, limit: int | None = None) -> Opened:
+        """As :meth:`Folder.open`."""
+        return self.folder.open(self.name, limit=limit)
+
+    def read(self, *, limit: int) -> bytes:
+        """As :meth:`Folder.read`."""
+        return self.folder.read(self.name, limit=limit)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name names something directly inside of a directory.
+
+    >>> is_plain("model.safetensors"), is_plain("../x"), is_plain("")
+    (True, False, False)
+    """
+    return name not in {"", ".", ".."} and "/" not in name and "\0" not in name
+
+
+def kind_of(status: os.stat_result) -> str:
+    """What something is that is no regular file."""
+    return next((name for test, name in KINDS if test(status.st_mode)), "no regular file")
+
+
+def _opened(path: Path, where: str, limit: int | None, name: str, folder: int | None) -> Opened:
+    """Open ``name``, relative to a directory and then without following a link; the open file is what is judged."""
+    follow = folder is None
+    descriptor = -1
+    try:
+        # Opening a device may do something.  This keeps from that; what it says decides nothing else.
+        _require_regular(os.stat(name, dir_fd=folder, follow_symlinks=follow), where)
+        descriptor = os.open(name, READING if follow else READING | os.O_NOFOLLOW, dir_fd=folder)
+        status = os.fstat(descriptor)
+        _require_regular(status, where)
+        _require_size(status, where, limit)
+    except BaseException as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if isinstance(error, OSError | ValueError):  # ValueError: a NUL in the name
+            raise open_error(error, path, where=where) from error
+        raise
+    return Opened(path=path, where=where, descriptor=descriptor, status=status)
+
+
+def _walked(folder: int, parts: Sequence[str], path: Path, limit: int | None) -> Opened:
+    """Open what lies some directories below one, none of which may be a link."""
+    with ExitStack() as stack:
+        for part in parts[:-1]:
+            folder = _directory(part, folder, path, stack)
+        return _opened(path, str(path), limit, parts[-1] if parts else ".", folder)
+
+
+def _directory(name: str, folder: int | None, path: Path, stack: ExitStack) -> int:
+    try:
+        descriptor = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        raise open_error(error, path, where=str(path)) from error
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _read(opened: Opened) -> bytes:
+    """All bytes that the file had when it was opened; closes it."""
+    pieces, left = [], opened.status.st_size
+    try:
+        while left and (piece := os.read(opened.descriptor, left)):
+            pieces.append(piece)
+            left -= len(piece)
+    except OSError as error:
+        raise open_error(error, opened.path, where=opened.where) from error
+    finally:
+        os.close(opened.descriptor)
+    if left:
+        message = "the file changed after it was opened: it was truncated while it was being read"
+        hint = "try again once nothing writes to it"
+        raise CheckpointError(Fault(code=Code.FILE_CHANGED, where=opened.where, message=message, hint=hint))
+    return b"".join(pieces)
+
+
+def _require_regular(status: os.stat_result, where: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        fault = Fault(
+            code=Code.FILE_NOT_REGULAR,
+            where=where,
+            message=f"found {kind_of(status)} where a file of weights or settings should be",
+            hint="put the file itself there",
+        )
+        raise CheckpointError(fault)
+
+
+def _require_one_name(status: os.stat_result, where: str) -> None:
+    if status.st_nlink != 1:
+        message = "found a file that has another name as well, and would be written to under that"
+        hint = "remove it, or choose another destination"
+        raise CheckpointError(Fault(code=Code.FILE_NOT_REGULAR, where=where, message=message, hint=hint))
+
+
+def _require_size(status: os.stat_result, where: str, limit: int | None) -> None:
+    if limit is not None and status.st_size > limit:
+        fault = Fault(
+            code=Code.FILE_TOO_LARGE,
+            where=where,
+            message=f"{status.st_size} bytes, where at most {limit} can be meant",
+            hint="this is not the file that its name says; fetch it again",
+        )
+        raise CheckpointError(fault)
+
+
+def open_error(error: OSError | ValueError, path: Path, *, where: str) -> CheckpointError:
+    """What a failed stat or open means to the person who asked for it."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        message, hint = "no such file", "check the path"
+        with suppress(OSError, ValueError):
+            target = quote(os.readlink(path))
+            message, hint = f"a link to {target}, which does not exist", "mend the link or copy the file"
+        return CheckpointError(Fault(code=Code.FILE_MISSING, where=where, message=message, hint=hint))
+    reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    hint = f"run `chmod u+r {path}`" if isinstance(error, PermissionError) else "check the path"
+    return CheckpointError(
+        Fault(code=Code.FILE_UNREADABLE, where=where, message=f"cannot be opened: {reason}", hint=hint)
+    )

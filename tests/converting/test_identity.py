@@ -1,0 +1,198 @@
+"""What is kept of a conversion that died was made of the checkpoint that is there now, and of no other version."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from porting.checkpoint import CheckpointError, open_checkpoint
+from porting.converting import convert, verify_files
+from porting.notation.table import parse_table
+from tests.guards.tree import ROOT
+
+TABLE = """
+[mapping]
+name = "t"
+[tensors]
+"a.{i} [k o]" = "b.{i} [o k]"
+"c.{i}" = "d.{i}"
+"e.{p:q,k,v}.{i} [h d]" = "f.{i} [(p h) d]"
+"""
+
+DYING = """
+import os, signal, sys
+from porting.converting import convert
+from porting.converting.making import Maker
+from porting.notation.table import parse_table
+real, made = Maker.make, [0]
+def make(self, recipe, target, at):
+    if made[0] == int(sys.argv[4]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    made[0] += 1
+    return real(self, recipe, target, at)
+Maker.make = make
+convert(sys.argv[1], sys.argv[2], parse_table(sys.argv[3]), threads=1, memory=1 << 20)
+"""
+"""A conversion in a process of its own, which is killed before it makes its n-th tensor."""
+
+
+def write_version(folder: Path, seed: int, *, name: str = "model.safetensors") -> Path:
+    """A version of the checkpoint: all have the same names, sizes and times."""
+    folder.mkdir(exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    names = [f"{kind}.{i}" for kind in ("a", "c", "e.q", "e.k", "e.v") for i in range(4)]
+    tensors = {one: torch.randn(30, 40, generator=generator) for one in names}
+    save_file(tensors, folder / name)
+    (folder / "config.json").write_text("{}")
+    for one in folder.iterdir():
+        os.utime(one, ns=(10**18, 10**18))
+    return folder
+
+
+def killed(source: Path, destination: Path, count: int = 7) -> None:
+    words = [sys.executable, "-c", DYING, str(source), str(destination), TABLE, str(count)]
+    done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (destination.parent / f".{destination.name}.porting-convert").is_dir()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in sorted(folder.iterdir())}
+
+
+def run(source: Path, destination: Path, *, table: str = TABLE) -> int:
+    return convert(source, destination, parse_table(table), threads=1, memory=1 << 20).resumed
+
+
+def is_like_a_fresh_one(source: Path, destination: Path) -> None:
+    """What was made by going on is what would be made anew, and its record says so."""
+    fresh = destination.with_name("fresh")
+    run(source, fresh)
+    assert contents(destination) == contents(fresh)
+    assert verify_files(destination).problems == ()
+
+
+def lead_elsewhere(source: Path, other: Path) -> None:
+    source.unlink()
+    source.symlink_to(other)
+
+
+def rename_folder(source: Path, other: Path) -> None:
+    source.unlink()
+    other.rename(source)
+
+
+def rename_file(source: Path, other: Path) -> None:
+    (other / "model.safetensors").rename(source / "model.safetensors")
+
+
+def overwrite(source: Path, other: Path) -> None:
+    path = source / "model.safetensors"
+    path.write_bytes((other / "model.safetensors").read_bytes())
+    os.utime(path, ns=(10**18, 10**18))
+
+
+def copy_over(source: Path, other: Path) -> None:
+    shutil.copy2(other / "model.safetensors", source / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("replace", "count"),
+    [(lead_elsewhere, 7), (rename_folder, 1), (rename_file, 11), (overwrite, 7), (copy_over, 10)],
+)
+def test_another_version_of_the_same_size_and_time_is_not_mixed_in(
+    replace: Callable[[Path, Path], None], count: int, tmp_path: Path
+) -> None:
+    one, other, source = write_version(tmp_path / "1", 1), write_version(tmp_path / "2", 2), tmp_path / "source"
+    source.symlink_to(one)
+    killed(source, tmp_path / "out", count)
+    replace(source, other)
+    assert run(source, tmp_path / "out") == 0
+    is_like_a_fresh_one(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("count", [4, 11])
+def test_digests_decide_where_the_identity_is_the_same(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a clock is set back, or on a file system that has neither inodes nor times of its own."""
+    from porting.checkpoint.files import LocalFile
+
+    source, other = write_version(tmp_path / "1", 1), write_version(tmp_path / "2", 2)
+    identity = open_checkpoint(source).file("model.safetensors").identity
+    killed(source, tmp_path / "out", count)
+    overwrite(source, other)
+    monkeypatch.setattr(LocalFile, "identity", identity)
+    assert run(source, tmp_path / "out") == 0
+    monkeypatch.undo()
+    is_like_a_fresh_one(source, tmp_path / "out")
+
+
+def test_one_tensor_that_changed_takes_those_that_were_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And these only, also when the second attempt is killed as well, and the first version comes back for a third."""
+    from porting.checkpoint.files import LocalFile
+
+    source, path = write_version(tmp_path / "1", 1), tmp_path / "1" / "model.safetensors"
+    raw = path.read_bytes()
+    changed = raw[:-1] + bytes([raw[-1] ^ 1])  # of the last tensor: whichever that is
+    identity = open_checkpoint(source).file("model.safetensors").identity
+    killed(source, tmp_path / "out", 11)
+    monkeypatch.setattr(LocalFile, "identity", identity)
+    for version in (changed, raw, changed):
+        path.write_bytes(version)
+        os.utime(path, ns=(10**18, 10**18))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("porting.converting.writing._write_small", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run(source, tmp_path / "out")
+    assert run(source, tmp_path / "out") == (12 + 4 * 2 - 3) * 30 * 40 * 4, "all but one that three were put into"
+    monkeypatch.undo()
+    is_like_a_fresh_one(source, tmp_path / "out")
+
+
+def interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_untouched_source_is_gone_on_from(tmp_path: Path) -> None:
+    """All that was finished is kept: what was not read in order was read for its digest at once."""
+    source = write_version(tmp_path / "1", 1)
+    killed(source, tmp_path / "out", 10)
+    assert run(source, tmp_path / "out") == 8 * 30 * 40 * 4 + 2 * 3 * 30 * 40 * 4
+    is_like_a_fresh_one(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("how", ["overwritten", "touched"])
+def test_a_write_whose_time_is_set_back_is_seen(how: str, tmp_path: Path) -> None:
+    source, other = write_version(tmp_path / "1", 1), write_version(tmp_path / "2", 2)
+    checkpoint = open_checkpoint(source)
+    if how == "overwritten":
+        overwrite(source, other)
+    else:
+        os.utime(source / "model.safetensors", ns=(10**18, 10**18 + 1))
+    with pytest.raises(CheckpointError, match="but it was written to since"):
+        checkpoint.read("a.0")
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "linked"])
+def test_a_file_that_loses_its_name_stays_readable(how: str, tmp_path: Path) -> None:
+    source, other = write_version(tmp_path / "1", 1), write_version(tmp_path / "2", 2)
+    checkpoint, path = open_checkpoint(source), source / "model.safetensors"
+    if how == "deleted":
+        path.unlink()
+    elif how == "replaced":
+        (other / "model.safetensors").rename(path)
+    else:
+        os.link(path, source / "again")
+    assert checkpoint.read("a.0").shape == (30, 40)

@@ -1,0 +1,211 @@
+"""What is printed is true, ends, and neither hides nor moves anything on a terminal."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import porting
+from porting.checkpoint import CheckpointError, open_checkpoint, write_directory
+from porting.errors import MOST_FAULTS, Code, Fault, PortingError, nearest
+from porting.printable import is_printable, quote, safe
+from tests.cli.conftest import Run, run
+from tests.converting.test_identity import run as convert_again
+from tests.converting.test_identity import write_version
+from tests.small_checkpoint import write_checkpoint
+
+__all__ = ["run"]
+
+UNSEEN = ["\u009b", "\u202e", "\u115f", "\u1160", "\u3164", "\uffa0", "\u2800", "\u034f", "\ufe0f", "\u17b4", "\u180e",
+          "\u200b", "\u2066", "\u00ad", "\ufeff", "\U000e0041", "\U000e0100", "\x1b", "\r", "\u2028"]  # fmt: skip
+
+
+@pytest.mark.parametrize("one", UNSEEN, ids=[f"U+{ord(one):04X}" for one in UNSEEN])
+def test_every_message_and_every_table_that_is_printed_is_escaped(one: str, run: Run, tmp_path: Path) -> None:
+    """In an error as Python prints it, on the command line, and in a table with its comments."""
+    fault = Fault(code=Code.FILE_MISSING, where=f"a{one}b", message=f"c{one}d", hint=f"e{one}f")
+    assert is_printable(str(fault))
+    assert is_printable(str(PortingError(fault)))
+    assert one not in quote(f"a{one}b")
+    if one not in "\r\x1b":  # which TOML does not take
+        table = tmp_path / "t.toml"
+        table.write_text(f'# a comment{one}of theirs\n[mapping]\nname = "t" # b{one}\n[tensors]\n"a" = "b"\n')
+        printed = run("tables", str(table))
+        assert printed.exit_code == 0, printed.stderr
+        assert one not in printed.stdout
+        assert f"a comment\\u{ord(one):04x}of" in printed.stdout or f"\\U{ord(one):08x}of" in printed.stdout
+        assert printed.stdout.count("\n") == 5
+    refused = run("inspect", str(tmp_path / f"no{one}where"))
+    assert refused.exit_code == 2
+    assert one not in refused.stderr.replace("\r\n", "\n")
+
+
+def test_a_table_without_such_characters_is_printed_as_it_is(run: Run, tmp_path: Path) -> None:
+    text = '# Zürich, 東京\n[mapping]\n\tname = "t"\n[tensors]\n"a" = "b"\n'
+    (tmp_path / "t.toml").write_text(text)
+    assert run("tables", str(tmp_path / "t.toml")).stdout == text
+
+
+def test_what_is_seen_is_not_escaped() -> None:
+    text = "Zürich 東京 한국어 עברית «x» 😀 é"
+    assert safe(text) == text
+
+
+# ---------------------------------------------------------------------------------------------- what was left behind
+
+
+def test_nothing_was_left_behind_is_said_only_where_it_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk on which nothing more can be written, nor removed."""
+
+    def full(*arguments: object, **options: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def kept(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    source = write_version(tmp_path / "source", 1)
+    for name in ("unlink", "rmdir"):
+        monkeypatch.setattr(os, name, kept)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CheckpointError) as caught:
+        convert_again(source, tmp_path / "out")
+    assert "writing failed, and '.out.porting-convert' was left behind in" in str(caught.value)
+    with pytest.raises(CheckpointError) as caught:
+        write_directory(tmp_path / "d", {"config.json": b"{}"})
+    assert "nothing was left behind" not in str(caught.value)
+    assert "was left behind in" in str(caught.value)
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CheckpointError, match="writing failed, and nothing was left behind"):
+        convert_again(source, tmp_path / "out")
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".out")] == []
+
+
+# ------------------------------------------------------------------------------------- a mapped file that is written to
+
+
+def overwrite(path: Path) -> None:
+    """In place, with the size and the times of before."""
+    status, raw = path.stat(), bytearray(path.read_bytes())
+    raw[-400:] = bytes(400)
+    with path.open("r+b") as file:
+        file.write(raw)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(overwrite, "but it was written to since"), (truncate, "it was truncated"), (grow, "when it was opened and has")],
+)
+def test_a_module_whose_file_was_written_to_is_not_exported(
+    change: Callable[[Path], None], message: str, anew: bool, tmp_path: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "m")
+    module = porting.load(source)
+    change(source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        porting.export(module, None, tmp_path / "out", anew=anew)
+    assert sorted(os.listdir(tmp_path)) == ["m"]
+
+
+@pytest.mark.parametrize("how", ["own", "deleted", "replaced", "copied"])
+def test_a_module_whose_values_are_its_own_is_exported(how: str, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m")
+    expected = {name: one.clone() for name, one in load_file(source / "model.safetensors").items()}  # it maps
+    module, path = porting.load(source, own=how == "own"), source / "model.safetensors"
+    if how == "deleted":
+        path.unlink()
+    elif how == "replaced":
+        save_file({"other": torch.zeros(1)}, tmp_path / "other")
+        (tmp_path / "other").rename(path)
+    else:
+        if how == "copied":
+            for one in module.parameters():
+                one.data = one.data.clone()
+            for name, buffer in list(module.named_buffers()):
+                module.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = buffer.clone()
+        overwrite(path)
+    porting.export(module, None, tmp_path / "out", anew=True)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[name], expected[name]) for name in found.keys() & expected.keys())
+    assert len(found) > 40
+
+
+# -------------------------------------------------------------------------------------------------- faults without end
+
+
+def faults(count: int, message: str = "'layers.{}.weight' is missing") -> list[Fault]:
+    return [Fault(code=Code.NO_SOURCE, message=message.format(number)) for number in range(count)]
+
+
+def test_a_few_faults_are_told_one_by_one() -> None:
+    assert PortingError(faults(MOST_FAULTS)).faults == tuple(faults(MOST_FAULTS))
+
+
+def test_many_that_differ_in_numbers_are_one() -> None:
+    (fault,) = PortingError(faults(10**5)).faults
+    assert str(fault) == "'layers.0.weight' is missing (and 99999 more like it) [no-source]"
+
+
+def test_many_that_differ_otherwise_are_counted() -> None:
+    several = PortingError(iter(faults(10**5, "'x{}' is missing"))).faults
+    assert len(several) == MOST_FAULTS + 1
+    assert several[-1].message == f"and {10**5 - MOST_FAULTS} more faults, not shown"
+
+
+@pytest.mark.parametrize("spelled", ["s{}.safetensors", "s.{}.safetensors"])
+def test_a_hundred_thousand_missing_shards_are_told_in_a_few_lines(spelled: str, run: Run, tmp_path: Path) -> None:
+    weights = {f"t{number}": spelled.format(number) for number in range(10**5)}
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    refused = run("inspect", str(tmp_path / "m"))
+    assert refused.exit_code == 2
+    assert len(refused.stderr.splitlines()) <= MOST_FAULTS + 3
+    documents = run("inspect", str(tmp_path / "m"), "--json")
+    assert len(json.loads(documents.stdout)["faults"]) <= MOST_FAULTS + 1
+
+
+def test_an_index_that_lies_about_every_tensor_is_told_in_a_few_lines(tmp_path: Path) -> None:
+    names = [f"m-{number:04}.safetensors" for number in range(50)]
+    for name in names:
+        save_file({f"{name}.a": torch.zeros(1)}, tmp_path / name)
+    weights = {f"t{number}": names[number % 50] for number in range(10**5)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(tmp_path)
+    assert len(caught.value.faults) <= MOST_FAULTS
+    assert "more faults, not shown" in caught.value.faults[-1].message
+
+
+def test_the_nearest_of_many_long_names_is_looked_for_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    import difflib
+
+    compared: list[int] = []
+    real = difflib.get_close_matches
+
+    def count(word: str, possibilities: list[str], n: int, cutoff: float) -> list[str]:
+        compared.extend(len(one) for one in [word, *possibilities])
+        return real(word, possibilities[:3], n, cutoff)
+
+    monkeypatch.setattr(difflib, "get_close_matches", count)
+    nearest("x" * 4096, [f"{number}x" * 800 for number in range(20_000)])
+    assert len(compared) <= 5001
+    assert max(compared) <= 200
+    assert nearest("layer.0.wieght", ["layer.0.weight", "pooler.bias"]) == "did you mean 'layer.0.weight'?"

@@ -1,0 +1,270 @@
+"""A destination in a folder that others can write to: what they put there is refused, left alone, not waited for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from porting.checkpoint import CheckpointError, write_safetensors
+from porting.converting import convert, verify_files
+from porting.converting.making import Made, Maker
+from porting.converting.recipe import Recipe
+from porting.converting.workplace import root_of, workplace
+from porting.notation.table import parse_table
+from tests.converting.test_identity import TABLE, contents, run, write_version
+from tests.guards.tree import ROOT
+
+STRANGER = 12345
+"""The number of a user who is not this one."""
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file another user's")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_version(tmp_path / "source", 1)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that everybody can write to, beside the one of the victim."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "precious").write_bytes(b"precious")
+    return folder
+
+
+def state(folder: Path) -> list[tuple[str, int, int, bytes]]:
+    """Everything below a folder, links not followed."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        when = 0 if path.is_dir() else status.st_mtime_ns
+        found.append((str(path), status.st_mode, when, content))
+    return found
+
+
+def refused(source: Path, destination: Path, message: str) -> None:
+    """The conversion is, and nothing that is there is touched."""
+    before = state(destination.parent.parent)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        run(source, destination)
+    assert len(caught.value.faults) == 1
+    assert state(destination.parent.parent) == before
+
+
+def planted(source: Path, destination: Path) -> Path:
+    """A workplace with a journal that is valid: a conversion that was interrupted after its fifth tensor."""
+    real, done = Maker.make, [0]
+
+    def make(self: Maker, recipe: Recipe, target: int, at: int) -> Made:
+        if done[0] == 5:
+            raise KeyboardInterrupt
+        done[0] += 1
+        return real(self, recipe, target, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Maker, "make", make)
+        with pytest.raises(KeyboardInterrupt):
+            run(source, destination)
+    return root_of(destination)
+
+
+# ------------------------------------------------------------------------------------------------ who made it, and how
+
+
+@as_root
+@pytest.mark.parametrize("what", ["", "files", "journals", "owner", "files/model.safetensors", "journals/0.jsonl"])
+def test_a_workplace_of_another_user_is_refused(what: str, source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    os.chown(root / what, STRANGER, STRANGER)
+    refused(source, shared / "out", f"belongs to the user {STRANGER}|which other users can write to|another user's")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_workplace_that_others_can_write_to_is_refused(mode: int, source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    root.chmod(mode)
+    refused(source, shared / "out", "out.porting-convert, can be written to by other users")
+
+
+def test_folders_in_it_that_others_can_write_to_are_refused(source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    root.chmod(0o755)
+    (root / "files").chmod(0o777)
+    refused(source, shared / "out", "holds 'files', which other users can write to")
+
+
+def link(path: Path, target: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        for one in path.iterdir():
+            one.unlink()
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["files", "journals", "owner", "files/model.safetensors", "files/config.json", "files/provenance.json",
+     "journals/0.jsonl", "journals/1.jsonl", "files/stranger"],
+)  # fmt: skip
+def test_a_link_in_a_workplace_is_refused(what: str, source: Path, shared: Path) -> None:
+    """Wherever it is, and to a file or a folder of the victim's: nothing is written or removed through it."""
+    root = planted(source, shared / "out")
+    home = shared.parent / "home"
+    link(root / what, home if what in {"files", "journals"} else home / "precious")
+    refused(source, shared / "out", "holds a link")
+
+
+def test_a_workplace_that_is_a_link_is_refused(source: Path, shared: Path) -> None:
+    """Also one that leads to a workplace of one's own."""
+    root = planted(source, shared.parent / "home" / "out")
+    root_of(shared / "out").symlink_to(root)
+    refused(source, shared / "out", "out.porting-convert, is a link")
+
+
+@pytest.mark.parametrize("what", ["", "owner", "files/model.safetensors", "journals/0.jsonl", "journals/9.jsonl"])
+def test_a_fifo_is_not_waited_for(what: str, source: Path, shared: Path) -> None:
+    root = root_of(shared / "out")
+    if what:
+        planted(source, shared / "out")
+        (root / what).unlink(missing_ok=True)
+        os.mkfifo(root / what)
+    else:
+        os.mkfifo(root)
+    refused(source, shared / "out", r"(holds|is) a named pipe \(FIFO\)")
+
+
+def test_a_file_with_another_name_is_not_written_to(source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    (root / "files" / "config.json").unlink(missing_ok=True)
+    os.link(shared.parent / "home" / "precious", root / "files" / "config.json")
+    refused(source, shared / "out", "which is another file as well")
+
+
+@pytest.mark.parametrize("kind", ["folder", "socket", "device"])
+def test_what_is_no_plain_file_is_refused(kind: str, source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    path = root / "files" / "x"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        os.chdir(path.parent)
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind("x")
+        os.chdir(shared)
+    elif os.geteuid() == 0:
+        os.mknod(path, 0o20666, os.makedev(1, 3))
+    else:
+        pytest.skip("only root can make a device")
+    refused(source, shared / "out", "holds a (directory|socket|character device)")
+
+
+def test_ones_own_is_gone_on_from(source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert run(source, shared / "out") > 0
+    run(source, shared / "fresh")
+    assert contents(shared / "out") == contents(shared / "fresh")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (shared / "out").stat().st_mode & 0o777 == 0o777 & ~umask
+    assert sorted(os.listdir(shared)) == ["fresh", "out"]
+
+
+# ------------------------------------------------------------------------------------ what changes while it is written
+
+
+def test_a_workplace_that_is_exchanged_leads_nothing_outside(source: Path, shared: Path) -> None:
+    """Its name leads elsewhere while files are written in it: to the victim's home, whose files have the same names."""
+    home = shared.parent / "home"
+    for name in ("files", "journals"):
+        (home / name).mkdir()
+    (home / "files" / "model.safetensors").write_bytes(b"precious")
+    before = contents_of(home)
+    done: list[int] = []
+
+    def exchange(progress: object) -> None:
+        if not done:
+            root_of(shared / "out").rename(shared / "aside")
+            root_of(shared / "out").symlink_to(home)
+            done.append(1)
+
+    made = convert(source, shared / "out", parse_table(TABLE), threads=1, memory=1 << 20, tell=exchange)
+    assert done == [1]
+    assert contents_of(home) == before
+    assert verify_files(made.path).problems == ()
+    assert not (shared / "out").is_symlink()
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {str(one): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+def test_what_takes_the_name_of_a_workplace_is_not_removed(tmp_path: Path) -> None:
+    """Another folder of the victim's is moved there before the conversion tidies up."""
+    precious = tmp_path / "precious"
+    (precious / "sub").mkdir(parents=True)
+    (precious / "sub" / "file").write_text("unharmed")
+    with workplace(tmp_path / "out"):
+        root_of(tmp_path / "out").rename(tmp_path / "aside")
+        precious.rename(root_of(tmp_path / "out"))
+    assert (root_of(tmp_path / "out") / "sub" / "file").read_text() == "unharmed"
+    assert list((tmp_path / "aside").iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------- beside the destination
+
+WAITING = """
+import sys, torch
+from pathlib import Path
+from porting.converting import convert
+from porting.notation.table import parse_table
+print(convert(sys.argv[1], sys.argv[2], parse_table(sys.argv[3]), threads=1, memory=1 << 20).tensors)
+"""
+
+
+def mkfifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def mkdir_of_a_stranger(path: Path) -> None:
+    path.mkdir()
+    (path / "theirs").write_text("unharmed")
+    os.chown(path, STRANGER, STRANGER)
+
+
+def link_home(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "home")
+
+
+@pytest.mark.parametrize(
+    "make", [mkfifo, link_home, pytest.param(mkdir_of_a_stranger, marks=as_root)], ids=["fifo", "link", "stranger"]
+)
+def test_siblings_that_are_not_ours_are_neither_waited_for_nor_removed(
+    make: Callable[[Path], None], source: Path, shared: Path
+) -> None:
+    """In a process of its own: one that hangs must not take the others with it."""
+    make(shared / ".out.porting-00000000")
+    before = state(shared.parent)
+    words = [sys.executable, "-c", WAITING, str(source), str(shared / "out"), TABLE]
+    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "12\n"
+    left = [one for one in state(shared.parent) if not one[0].startswith(str(shared / "out"))]
+    assert left == before
+    write_safetensors(shared / "file.safetensors", {"a": torch.zeros(1)})
+    save_file({"a": torch.zeros(1)}, shared / "again.safetensors")
+    assert contents(shared / "out").keys() == {"config.json", "model.safetensors", "provenance.json"}
