@@ -16,6 +16,7 @@ from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, option
 from porting.plan.wording import group_alike, listed
+from porting.target import TargetError
 from porting.tracing.faults import VerifyError
 from porting.verification.reference import quiet
 
@@ -200,6 +201,8 @@ def coverage(checkpoint: Checkpoint, name: str) -> Coverage | None:
             with torch.device("meta"), bounded(bounds(checkpoint.tensors)):
                 model = make._from_config(make.config_class.from_dict(dict(checkpoint.config)))
             return _loaded(name, model, empty)
+    except TargetError:
+        raise  # no class of this config stays within the bounds
     except Exception:  # noqa: BLE001  # the reference may raise anything, and so may what is private in it
         return None
 
