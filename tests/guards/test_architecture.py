@@ -17,10 +17,11 @@ from tests.guards.tree import ROOT, imports, modules, parse
 ROOMS = {
     "porting.causes": ("porting.frames",),
     "porting.errors": (),
+    "porting.limits": ("porting.errors",),
     "porting.models": (),
     "porting.mappings": (),
-    "porting.notation": ("porting.errors",),
-    "porting.checkpoint": ("porting.errors",),
+    "porting.notation": ("porting.errors", "porting.limits"),
+    "porting.checkpoint": ("porting.errors", "porting.limits"),
     "porting.pages": ("porting.errors", "porting.printable"),
     "porting.printable": (),
     "porting.reporting": (
@@ -36,7 +37,7 @@ ROOMS = {
     ),
     "porting.target": ("porting.errors",),
     "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan"),
-    "porting.plan": ("porting.errors", "porting.notation", "porting.pages", "porting.target"),
+    "porting.plan": ("porting.errors", "porting.limits", "porting.notation", "porting.pages", "porting.target"),
 }
 
 # So does a suggestion: no stage imports a later one.
