@@ -114,7 +114,7 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, Record], faults: F
         )
         return None
     count = _count(spec)
-    begin = (storage.base + spec.offset) * itemsize
+    begin = spec.offset * itemsize
     steps = sum((size - 1) * step for size, step in zip(spec.size, spec.stride, strict=True)) + 1 if count else 0
     if begin + steps * itemsize > length:
         faults.add(
@@ -140,7 +140,7 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, Record], faults: F
 def _shape_fault(spec: TensorSpec) -> str:
     if len(spec.size) > MAX_RANK:
         return f"{len(spec.size)} dimensions; torch handles {MAX_RANK}"
-    numbers = (*spec.size, *spec.stride, spec.offset, spec.storage.count, spec.storage.base)
+    numbers = (*spec.size, *spec.stride, spec.offset, spec.storage.count)
     if min(numbers) < 0:
         return "a negative size, stride or offset"
     span = spec.dtype.itemsize

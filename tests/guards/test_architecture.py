@@ -35,7 +35,8 @@ ROOMS = {
         "porting.tracing",
         "porting.trials.scope",
     ),
-    "porting.target": ("porting.errors",),
+    "porting.target": ("porting.errors", "porting.users_code"),
+    "porting.users_code": ("porting.errors",),
     "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan"),
     "porting.plan": ("porting.errors", "porting.limits", "porting.notation", "porting.pages", "porting.target"),
 }
