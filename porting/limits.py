@@ -10,15 +10,20 @@ The environment variable ``PORTING_LIMITS`` raises a limit, for the command line
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import TypeVar
 
 from porting.errors import Code, Fault, PortingError
+
+Value = TypeVar("Value")
 
 VARIABLE = "PORTING_LIMITS"
 """``objects=20000000`` or several, with commas between."""
@@ -43,8 +48,8 @@ class Limits:
     """
 
     metadata: int = 1 << 29
-    objects: int = 6_000_000
-    members: int = 1_000_000
+    objects: int = 4_000_000
+    members: int = 300_000
     made: int = 1 << 28
     seconds: int = 10
     waiting: int = 60
@@ -70,7 +75,7 @@ def limits() -> Limits:
         LimitError: the variable is not a list of limits.
 
     >>> limits().members
-    1000000
+    300000
     """
     given = os.environ.get(VARIABLE, "")
     known = {one.name for one in fields(Limits)}
@@ -157,6 +162,20 @@ def spending() -> Iterator[Budget]:
 
 
 @contextmanager
+def separately() -> Iterator[Budget]:
+    """Open a budget of its own for what a search does many times over, each time within the limits.
+
+    Raises:
+        LimitError: ``PORTING_LIMITS`` is not a list of limits.
+    """
+    token = _OPEN.set(budget := Budget(limits()))
+    try:
+        yield budget
+    finally:
+        _OPEN.reset(token)
+
+
+@contextmanager
 def reading() -> Iterator[Budget]:
     """The same around what reads a description: its processor time counts."""
     with spending() as budget, budget.timed():
@@ -171,3 +190,16 @@ def charge(unit: str, count: int, *, where: str) -> None:
     """
     with spending() as budget:
         budget.charge(unit, count, where)
+
+
+def combinations(parts: Sequence[Sequence[Value]], *, where: str) -> Iterator[tuple[Value, ...]]:
+    """Every choice of one value out of each part, the last changing first; charged as members.
+
+    Raises:
+        LimitError: there are more than are left.
+
+    >>> list(combinations([range(2), "ab"], where="a table"))
+    [(0, 'a'), (0, 'b'), (1, 'a'), (1, 'b')]
+    """
+    charge("members", math.prod(map(len, parts)), where=where)
+    return product(*parts)

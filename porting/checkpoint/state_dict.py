@@ -11,9 +11,13 @@ from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Contents, Extent, Rec
 from porting.checkpoint.state_values import TensorSpec, describe
 from porting.checkpoint.tensor_names import check_names
 from porting.errors import Code, Fault
+from porting.limits import charge
 
 MAX_REPEATED = 1 << 28
 """A tensor that repeats its elements (stride 0) is taken up to this many bytes: reading writes them out."""
+
+SHARED = 4
+"""As many times the bytes of the storages the tensors may have: tied weights share theirs."""
 
 FETCH_AGAIN = "the file is damaged: fetch it again"
 
@@ -68,6 +72,9 @@ def read_tensors(value: object, records: Mapping[str, Record], source: ByteSourc
                 )
     check_names(tensors, faults)
     faults.raise_if_any()
+    stored = sum(record.stop - record.start for record in records.values())
+    made = sum(info.nbytes for info in tensors.values()) - SHARED * stored
+    charge("made", max(made, 0), where=source.where)
     file = WeightFile(name=name, size=source.size, format="bin", metadata={}, names=tuple(tensors))
     return Contents(file=file, tensors=tensors, extents=extents, shared=_shared(extents))
 
