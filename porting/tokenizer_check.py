@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 
 from porting.checkpoint.strict_json import Json
-from porting.limits import charge, limits
+from porting.errors import Code, Fault
+from porting.limits import LimitError, Limits, limits, raised
 
 HARMLESS = frozenset({
     "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents",
@@ -83,15 +84,18 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
         LimitError: it takes more memory or time than is allowed.
     """
     seconds = limits().seconds
+    room = (ROOM + 4 * len(raw)) * max(seconds // Limits.seconds, 1)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(raw)
         file.flush()
-        words = [str(seconds), str(ROOM + 4 * len(raw)), file.name, *texts]
+        words = [str(seconds), str(room), file.name, *texts]
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         command = [sys.executable, "-I", "-c", TRIAL, *words]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603  # our own program
     if done.returncode:
-        charge("seconds", seconds + 1, where=where)
+        message = f"tried out in a process of its own, it took more than {seconds} s, or {room} bytes of memory"
+        hint = f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * seconds)}"
+        raise LimitError(Fault(code=Code.LIMIT, where=where, message=message, hint=hint))
 
 
 def parsed(raw: bytes) -> Json:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias
 
-from porting.limits import reading
+from porting.limits import charge, reading
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -34,6 +34,8 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     >>> parse(b'{"a": [1, 2]}', where="a text")
     {'a': [1, 2]}
     """
+    charge("metadata", len(raw), where=where)
+    charge("objects", sum(map(raw.count, VALUES)), where=where)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise JsonError("it starts with a byte-order mark")
     try:
@@ -42,9 +44,7 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
         raise JsonError(f"not UTF-8 at byte {error.start}") from error
     constants: Callable[[str], float] = float if allow_nan else _refuse_constant
     try:
-        with reading() as budget:
-            budget.charge("metadata", len(raw), where)
-            budget.charge("objects", sum(map(raw.count, VALUES)), where)
+        with reading():
             value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=constants)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON at character {error.pos}: {error.msg}") from error
