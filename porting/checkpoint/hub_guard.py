@@ -37,8 +37,8 @@ ETAG = re.compile(r'(?:W/)?"?([A-Za-z0-9_-]{1,128})"?')
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
-LARGEST_ANSWER = 1 << 26
-"""Bytes of an answer whose length nothing announced; the list of a model's files is one."""
+LARGEST_ANSWER = 1 << 22
+"""Bytes of an answer that is kept in memory: the list of a model's files, of which it holds 40,000."""
 
 DEFAULT_ENDPOINT = constants.HUGGINGFACE_CO_URL_HOME.rstrip("/")
 """The one place from which files may come by another way than HTTP (Xet), which nothing here could count."""

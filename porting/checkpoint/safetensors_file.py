@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import FAULTS_SHOWN, NAME_SHOWN, CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import (
     MAX_BYTES,
@@ -188,11 +188,14 @@ def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
     for field in FIELDS:
         if field not in entry:
             faults.add(Code.SAFETENSORS_TENSOR, f"no {field!r} is given", tensor=key, hint=FETCH_AGAIN)
-    for field in entry:
-        if field not in FIELDS:
-            message = f"the field {quote(field)} is none of the format's"
-            hint = nearest(field, FIELDS) or FETCH_AGAIN
-            faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=hint)
+    unknown = [field for field in entry if field not in FIELDS]
+    for field in unknown[:FAULTS_SHOWN]:
+        message = f"the field {quote(field)} is none of the format's"
+        hint = nearest(field[:NAME_SHOWN], FIELDS) or FETCH_AGAIN
+        faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=hint)
+    if len(unknown) > FAULTS_SHOWN:
+        message = f"{len(unknown)} fields are none of the format's"
+        faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=FETCH_AGAIN)
 
 
 def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> str:

@@ -334,9 +334,10 @@ class StateMachine:
 
     def _tensor(self, function: str, args: tuple[object, ...]) -> TensorSpec:
         """The arguments of ``_rebuild_tensor`` (4), ``_v2`` (6 or 7) and ``_v3`` (7 or 8, with a dtype)."""
+        more: list[object] = []
         match function.removeprefix("_rebuild_tensor"), args:
             case "", (StorageRef() as storage, offset, tuple() as size, tuple() as stride):
-                dtype, grad, more = storage.dtype, False, ()
+                dtype, grad = storage.dtype, False
             case "_v2", (
                 StorageRef() as storage, offset, tuple() as size, tuple() as stride, bool() as grad,
                 dict() as hooks, *more

@@ -166,7 +166,16 @@ def test_a_body_that_goes_on_behind_its_length(hub: Hub, tmp_path: Path, monkeyp
 def test_an_answer_without_end(hub: Hub, tmp_path: Path) -> None:
     hub.add("org/name", MODEL)
     hub.fail("/api/models", endless(b'{"a": "' + b"a" * (1 << 20)))
-    refused(tmp_path, "answered with more than 67108864 bytes", "[hub-answer]")
+    refused(tmp_path, "answered with more than 4194304 bytes", "[hub-answer]")
+
+
+def test_a_list_of_a_million_files(hub: Hub, tmp_path: Path) -> None:
+    """The client makes objects of it for most of a minute."""
+    commit = hub.add("org/name", MODEL)
+    files = [{"rfilename": f"f{number}"} for number in range(1_000_000)]
+    body = json.dumps({"id": "org/name", "sha": commit, "siblings": files}).encode()
+    hub.fail("/api/models", sending({"Content-Type": "application/json"}, body))
+    refused(tmp_path, "answered with more than 4194304 bytes", "[hub-answer]")
 
 
 @pytest.mark.parametrize("match", ["/api/models", "/model.safetensors", "/store/"])

@@ -304,6 +304,18 @@ def test_a_chain_of_tables_ends(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     assert "more than 16 tables extend each other" in result.stderr
 
 
+def test_many_fields_that_the_format_does_not_have(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each of them the nearest name was looked for: a quarter of a minute for a megabyte."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "porting.checkpoint.safetensors_file.nearest", lambda name, known: asked.append(name) or "what is meant"
+    )
+    result = run(*header(tmp_path, b'{"a":{' + b",".join(b'"f%d":1' % number for number in range(100_000)) + b"}}"))
+    assert result.exit_code == 2
+    assert 0 < len(asked) <= 20
+
+
 def test_a_name_of_combining_marks(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     marks = ("a" + "\u0301\u0323\u0317" * 1300)[:4000]
@@ -336,7 +348,7 @@ def test_a_special_token_in_the_syntax_of_templates(
     assert "Traceback" not in result.stderr
 
 
-# ------------------------------------------------------------------------------------------------------ the budget itself
+# ------------------------------------------------------------------------------------------------- the budget itself
 
 
 def test_a_limit_is_raised_as_the_line_says(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
