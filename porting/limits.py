@@ -51,7 +51,7 @@ class Limits:
     objects: int = 4_000_000
     members: int = 300_000
     made: int = 1 << 28
-    seconds: int = 10
+    seconds: int = 8
     waiting: int = 60
 
 

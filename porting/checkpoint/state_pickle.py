@@ -426,5 +426,5 @@ ACTIONS: dict[bytes, Action] = {
 LATER = dict.fromkeys((b"C", b"B"), 3) | dict.fromkeys((b"\x8c", b"\x8d", b"\x93", b"\x94", b"\x95"), 4)
 """Opcodes of later protocols, which torch knows where the pickle says that it is of one."""
 
-FREE = frozenset({b"(", b"h", b"j", b"s", b"u", b"a", b"e", b"b", b"\x80", b"\x95"})
+FREE = frozenset({b"h", b"j", b"s", b"u", b"a", b"e", b"b", b"\x80", b"\x95"})
 """Opcodes that make no value."""

@@ -59,7 +59,7 @@ def torchs(path: Path) -> dict[object, object] | None:
         warnings.simplefilter("ignore")
         for options in ({"weights_only": True}, {"weights_only": False, "pickle_module": careful}):
             try:
-                found = torch.load(path, map_location="cpu", **options)  # type: ignore[arg-type]  # one of two calls
+                found = torch.load(path, map_location="cpu", **options)
             except Exception:  # noqa: BLE001, S112  # a damaged file may make it raise anything
                 continue
             return found if isinstance(found, dict) else None

@@ -308,7 +308,7 @@ def test_a_mirrors_way_past_http_is_not_taken(hub: Hub) -> None:
 
 def test_other_requests_of_the_program_are_left_as_they_are(hub: Hub) -> None:
     """A user's own factory of clients is kept, and what they ask for by themselves is not judged."""
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     hub.add("org/name", MODEL)
     open_checkpoint("org/name")

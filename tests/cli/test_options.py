@@ -72,7 +72,7 @@ def test_a_table_that_is_trusted_may_name_a_module_of_the_current_folder() -> No
     write("named_by_a_table.py")
     before = list(sys.path)
     assert builder(None, trust=True) is None
-    assert import_path("named_by_a_table:build", trust=True)
+    assert import_path("named_by_a_table:build", trust=True).__module__ == "named_by_a_table"
     assert sys.path == before
 
 

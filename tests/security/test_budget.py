@@ -90,6 +90,10 @@ def memoised_atoms(folder: Path) -> Words:
     return structure(folder, b"\x80\x02" + raw + b".")
 
 
+def marks(folder: Path) -> Words:
+    return structure(folder, b"\x80\x02" + b"(" * 5_000_000 + b".")
+
+
 def distributed_dictionaries(folder: Path) -> Words:
     (folder / ".metadata").write_bytes(b"\x80\x02(" + b"}" * 5_000_000 + b"t.")
     return ["inspect", "."]
@@ -197,6 +201,7 @@ CASES: list[tuple[Callable[[Path], Words], str]] = [
     (large_index, "objects"),
     (large_config, "objects"),
     (memoised_atoms, "objects"),
+    (marks, "objects"),
     (distributed_dictionaries, "objects"),
     (repeated_elements, "made"),
     (names_on_one_storage, "made"),
@@ -308,9 +313,12 @@ def test_many_fields_that_the_format_does_not_have(run: Run, tmp_path: Path, mon
     """For each of them the nearest name was looked for: a quarter of a minute for a megabyte."""
     monkeypatch.chdir(tmp_path)
     asked: list[str] = []
-    monkeypatch.setattr(
-        "porting.checkpoint.safetensors_file.nearest", lambda name, known: asked.append(name) or "what is meant"
-    )
+
+    def nearest(name: str, known: object) -> str:
+        asked.append(name)
+        return "what is meant"
+
+    monkeypatch.setattr("porting.checkpoint.safetensors_file.nearest", nearest)
     result = run(*header(tmp_path, b'{"a":{' + b",".join(b'"f%d":1' % number for number in range(100_000)) + b"}}"))
     assert result.exit_code == 2
     assert 0 < len(asked) <= 20
