@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,18 +19,39 @@ from porting.checkpoint.strict_json import Json
 from porting.errors import Code, Fault
 from porting.limits import LimitError, Limits, limits, raised
 
-HARMLESS = frozenset({
-    "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents",
-    "BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punctuation", "UnicodeScripts", "Whitespace",
-    "WhitespaceSplit", "BertProcessing", "RobertaProcessing", "Sequence", "TemplateProcessing",
-})  # fmt: skip
+HARMLESS = frozenset(
+    {
+        "Lowercase",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Strip",
+        "StripAccents",
+        "ByteLevel",
+        "Digits",
+        "Metaspace",
+        "Punctuation",
+        "UnicodeScripts",
+        "Whitespace",
+        "WhitespaceSplit",
+        "Sequence",
+    }
+)
 """Parts that make no more of a text than a few times its length."""
+
+CONVENTIONS = re.compile(r"[A-Z][a-z]+(?:Normalizer|PreTokenizer|Processing)")
+"""The parts that are named after a model, and templates: they do what one model does, or list what they put in."""
 
 MOST_PARTS = 32
 """Parts of a template or of a sequence."""
 
 ROOM = 768 << 20
 """Bytes of memory for the process that tries a tokenizer out, beside four times the file's."""
+
+PANIC = 4
+"""Exit code of the trial: something in the library went wrong that is no ordinary exception."""
 
 TRIAL = """
 import resource, sys
@@ -42,8 +64,12 @@ try:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode(*sys.argv[4:]) if sys.argv[4:] else None
+except MemoryError:
+    sys.exit(5)
 except Exception:
     pass
+except BaseException:
+    sys.exit(4)
 """
 """What raises here raises in this library's own process too, where it becomes a line."""
 
@@ -72,7 +98,8 @@ def _parts(step: Json) -> Iterator[Json]:
 def _is_harmless(part: Json) -> bool:
     if not isinstance(part, Mapping):
         return part is None
-    if part.get("type") not in HARMLESS:
+    kind = part.get("type")
+    if not isinstance(kind, str) or not (kind in HARMLESS or CONVENTIONS.fullmatch(kind)):
         return False
     return all(len(value) <= MOST_PARTS for value in part.values() if isinstance(value, list | str))
 
@@ -81,7 +108,7 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
     """Try a tokenizer out in a process of its own: reading it, and taking these texts apart.
 
     Raises:
-        LimitError: it takes more memory or time than is allowed.
+        LimitError: it takes more memory or time than is allowed, or makes the library fail.
     """
     seconds = limits().seconds
     room = (ROOM + 4 * len(raw)) * max(seconds // Limits.seconds, 1)
@@ -92,6 +119,10 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         command = [sys.executable, "-I", "-c", TRIAL, *words]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603  # our own program
+    if done.returncode == PANIC:
+        message = "tried out in a process of its own, it made the tokenizers library fail"
+        hint = "take the file from where the checkpoint came from"
+        raise LimitError(Fault(code=Code.TOKENIZER_INVALID, where=where, message=message, hint=hint))
     if done.returncode:
         message = f"tried out in a process of its own, it took more than {seconds} s, or {room} bytes of memory"
         hint = f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * seconds)}"

@@ -111,7 +111,7 @@ def main() -> None:
     try:
         app(prog_name="porting")
     except Exception as error:  # noqa: BLE001  # whatever nobody foresaw: a line, and the rest in a file
-        print(f"error: {safe(str(unexpected(error)))}", file=sys.stderr)  # noqa: T201  # no screen may be left
+        sys.stderr.write(f"error: {safe(str(unexpected(error)))}\n")
         sys.exit(UNEXPECTED)
     finally:
         _let_go(sys.stdout)

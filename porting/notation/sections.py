@@ -137,7 +137,7 @@ def split(text: str, file: str) -> Sections:
     try:
         with reading() as budget:
             budget.charge("metadata", len(text), file)
-            budget.charge("objects", 8 * sum(map(text.count, ("=", ",", "[", "{"))), file)
+            budget.charge("objects", 8 * sum(map(text.count, ("=", ",", "[", "{", "\n"))), file)
             content = tomllib.loads(text)
             places = locate(text)
     except tomllib.TOMLDecodeError as error:

@@ -342,6 +342,16 @@ def test_a_number_whose_hash_is_chosen_is_no_key(
     assert "as the key of a dictionary" in result.stderr
 
 
+def test_a_tokenizer_that_makes_its_library_fail(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It panics, which no handler of ordinary exceptions sees."""
+    monkeypatch.chdir(tmp_path)
+    words = tokenizer(tmp_path, {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "it made the tokenizers library fail" in result.stderr
+    assert len(result.stderr.splitlines()) == 2
+
+
 @pytest.mark.parametrize("token", ["$A:9", ":0 x", "[CLS]:x", "$", ""])
 def test_a_special_token_in_the_syntax_of_templates(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
