@@ -4,10 +4,26 @@ Each name is imported when it is first used: ``import porting`` costs nothing, a
 loading a model, is imported only by what runs the reference.
 """
 
-from __future__ import annotations
+import sys
 
-import importlib
-from typing import TYPE_CHECKING
+
+def _is_the_program() -> bool:
+    """Whether ``python -m porting`` imports this: the current folder is then in front of all that is installed."""
+    words = iter(sys.orig_argv[1:] if sys.argv[:1] == ["-m"] else ())
+    for word in words:
+        if word in ("-X", "-W"):
+            next(words, "")
+        elif word.startswith("-") and "m" in word and not word.startswith(("-X", "-W", "--")):
+            return (word.partition("m")[2] or next(words, "")) == __name__
+    return False
+
+
+# Before anything else is imported, the standard library included: a file of that name in the folder would run.
+if _is_the_program() and not sys.flags.safe_path:
+    del sys.path[0]
+
+import importlib  # noqa: E402  # after the folder is gone
+from typing import TYPE_CHECKING  # noqa: E402  # as above
 
 if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
@@ -19,7 +35,8 @@ if TYPE_CHECKING:
     from porting.lineage import provenance
     from porting.loading import PortingWarning, load
     from porting.notation import Table, parse_table, read_table
-    from porting.plan import Plan, check
+    from porting.plan import Plan
+    from porting.plan.check import check
     from porting.recordings import load_recording, save_recording
     from porting.seeing import Attention, attention, attention_of
     from porting.suggesting import Suggestion, suggest

@@ -46,6 +46,7 @@ class Code(StrEnum):
     FORMAT_WRONG = "format-wrong"
     HEADER_MISMATCH = "header-mismatch"
     HUB_ACCESS = "hub-access"
+    HUB_ANSWER = "hub-answer"
     HUB_CACHE = "hub-cache"
     HUB_NOT_FOUND = "hub-not-found"
     HUB_UNREACHABLE = "hub-unreachable"
@@ -121,6 +122,10 @@ class Code(StrEnum):
     # Exports: a module written as a checkpoint
     CONFIG_UNKNOWN = "config-unknown"
     MODULE_CHANGED = "module-changed"
+
+    # Budgets: what the description of a checkpoint, of a table or of a tokenizer may cost; and what nobody expected
+    LIMIT = "limit"
+    UNEXPECTED = "unexpected"
 
     # Targets: the module that is loaded into
     BAD_TARGET = "bad-target"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import Code, Fault, PortingError, nearest, option
+from porting.users_code import import_users
 
 DEEPEST = 4
 """Lists of dictionaries of tensors are followed so far down."""
@@ -193,7 +194,9 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
     if not trust and not where.startswith(OURS):
         raise _untrusted(path, config=config)
     try:
-        found: Any = importlib.import_module(where)
+        found: Any = import_users(where) if trust else importlib.import_module(where)
+    except PortingError:
+        raise
     except Exception as error:  # importing a file runs it, and it may raise anything
         message = f"importing {where!r} failed: {type(error).__name__}: {error}"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message)) from error

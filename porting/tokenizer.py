@@ -18,9 +18,11 @@ from tokenizers.normalizers import BertNormalizer as PlainTextNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer as PunctuationSplitter
 from tokenizers.processors import TemplateProcessing
 
-from porting.checkpoint.strict_json import JsonError, parse
+from porting.checkpoint.strict_json import VALUES, JsonError, parse
 from porting.errors import Code, Fault, PortingError
+from porting.limits import charge
 from porting.opening import Folder
+from porting.tokenizer_check import is_known, parsed, require_bounded
 
 TOKENIZER = "tokenizer.json"
 VOCABULARY = "vocab.txt"
@@ -43,11 +45,13 @@ class TextTokenizer:
         tokenizer: the tokenizer, without truncation and padding.
         special: role (``cls_token``, ``sep_token``, ``mask_token``, ...) -> its spelling, as far as there is one.
         where: the file it was read from.
+        strange: the file's bytes, when it has parts that are tried out before they are used.
     """
 
     tokenizer: Tokenizer
     special: Mapping[str, str]
     where: str
+    strange: bytes | None = None
 
     @property
     def mask(self) -> str | None:
@@ -55,8 +59,19 @@ class TextTokenizer:
         return self.special.get("mask_token")
 
     def encode(self, first: str, second: str | None = None) -> Encoding:
-        """The word pieces of one text or of a pair, special tokens added; has ``ids``, ``tokens``, ``offsets``."""
-        return self.tokenizer.encode(first, second)
+        """The word pieces of one text or of a pair, special tokens added; has ``ids``, ``tokens``, ``offsets``.
+
+        Raises:
+            TokenizerError: the tokenizer cannot take these texts apart.
+            LimitError: it takes more memory or time than it may.
+        """
+        if self.strange is not None:
+            texts = (first,) if second is None else (first, second)
+            require_bounded(self.strange, texts, where=self.where)
+        try:
+            return self.tokenizer.encode(first, second)
+        except Exception as error:  # its errors have no class of their own
+            raise _invalid(Path(self.where), f"the tokenizers library cannot use it: {_line(error)}") from error
 
     def spell(self, token: int) -> str:
         """A word piece by its number; a number that the vocabulary does not use is shown as such."""
@@ -87,6 +102,11 @@ def read_tokenizer(directory: Path | None, *, where: str) -> TextTokenizer:
 def _from_json(directory: Path) -> TextTokenizer:
     path = directory / TOKENIZER
     raw = Folder(directory).read(TOKENIZER, limit=LARGEST)
+    charge("metadata", len(raw), where=str(path))
+    charge("objects", sum(map(raw.count, VALUES)), where=str(path))
+    known = is_known(parsed(raw))
+    if not known:
+        require_bounded(raw, (), where=str(path))
     try:
         tokenizer = Tokenizer.from_buffer(raw)
     except Exception as error:  # its errors have no class of their own
@@ -99,13 +119,15 @@ def _from_json(directory: Path) -> TextTokenizer:
         if role not in spelled and tokenizer.token_to_id(usual) is not None:
             spelled[role] = usual
     special = {role: token for role, token in spelled.items() if tokenizer.token_to_id(token) is not None}
-    return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path))
+    return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path), strange=None if known else raw)
 
 
 def _from_vocabulary(directory: Path) -> TextTokenizer:
     """Word pieces, one a line: the line is the token's number."""
     path = directory / VOCABULARY
     raw = Folder(directory).read(VOCABULARY, limit=LARGEST)
+    charge("metadata", len(raw), where=str(path))
+    charge("objects", 2 * raw.count(b"\n"), where=str(path))
     try:
         lines = raw.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -128,11 +150,15 @@ def _from_vocabulary(directory: Path) -> TextTokenizer:
     tokenizer.pre_tokenizer = PunctuationSplitter()
     tokenizer.decoder = WordPieceDecoder()
     cls, sep = special["cls_token"], special["sep_token"]
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
-    )
+    try:
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+        )
+    except Exception as error:  # its errors have no class of their own
+        message = f"{cls!r} and {sep!r} cannot stand around a text: {_line(error)}"
+        raise _invalid(path, message) from error
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special.values()])
     return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path))
 
@@ -145,7 +171,7 @@ def _settled(directory: Path) -> dict[str, object]:
         if not path.is_file():
             continue
         try:
-            content = parse(Folder(directory).read(name, limit=LARGEST), allow_nan=True)
+            content = parse(Folder(directory).read(name, limit=LARGEST), where=str(path), allow_nan=True)
         except JsonError as error:
             raise _invalid(path, f"it cannot be read: {error}") from error
         if not isinstance(content, Mapping):

@@ -15,12 +15,13 @@ if [ "${NODES:-1}" -gt 1 ]; then
     where=(--nnodes "$NODES" --node-rank "$NODE" --rdzv-backend c10d --rdzv-endpoint "$HEAD")
 fi
 
+# -P: files in the current folder are not imported in place of what is installed.
 # One thread each: the processes are the threads.  When one of them dies torchrun ends the others, and the second attempt
 # goes on from what they wrote.
 for attempt in 1 2; do
-    if "$python" -m torch.distributed.run "${where[@]}" --nproc-per-node "$processes" \
-        -m porting convert "$source" "$destination" --table "$table" --threads 1 --memory 32MiB; then
-        exec "$python" -m porting verify-files "$destination"
+    if "$python" -P -m torch.distributed.run "${where[@]}" --nproc-per-node "$processes" \
+        --no-python "$python" -P -m porting convert "$source" "$destination" --table "$table" --threads 1 --memory 32MiB; then
+        exec "$python" -P -m porting verify-files "$destination"
     fi
     echo "attempt $attempt failed" >&2
 done

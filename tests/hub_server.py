@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,16 +49,21 @@ class Request:
     headers: dict[str, str]
 
 
+Answer = Callable[[BaseHTTPRequestHandler], None]
+"""Answers a request in its own way."""
+
+
 @dataclass
 class Trouble:
     """What happens to requests whose path holds ``match``, so many times.
 
     ``kind`` is a status, or ``"drop"`` (the connection ends after half of the body), ``"short"`` (half of the body,
-    and a length that says so), ``"no range"`` (ranges are ignored), ``"html"`` (a login page).
+    and a length that says so), ``"no range"`` (ranges are ignored), ``"html"`` (a login page), or a function that
+    answers: it is given the handler.
     """
 
     match: str
-    kind: int | str
+    kind: int | str | Answer
     times: int
     method: str
 
@@ -107,11 +112,11 @@ class Hub:
         model.refs[revision] = commit
         return commit
 
-    def fail(self, match: str, kind: int | str, *, times: int = 1000, method: str = "") -> None:
+    def fail(self, match: str, kind: int | str | Answer, *, times: int = 1000, method: str = "") -> None:
         """Makes requests whose path holds ``match`` go wrong."""
         self.troubles.append(Trouble(match, kind, times, method))
 
-    def trouble(self, method: str, path: str) -> int | str | None:
+    def trouble(self, method: str, path: str) -> int | str | Answer | None:
         """What is to go wrong with this request."""
         for trouble in self.troubles:
             if trouble.match in path and trouble.times and trouble.method in ("", method):
@@ -184,6 +189,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {key.lower(): value for key, value in self.headers.items()}
         hub.requests.append(Request(self.server.name, self.command, self.path, headers))
         kind = hub.trouble(self.command, self.path)
+        if callable(kind):
+            kind(self)
+            return
         if isinstance(kind, int):
             self._send(kind, b"{}", {"Retry-After": "7"} if kind == 429 else {})
         elif kind == "html":

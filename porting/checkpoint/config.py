@@ -32,7 +32,7 @@ def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
         CheckpointError: it is no JSON object.
     """
     try:
-        value = parse(raw, allow_nan=True)  # Python writes infinities into real configurations
+        value = parse(raw, where=where, allow_nan=True)  # Python writes infinities into real configurations
     except JsonError as error:
         raise _invalid(where, f"the configuration cannot be read: {error}") from error
     if not isinstance(value, dict):

@@ -45,7 +45,7 @@ CALLED = {
 """What may stand where a function is called; of these only sizes, layouts and dictionaries are kept."""
 
 LARGEST = 1 << 29
-"""The most bytes, and so the most steps: a million chunks take a fifth of it."""
+"""The most bytes: a million chunks take a fifth of it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +68,6 @@ class MetadataMachine(StateMachine):
     otherwise: ClassVar[str] = "nothing was run; save the model again with torch.distributed.checkpoint.save"
     unsafe: ClassVar[Code] = Code.DCP_UNSAFE
     damaged: ClassVar[Code] = Code.DCP_METADATA
-    most: ClassVar[int] = LARGEST
 
     def _global(self, module: str, name: str) -> None:
         known = (module, name) in CLASSES or (module, name) in CALLED or (module == "torch" and name in DTYPES)
@@ -121,8 +120,8 @@ class MetadataMachine(StateMachine):
         if not isinstance(target, dict) or len(values) % 2:
             raise self.error(f"items for {describe(target)} at byte {self.position}")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            if not isinstance(key, str | int | Node):
-                raise self.error(f"{describe(key)} as the key of a dictionary")
+            if not isinstance(key, Node):
+                self._require_key(key)
             if key in target:
                 raise self.error(f"the key {key!a:.120} twice in a dictionary")
             target[key] = value

@@ -21,6 +21,7 @@ from porting.checkpoint.config import CONFIG_NAME, MAX_CONFIG, parse_config
 from porting.checkpoint.errors import CheckpointError, HubError
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.hub_errors import explained, is_unreachable
+from porting.checkpoint.hub_guard import Guard, guarded
 from porting.checkpoint.index import MAX_INDEX, Index, parse_index
 from porting.checkpoint.model_id import ModelId
 from porting.checkpoint.names import (
@@ -130,9 +131,11 @@ def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
 
 def _resolve(model: ModelId, token: str | bool | None) -> tuple[str, set[str]]:
     """The commit that the revision stands for now, and the files at its top."""
+    timeout = constants.HF_HUB_ETAG_TIMEOUT
     with explained(str(model)):
-        info = HfApi().model_info(
-            model.repo, revision=model.revision, token=token, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        info = guarded(
+            lambda: HfApi().model_info(model.repo, revision=model.revision, token=token, timeout=timeout),
+            Guard(str(model)),
         )
         if info.sha is None or not COMMIT.fullmatch(info.sha):
             raise ValueError("no commit in the answer")
@@ -175,15 +178,18 @@ class _Fetcher:
         return paths[0].parent
 
     def _one(self, name: str) -> Path:
+        cache = Path(self._cache_dir if self._cache_dir is not None else constants.HF_HUB_CACHE)
         with explained(str(self._model), file=name):
-            path = hf_hub_download(
-                self._model.repo,
-                name,
-                revision=self._commit,
-                token=self._token,
-                cache_dir=os.fspath(self._cache_dir) if self._cache_dir is not None else None,
-            )
+            cache.mkdir(parents=True, exist_ok=True)
+            guard = Guard(f"{self._model}: {name}", commit=self._commit, most=MAX_INDEX, folder=cache)
+            path = guarded(lambda: self._fetched(name, cache), guard)
+            guard.check_digest(Path(path))
         return Path(path)
+
+    def _fetched(self, name: str, cache: Path) -> str:
+        return hf_hub_download(
+            self._model.repo, name, revision=self._commit, token=self._token, cache_dir=os.fspath(cache)
+        )
 
 
 def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapshot:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from huggingface_hub import constants, errors
 
 from porting.checkpoint.errors import HubError
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault, PortingError, told
 
 # The root of what the HTTP client raises, whichever client huggingface_hub was built on.
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
@@ -32,15 +32,9 @@ def explained(model: str, *, file: str = "") -> Iterator[None]:
     where = f"{model}: {file}" if file else model
     try:
         yield
-    except (
-        HTTP_ERROR,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        errors.EntryNotFoundError,
-    ) as error:
+    except PortingError:
+        raise
+    except Exception as error:  # what the client makes of a strange answer may be anything
         raise HubError(explain(error, model=model, where=where)) from error
 
 

@@ -53,7 +53,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> Index:
         CheckpointError: with every fault: no JSON, no ``weight_map``, shards that are no plain file names.
     """
     try:
-        content = parse(raw)
+        content = parse(raw, where=where)
     except JsonError as error:
         raise _invalid(where, f"the index cannot be read: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("weight_map"), dict):

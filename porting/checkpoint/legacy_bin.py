@@ -6,6 +6,8 @@ then for each key the number of its elements in eight bytes, and the elements.  
 
 from __future__ import annotations
 
+import tarfile
+
 from porting.checkpoint.errors import CheckpointError, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import Contents, Record
@@ -32,7 +34,9 @@ def read_legacy(source: ByteSource, *, name: str) -> Contents:
     Raises:
         CheckpointError: with every fault found.
     """
-    machine = StateMachine(source, 0, source.size)
+    machine = StateMachine(source, 0, source.size, legacy=True)
+    if _is_tar_too(source):
+        raise _damaged(source, "it begins as a tar archive does as well, which torch would read instead")
     magic, protocol, machine_facts = machine.load(), machine.load(), machine.load()
     if magic != MAGIC or protocol != PROTOCOL:
         raise _damaged(source, f"protocol {quote(protocol)} where {PROTOCOL} is expected")
@@ -42,7 +46,18 @@ def read_legacy(source: ByteSource, *, name: str) -> Contents:
     if not isinstance(keys, list):
         raise _damaged(source, "no list of storages follows the structure")
     records = _records(source, machine.position, keys, _item_sizes(value))
-    return read_tensors(value, records, source, name=name)
+    contents = read_tensors(value, records, source, name=name)
+    machine.require_used(value, records)
+    return contents
+
+
+def _is_tar_too(source: ByteSource) -> bool:
+    """Whether a tar archive could begin so: what torch looks for first."""
+    try:
+        tarfile.TarInfo.frombuf(source.pread(0, min(source.size, tarfile.BLOCKSIZE)), "utf-8", "surrogateescape")
+    except tarfile.TarError:
+        return False
+    return True
 
 
 def _item_sizes(value: object) -> dict[str, int]:

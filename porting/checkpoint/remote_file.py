@@ -11,6 +11,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # public, and
 
 from porting.checkpoint.errors import HubError
 from porting.checkpoint.hub_errors import explained
+from porting.checkpoint.hub_guard import Guard, guarded
 from porting.errors import Code, Fault
 
 BLOCK = 1 << 17
@@ -57,19 +58,26 @@ class RemoteFile:
         headers = build_hf_headers(token=self._token)
         headers["range"] = f"bytes={start}-{start + count - 1}"
         headers["accept-encoding"] = "identity"  # ranges count the file's own bytes
-        with (
-            explained(self._repo, file=self._name),
-            get_session().stream(
-                "GET",
-                self._url,
-                headers=headers,
-                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-                follow_redirects=True,
-            ) as response,
-        ):
+        with explained(self._repo, file=self._name):
+            guard = Guard(self.where, most=count + BLOCK)
+            size, raw = guarded(lambda: self._answer(headers, start, count), guard)
+        wanted = min(count, size - start)
+        if size < 0 or len(raw) < wanted or (self.size and size != self.size):
+            raise self._odd(f"{len(raw)} bytes came where {wanted} were asked for")
+        self._spans.append((start, raw[:wanted]))
+        return size
+
+    def _answer(self, headers: dict[str, str], start: int, count: int) -> tuple[int, bytes]:
+        """The size of the whole file, and the bytes that came."""
+        with get_session().stream(
+            "GET",
+            self._url,
+            headers=headers,
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+            follow_redirects=True,
+        ) as response:
             if response.status_code == 416 and start == 0:  # no byte of an empty file can be asked for
-                self._spans.append((0, b""))
-                return 0
+                return 0, b""
             hf_raise_for_status(response)
             size = self._size(response.status_code, response.headers.get("content-range"), start)
             if size is None:
@@ -79,11 +87,7 @@ class RemoteFile:
                 raw += piece
                 if len(raw) >= count:
                     break
-        wanted = min(count, size - start)
-        if size < 0 or len(raw) < wanted or (self.size and size != self.size):
-            raise self._odd(f"{len(raw)} bytes came where {wanted} were asked for")
-        self._spans.append((start, bytes(raw[:wanted])))
-        return size
+            return size, bytes(raw)
 
     def _size(self, status: int, content_range: str | None, start: int) -> int | None:
         """The whole file's size, as an answer to a range request says; None when it is no such answer."""

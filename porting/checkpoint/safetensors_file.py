@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import FAULTS_SHOWN, CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import (
     MAX_BYTES,
@@ -27,6 +27,7 @@ from porting.checkpoint.sniff import sniff, wrong_format
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.checkpoint.tensor_names import check_names
 from porting.errors import Code, Fault, nearest
+from porting.printable import NAME_SHOWN
 
 MAX_HEADER = 100_000_000
 """The longest header that the reference parser reads, in bytes."""
@@ -64,7 +65,7 @@ def parse_header(raw: bytes, *, where: str, name: str, size: int | None = None) 
     """
     faults = FaultList(where)
     try:
-        header = parse(raw)
+        header = parse(raw, where=where)
     except JsonError as error:
         faults.add(Code.SAFETENSORS_HEADER, f"the header cannot be read: {error}", hint=FETCH_AGAIN)
         raise CheckpointError(faults.faults()) from error
@@ -188,11 +189,14 @@ def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
     for field in FIELDS:
         if field not in entry:
             faults.add(Code.SAFETENSORS_TENSOR, f"no {field!r} is given", tensor=key, hint=FETCH_AGAIN)
-    for field in entry:
-        if field not in FIELDS:
-            message = f"the field {quote(field)} is none of the format's"
-            hint = nearest(field, FIELDS) or FETCH_AGAIN
-            faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=hint)
+    unknown = [field for field in entry if field not in FIELDS]
+    for field in unknown[:FAULTS_SHOWN]:
+        message = f"the field {quote(field)} is none of the format's"
+        hint = nearest(field[:NAME_SHOWN], FIELDS) or FETCH_AGAIN
+        faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=hint)
+    if len(unknown) > FAULTS_SHOWN:
+        message = f"{len(unknown)} fields are none of the format's"
+        faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=FETCH_AGAIN)
 
 
 def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> str:

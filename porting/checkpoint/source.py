@@ -28,6 +28,7 @@ from porting.checkpoint.names import (
 from porting.checkpoint.safetensors_file import read_header
 from porting.checkpoint.sniff import is_safetensors, wrong_format
 from porting.errors import Code, Fault, nearest
+from porting.limits import spending
 from porting.opening import Folder, read_file
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def open_checkpoint(
     Raises:
         CheckpointError: with every fault found in its files.
         HubError: the hub, or the cache of it, did not give what was asked for.
+        LimitError: its headers cost more than the budget has (:mod:`porting.limits`).
 
     >>> import porting
     >>> source = porting.embedded_checkpoint()
@@ -75,6 +77,19 @@ def open_checkpoint(
     >>> checkpoint.read("cls.predictions.bias").shape
     torch.Size([4096])
     """
+    with spending():
+        return _open(source, revision, token, cache_dir, local_files_only, weights, follow_links)
+
+
+def _open(
+    source: str | os.PathLike[str],
+    revision: str | None,
+    token: str | bool | None,
+    cache_dir: str | os.PathLike[str] | None,
+    local_files_only: bool,
+    weights: bool,
+    follow_links: bool,
+) -> Checkpoint:
     text = os.fspath(source)
     path = Path(text).expanduser()
     if os.path.lexists(path):

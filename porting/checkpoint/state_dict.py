@@ -11,9 +11,13 @@ from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Contents, Extent, Rec
 from porting.checkpoint.state_values import TensorSpec, describe
 from porting.checkpoint.tensor_names import check_names
 from porting.errors import Code, Fault
+from porting.limits import charge
 
 MAX_REPEATED = 1 << 28
 """A tensor that repeats its elements (stride 0) is taken up to this many bytes: reading writes them out."""
+
+SHARED = 4
+"""As many times the bytes of the storages the tensors may have: tied weights share theirs."""
 
 FETCH_AGAIN = "the file is damaged: fetch it again"
 
@@ -68,6 +72,9 @@ def read_tensors(value: object, records: Mapping[str, Record], source: ByteSourc
                 )
     check_names(tensors, faults)
     faults.raise_if_any()
+    stored = sum(record.stop - record.start for record in records.values())
+    made = sum(info.nbytes for info in tensors.values()) - SHARED * stored
+    charge("made", max(made, 0), where=source.where)
     file = WeightFile(name=name, size=source.size, format="bin", metadata={}, names=tuple(tensors))
     return Contents(file=file, tensors=tensors, extents=extents, shared=_shared(extents))
 
@@ -114,7 +121,7 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, Record], faults: F
         )
         return None
     count = _count(spec)
-    begin = (storage.base + spec.offset) * itemsize
+    begin = spec.offset * itemsize
     steps = sum((size - 1) * step for size, step in zip(spec.size, spec.stride, strict=True)) + 1 if count else 0
     if begin + steps * itemsize > length:
         faults.add(
@@ -140,7 +147,7 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, Record], faults: F
 def _shape_fault(spec: TensorSpec) -> str:
     if len(spec.size) > MAX_RANK:
         return f"{len(spec.size)} dimensions; torch handles {MAX_RANK}"
-    numbers = (*spec.size, *spec.stride, spec.offset, spec.storage.count, spec.storage.base)
+    numbers = (*spec.size, *spec.stride, spec.offset, spec.storage.count)
     if min(numbers) < 0:
         return "a negative size, stride or offset"
     span = spec.dtype.itemsize

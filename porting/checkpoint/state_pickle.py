@@ -11,8 +11,10 @@ index costs nothing either.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
+
+import torch
 
 from porting.checkpoint.errors import CheckpointError, quote
 from porting.checkpoint.files import ByteSource
@@ -29,12 +31,19 @@ from porting.checkpoint.state_values import (
     is_whole,
 )
 from porting.errors import Code, Fault
-
-MAX_OPCODES = 20_000_000
-"""More steps than a state dict of 300,000 tensors takes; bounds time and memory."""
+from porting.limits import reading
 
 MAX_STRING = 1 << 20
 """The longest string, bytes or number that is read, in bytes."""
+
+SMALL = 1 << 31
+"""Whole numbers below this may be keys of dictionaries: their hashes differ."""
+
+MAX_NAME = 1 << 10
+"""The longest name of a module or of something in it, in bytes."""
+
+CHARGED = 1 << 12
+"""Steps after which the budget is asked."""
 
 MARK = object()
 """Where on the stack a group begins."""
@@ -47,29 +56,32 @@ class StateMachine:
         source: the file.
         start: where the first pickle begins.
         stop: where the last must have ended.
+        legacy: whether storages are described as before torch 1.6: with one thing more, which is None.
 
     Attributes:
         needed_by: what the pickle describes, for messages.
         otherwise: what to do about a pickle that describes something else.
         damaged, unsafe: the codes of a pickle that cannot be read, and of one that asks for what could run.
-        most: the most steps that are taken.
     """
 
     needed_by: ClassVar[str] = "state dict"
     otherwise: ClassVar[str] = "nothing was run; take the model's safetensors files, or save its state dict again"
     unsafe: ClassVar[Code] = Code.BIN_UNSAFE
     damaged: ClassVar[Code] = Code.BIN_PICKLE
-    most: ClassVar[int] = MAX_OPCODES
 
-    def __init__(self, source: ByteSource, start: int, stop: int) -> None:
+    def __init__(self, source: ByteSource, start: int, stop: int, *, legacy: bool = False) -> None:
         self.source = source
         self.position = start
         self._stop = stop
         self._buffer = b""
         self._buffer_start = start
-        self._steps = 0
         self._stack: list[object] = []
+        self._marks: list[int] = []
         self._memo: dict[int, object] = {}
+        self._version = 2
+        self._view = [None] if legacy else []
+        self._storages: dict[str, StorageRef] = {}
+        self._tensors: list[TensorSpec] = []
 
     def load(self) -> object:
         """The value of the next pickle; :attr:`position` then stands behind it.
@@ -77,18 +89,42 @@ class StateMachine:
         Raises:
             CheckpointError: the pickle is damaged, or asks for what no state dict needs.
         """
-        self._stack, self._memo = [], {}
-        while True:
-            self._steps += 1
-            if self._steps > self.most:
-                raise self.error(f"more than {self.most} steps, which no {self.needed_by} needs")
-            opcode = self._read(1)
-            if opcode == b".":
-                return self._pop()
-            action = ACTIONS.get(opcode)
-            if action is None:
-                raise self._unknown(opcode)
-            action(self)
+        self._stack, self._marks, self._memo, self._version = [], [], {}, 2
+        steps = charged = 0
+        with reading() as budget:
+            while True:
+                opcode = self._read(1)
+                if opcode == b".":
+                    budget.charge("objects", charged, self.source.where)
+                    return self._pop()
+                action = ACTIONS.get(opcode)
+                if action is None or self._version < LATER.get(opcode, 0):
+                    raise self._unknown(opcode)
+                action(self)
+                steps += 1
+                charged += opcode not in FREE
+                if steps % CHARGED == 0:
+                    budget.charge("objects", charged, self.source.where)
+                    charged = 0
+
+    def require_used(self, value: object, records: Iterable[str]) -> None:
+        """See that nothing is described or stored but what is needed: torch makes the rest too, and may refuse it.
+
+        Args:
+            value: the state dict, or the one tensor.
+            records: the keys of the storages that the file holds.
+
+        Raises:
+            CheckpointError: a tensor or a storage is described, or a record stored, that belongs to none of them.
+        """
+        held = value.values() if isinstance(value, dict) else (value,)
+        needed = {id(spec): spec for spec in held if isinstance(spec, TensorSpec)}
+        if any(id(spec) not in needed for spec in self._tensors):
+            raise self.error(f"a tensor that the {self.needed_by} does not hold")
+        keys = {spec.storage.key for spec in needed.values()}
+        for key in (*self._storages, *records) if needed else ():
+            if key not in keys:
+                raise self.error(f"the storage {quote(key)}, which belongs to no tensor")
 
     def _unknown(self, opcode: bytes) -> CheckpointError:
         at = self.position - 1
@@ -136,7 +172,7 @@ class StateMachine:
         line = bytearray()
         while (byte := self._read(1)) != b"\n":
             line += byte
-            if len(line) > MAX_STRING:
+            if len(line) > MAX_NAME:
                 raise self.error("a name without end")
         return self._text(bytes(line))
 
@@ -158,12 +194,16 @@ class StateMachine:
         return self._stack.pop()
 
     def _pop_to_mark(self) -> list[object]:
-        for index in range(len(self._stack) - 1, -1, -1):
-            if self._stack[index] is MARK:
-                values = self._stack[index + 1 :]
-                del self._stack[index:]
-                return values
-        raise self.error(f"a group without beginning at byte {self.position}")
+        if not self._marks:
+            raise self.error(f"a group without beginning at byte {self.position}")
+        index = self._marks.pop()
+        values = self._stack[index + 1 :]
+        del self._stack[index:]
+        return values
+
+    def _mark(self) -> None:
+        self._marks.append(len(self._stack))
+        self._push(MARK)
 
     def _tuple_of(self, count: int) -> None:
         values = [self._pop() for _ in range(count)]
@@ -189,10 +229,13 @@ class StateMachine:
         if not isinstance(target, dict) or len(values) % 2:
             raise self.error(f"items for {describe(target)} at byte {self.position}")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            # A key of nested tuples would be hashed by recursion in C, deeper than any stack.
-            if not isinstance(key, str | int | float | bytes | None):
-                raise self.error(f"{describe(key)} as the key of a dictionary")
+            self._require_key(key)
             target[key] = value
+
+    def _require_key(self, key: object) -> None:
+        """A key of nested tuples would be hashed by recursion in C, deeper than any stack; large numbers collide."""
+        if not isinstance(key, str | int | bytes | None) or (isinstance(key, int) and not -SMALL <= key < SMALL):
+            raise self.error(f"{describe(key)} as the key of a dictionary")
 
     def _extend(self, values: list[object]) -> None:
         target = self._top()
@@ -209,15 +252,15 @@ class StateMachine:
         version = self._number("<B")
         if version > 5:
             raise self.error(f"protocol {version}, where 2 is usual and 5 the newest")
+        self._version = max(version, 2)
 
     def _new(self) -> None:
         raise self._unknown(b"\x81")
 
     def _build(self) -> None:
-        self._pop()  # attributes, such as a state dict's _metadata: they carry no weights
-        target = self._pop()
-        if not isinstance(target, dict | TensorSpec):
-            raise self.error(f"attributes for {describe(target)}", Code.BIN_UNSAFE)
+        fields, target = self._pop(), self._pop()  # a state dict's _metadata, say: they carry no weights
+        if not isinstance(target, Ordered) or not isinstance(fields, dict):
+            raise self.error(f"attributes for {describe(target)}", self.unsafe)
         self._push(target)
 
     # --------------------------------------------------------------------------------------- names, storages,
@@ -257,53 +300,79 @@ class StateMachine:
 
     def _persistent(self) -> None:
         match self._pop():
-            case ("storage", Global() as kind, str() as key, str(), int() as count, *rest):
-                base = 0
-                match rest:
-                    case [(str(), int() as begin, int())]:
-                        base = begin
-                    case [] | [None]:
-                        pass
-                    case _:
-                        raise self.error("a storage with an unknown view")
-                if kind.name not in STORAGES and kind.name != "UntypedStorage":
-                    raise self.error(f"a storage of {kind.module}.{kind.name}")
-                self._push(StorageRef(key, STORAGES.get(kind.name), count, base))
+            case ("storage", Global("torch" | "torch.storage", name), str() as key, str(), count, *rest) if (
+                type(count) is int and (name in STORAGES or name == "UntypedStorage") and rest == self._view
+            ):
+                self._push(self._storage(StorageRef(key, STORAGES.get(name), count)))
             case other:
                 raise self.error(f"{describe(other)} where a storage is expected")
+
+    def _storage(self, found: StorageRef) -> StorageRef:
+        """The storage, the same each time that its key occurs: torch takes the first and looks at no other."""
+        first = self._storages.setdefault(found.key, found)
+        if first != found and (first.count or found.count):
+            raise self.error(f"the storage {quote(found.key)} twice, with other elements or another number of them")
+        return found
 
     def _reduce(self) -> None:
         args, function = self._pop(), self._pop()
         if not isinstance(function, Global) or not isinstance(args, tuple):
             raise self.error(f"a call of {describe(function)}", self.unsafe)
-        if function.name == "OrderedDict" and not args:
-            self._push({})
-        elif function.name == "Size" and len(args) == 1 and isinstance(args[0], tuple | list):
-            self._push(tuple(args[0]))
-        elif function.name == "_rebuild_parameter" and args and isinstance(args[0], TensorSpec):
-            self._push(args[0])
-        elif function.name in REBUILD:
-            self._push(self._tensor(args))
-        else:
-            raise self.error(f"a call of {function.module}.{function.name} with unknown arguments")
+        match function.name, args:
+            case "OrderedDict", ():
+                self._push(Ordered())
+            case "Size", (tuple() | list() as sizes,) if is_whole(tuple(sizes)):
+                self._push(tuple(sizes))
+            case "_rebuild_parameter", (TensorSpec() as spec, bool() as grad, dict() as hooks) if not hooks:
+                self._require_grad(spec.dtype, grad)
+                self._push(spec)
+            case (("_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3"), _):
+                self._tensors.append(spec := self._tensor(function.name, args))
+                self._push(spec)
+            case _:
+                raise self.error(f"a call of {function.module}.{function.name} with unknown arguments")
 
-    def _tensor(self, args: tuple[object, ...]) -> TensorSpec:
+    def _tensor(self, function: str, args: tuple[object, ...]) -> TensorSpec:
         """The arguments of ``_rebuild_tensor`` (4), ``_v2`` (6 or 7) and ``_v3`` (7 or 8, with a dtype)."""
-        match args:
-            case (StorageRef() as storage, int() as offset, tuple() as size, tuple() as stride, *rest):
-                dtype = next(
-                    (DTYPES[x.name] for x in rest if isinstance(x, Global) and x.name in DTYPES),
-                    storage.dtype,
-                )
-                last = rest[-1] if len(rest) > 2 else None
-                lazy = ""
-                if isinstance(last, dict):
-                    lazy = " and ".join(word for key, word in LAZY.items() if last.get(key))
-                if dtype is None or not is_whole(size) or not is_whole(stride) or len(size) != len(stride):
-                    raise self.error("a tensor without a proper dtype, size or stride")
-                return TensorSpec(storage, dtype, offset, size, stride, lazy)
+        more: list[object] = []
+        match function.removeprefix("_rebuild_tensor"), args:
+            case "", (StorageRef() as storage, offset, tuple() as size, tuple() as stride):
+                dtype, grad = storage.dtype, False
+            case "_v2", (
+                StorageRef() as storage, offset, tuple() as size, tuple() as stride, bool() as grad,
+                dict() as hooks, *more
+            ) if not hooks and len(more) < 2:  # fmt: skip
+                dtype = storage.dtype
+            case "_v3", (
+                StorageRef(dtype=None) as storage, offset, tuple() as size, tuple() as stride, bool() as grad,
+                dict() as hooks, Global("torch", name), *more
+            ) if not hooks and len(more) < 2:  # fmt: skip
+                dtype = DTYPES.get(name)
             case _:
                 raise self.error("a tensor whose description is incomplete")
+        whole = is_whole(size) and is_whole(stride) and len(size) == len(stride)
+        if dtype is None or not whole or type(offset) is not int:
+            raise self.error("a tensor without a proper dtype, size or stride")
+        self._require_grad(dtype, grad)
+        return TensorSpec(storage, dtype, offset, size, stride, self._lazy(more[0] if more else None))
+
+    def _require_grad(self, dtype: torch.dtype, grad: bool) -> None:
+        if grad and not (dtype.is_floating_point or dtype.is_complex):
+            raise self.error(f"a tensor of {str(dtype).removeprefix('torch.')} with a gradient")
+
+    def _lazy(self, metadata: object) -> str:
+        """How the elements are to be read, as the last argument of a tensor says it."""
+        if metadata is None:
+            return ""
+        if not isinstance(metadata, dict) or any(
+            key not in LAZY or type(metadata[key]) is not bool for key in metadata
+        ):
+            raise self.error("a tensor with metadata that torch does not write")
+        return " and ".join(word for key, word in LAZY.items() if metadata.get(key))
+
+
+class Ordered(dict[object, object]):
+    """An ordered dictionary, which may have attributes."""
 
 
 def _signed(raw: bytes) -> int:
@@ -315,7 +384,7 @@ Action = Callable[[StateMachine], None]
 ACTIONS: dict[bytes, Action] = {
     b"\x80": StateMachine._protocol,
     b"\x95": lambda m: m._skip(8),  # FRAME
-    b"(": lambda m: m._push(MARK),
+    b"(": lambda m: m._mark(),
     b"}": lambda m: m._push({}),
     b"]": lambda m: m._push([]),
     b")": lambda m: m._push(()),
@@ -326,17 +395,14 @@ ACTIONS: dict[bytes, Action] = {
     b"M": lambda m: m._push(m._number("<H")),
     b"J": lambda m: m._push(m._number("<i")),
     b"\x8a": lambda m: m._push(_signed(m._bytes("<B"))),  # LONG1
-    b"\x8b": lambda m: m._push(_signed(m._bytes("<i"))),  # LONG4
     b"G": lambda m: m._push(struct.unpack(">d", m._read(8))[0]),
     b"X": lambda m: m._push(m._text(m._bytes("<I"))),
     b"\x8c": lambda m: m._push(m._text(m._bytes("<B"))),
     b"\x8d": lambda m: m._push(m._text(m._bytes("<Q"))),
     b"U": lambda m: m._push(m._text(m._bytes("<B"))),  # a string of Python 2
-    b"T": lambda m: m._push(m._text(m._bytes("<i"))),
     b"C": lambda m: m._push(m._bytes("<B")),
     b"B": lambda m: m._push(m._bytes("<I")),
     b"t": lambda m: m._push(tuple(m._pop_to_mark())),
-    b"l": lambda m: m._push(m._pop_to_mark()),
     b"\x85": lambda m: m._tuple_of(1),
     b"\x86": lambda m: m._tuple_of(2),
     b"\x87": lambda m: m._tuple_of(3),
@@ -356,3 +422,9 @@ ACTIONS: dict[bytes, Action] = {
     b"R": lambda m: m._reduce(),
     b"\x81": lambda m: m._new(),
 }
+
+LATER = dict.fromkeys((b"C", b"B"), 3) | dict.fromkeys((b"\x8c", b"\x8d", b"\x93", b"\x94", b"\x95"), 4)
+"""Opcodes of later protocols, which torch knows where the pickle says that it is of one."""
+
+FREE = frozenset({b"h", b"j", b"s", b"u", b"a", b"e", b"b", b"\x80", b"\x95"})
+"""Opcodes that make no value."""

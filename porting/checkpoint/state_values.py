@@ -56,15 +56,11 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class StorageRef:
-    """A storage, by its key in the archive.  ``dtype`` is None when it is untyped: then ``count`` is bytes.
-
-    ``base`` is the element that a view of another storage begins at (the oldest format only).
-    """
+    """A storage, by its key in the archive.  ``dtype`` is None when it is untyped: then ``count`` is bytes."""
 
     key: str
     dtype: torch.dtype | None
     count: int
-    base: int = 0
 
 
 @dataclass(frozen=True, slots=True)

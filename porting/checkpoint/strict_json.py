@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias
 
+from porting.limits import charge, reading
+
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -13,19 +15,27 @@ class JsonError(ValueError):
     """A text is not the JSON it should be; the message says where and why, in a phrase."""
 
 
-def parse(raw: bytes, *, allow_nan: bool = False) -> Json:
+VALUES = (b",", b":", b"{", b"[")
+"""With each of these begins a value, a key or a container; inside of texts they are counted as well."""
+
+
+def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) -> Json:
     """The value of a JSON text in UTF-8.
 
     Args:
         raw: the text.
+        where: its file, for messages.
         allow_nan: take ``NaN`` and ``Infinity``, which Python writes and no standard knows.
 
     Raises:
         JsonError: it is no JSON, or an object has a key twice.
+        LimitError: it holds more than a command may read.
 
-    >>> parse(b'{"a": [1, 2]}')
+    >>> parse(b'{"a": [1, 2]}', where="a text")
     {'a': [1, 2]}
     """
+    charge("metadata", len(raw), where=where)
+    charge("objects", sum(map(raw.count, VALUES)), where=where)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise JsonError("it starts with a byte-order mark")
     try:
@@ -34,7 +44,8 @@ def parse(raw: bytes, *, allow_nan: bool = False) -> Json:
         raise JsonError(f"not UTF-8 at byte {error.start}") from error
     constants: Callable[[str], float] = float if allow_nan else _refuse_constant
     try:
-        value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=constants)
+        with reading():
+            value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=constants)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON at character {error.pos}: {error.msg}") from error
     except RecursionError as error:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 
 from porting.checkpoint.errors import FaultList
 from porting.errors import Code
+
+MOST_MARKS = 30
+"""Combining marks in a row, as Unicode's stream-safe format has it: sorting them takes the square of their number."""
 
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of controls, formatting, lone surrogates, and line and paragraph separators."""
@@ -29,11 +33,21 @@ def check_names(names: Iterable[str], faults: FaultList) -> None:
             message = f"its name has {len(name)} characters, at most {LONGEST} are taken"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
             continue
-        unseen = next((c for c in name if unicodedata.category(c) in UNSEEN), None)
+        characters = set(name)
+        unseen = next((c for c in sorted(characters) if unicodedata.category(c) in UNSEEN), None)
         if unseen is not None:
             message = f"its name holds the control character U+{ord(unseen):04X}"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+        if _has_many_marks(name, characters):
+            message = f"its name has more than {MOST_MARKS} combining marks in a row"
+            faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+            continue
         twin = seen.setdefault(unicodedata.normalize("NFC", name), name)
         if twin != name:
             message = f"its name differs only by Unicode normalisation from {twin!a}"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+
+
+def _has_many_marks(name: str, characters: set[str]) -> bool:
+    marks = "".join(c for c in characters if unicodedata.combining(c))
+    return bool(marks) and re.search(f"[{re.escape(marks)}]{{{MOST_MARKS + 1}}}", name) is not None

@@ -13,7 +13,9 @@ from typer.core import TyperCommand
 
 from porting.cli import attend, carry, compare, keep, look, mutation, propose, prove, stream, words
 from porting.cli.screen import TYPED
+from porting.cli.unexpected import UNEXPECTED, unexpected
 from porting.errors import nearest
+from porting.printable import safe
 
 app = typer.Typer(
     name="porting",
@@ -84,7 +86,7 @@ def describe(
 
     A checkpoint is a directory, a weight file or a model on the hub; without one, commands take the small one that is
     embedded here. Models on the hub go through huggingface_hub: its cache, its token, HF_HUB_OFFLINE=1. Exit codes:
-    0 done, or faithful; 1 a difference was found; 2 it cannot be done as asked.
+    0 done, or faithful; 1 a difference was found; 2 it cannot be done as asked; 3 a fault of the program itself.
 
     \b
     Begin with:
@@ -108,6 +110,9 @@ def main() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
     try:
         app(prog_name="porting")
+    except Exception as error:  # noqa: BLE001  # whatever nobody foresaw: a line, and the rest in a file
+        sys.stderr.write(f"error: {safe(str(unexpected(error)))}\n")
+        sys.exit(UNEXPECTED)
     finally:
         _let_go(sys.stdout)
 

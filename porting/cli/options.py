@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.embedded import embedded_checkpoint
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, PortingError, nearest
 from porting.frames import users_line
 
 if TYPE_CHECKING:  # torch takes a second to import, which `porting --help` need not wait for
@@ -137,13 +134,16 @@ def dtype_of(dtype: DType | None) -> torch.dtype | None:
 def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module] | None:
     """What ``module:name`` or ``file.py:name`` names.  The user typed it, so it is trusted and imported.
 
-    Modules of the current folder can be imported, also those that a table names that the user trusts.
+    Modules of the current folder can be imported, also those that a table names that the user trusts; but for these the
+    folder is not searched, so that nothing in it takes the place of what is installed.
 
     Raises:
         TargetError: there is no such file or module, importing it fails, or it has nothing callable of that name.
     """
-    if (text is not None or trust) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it, and a console script has not
+    if text is not None or trust:
+        from porting.users_code import search
+
+        search(Path())
     if text is None:
         return None
     from porting.target import TargetError, import_path
@@ -161,20 +161,15 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
         raise TargetError(
             Fault(code=Code.BAD_TARGET, where=place, message="no such file", hint=near or "check the path")
         )
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # so that the file finds its neighbours
-    module = f"{path.stem}" if path.stem.isidentifier() and path.stem not in sys.modules else "into_module"
-    spec = importlib.util.spec_from_file_location(module, path)
-    if spec is None or spec.loader is None:
-        raise TargetError(Fault(code=Code.BAD_TARGET, where=place, message="it cannot be imported"))
-    sys.modules[module] = loaded = importlib.util.module_from_spec(spec)
+    from porting.users_code import import_file
+
     try:
-        spec.loader.exec_module(loaded)
+        module = import_file(path)
+    except PortingError:
+        raise
     except Exception as error:  # importing a file runs it, and it may raise anything
-        del sys.modules[module]
         message = f"importing it failed: {type(error).__name__}: {error}"
         raise TargetError(
             Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"at {users_line(error)}")
         ) from error
-    return import_path(f"{module}:{name}", trust=True)
+    return import_path(f"{module.__name__}:{name}", trust=True)

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from porting.cli.advice import after
 from porting.errors import Fault, PortingError, typed
+from porting.limits import LimitError, spending
 from porting.printable import safe
 
 DIFFERENT = 1
@@ -86,6 +87,11 @@ class Screen(AbstractContextManager["Screen"]):
     def __enter__(self) -> Screen:
         self._borrowed.enter_context(redirect_stdout(sys.stderr))
         self._borrowed.enter_context(typed())
+        try:
+            self._borrowed.enter_context(spending())
+        except LimitError as error:
+            self._borrowed.close()
+            self._refuse([str(fault) for fault in error.faults], error.faults)
         self._borrowed.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = self._show_warning

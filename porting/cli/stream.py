@@ -98,7 +98,7 @@ def convert(
 
     The directory appears in one step when all of it is on the disk. If the process dies before, the same command goes
     on where it stopped. A record of digests is written beside the weights: porting verify-files reads it. Under
-    torchrun (torchrun --nproc-per-node 4 -m porting convert ...) the processes share the tensors.
+    torchrun (torchrun --nproc-per-node 4 --no-python porting convert ...) the processes share the tensors.
 
     \b
     Examples:

@@ -7,6 +7,7 @@ and the same command goes on from there.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -144,9 +145,21 @@ def joined() -> Iterator[Team]:
         return
     import torch.distributed as dist  # noqa: PLC0415 - as above
 
+    def ended(number: int, frame: object) -> None:
+        message = "this process was told to end, as torchrun does when another one has ended"
+        hint = "the message of the other one says why; the same command goes on from here"
+        raise TeamError(Fault(code=Code.RANK_LOST, where=f"rank {os.environ['RANK']}", message=message, hint=hint))
+
     dist.init_process_group("gloo")
+    before = signal.signal(signal.SIGTERM, ended)
     try:
         yield current_team()
+    except BaseException:
+        # Its reason is about to be said.  torchrun kills what does not end by itself half a minute later.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
+    else:
+        signal.signal(signal.SIGTERM, before)
     finally:
         dist.destroy_process_group()
 

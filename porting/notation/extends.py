@@ -13,11 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from porting.errors import Code, Fault, nearest
+from porting.limits import charge
 from porting.notation.faults import TableError
 from porting.notation.sections import PLAIN, RULES, Body, Entry, Sections, read_file, split
 
 SHIPPED = Path(__file__).resolve().parent.parent / "mappings"
 """Where the tables that ship with the library are."""
+
+DEEPEST = 16
+"""Tables that extend one another."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -43,6 +47,7 @@ def gather(source: Path | str, *, where: str = "", above: tuple[Path, ...] = ())
         sections.faults += _idle(sections, Sections(where=""))
         return replace(sections, entries=_said(sections), rules=_rules(sections))
     chain = (*above, path) if path else above
+    charge("objects", 32 * sum(map(len, sections.entries.values())) * (1 + len(above)), where=sections.where)
     try:
         parent = gather(_find(sections.extends, path, chain), above=chain)
     except TableError as error:
@@ -69,6 +74,8 @@ def _find(extends: Entry, path: Path | None, chain: tuple[Path, ...]) -> Path:
     def refused(message: str, hint: str = "") -> TableError:
         return TableError(Fault(code=Code.BAD_EXTENDS, where=extends.value_at(), message=message, hint=hint))
 
+    if len(chain) > DEEPEST:
+        raise refused(f"more than {DEEPEST} tables extend each other", "copy what is needed into one table")
     name = extends.value
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise refused(f"extends = {name!r}, expected the name of a table: letters, digits, - and _")

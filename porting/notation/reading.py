@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from reprlib import repr as short
 from typing import ParamSpec, TypeVar
@@ -265,7 +265,7 @@ class Reader:
 
     def _expression(self, entry: Entry) -> Expression | None:
         value = entry.value
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
             value = repr(value)
         if not isinstance(value, str):
             self._wrong(entry, 'a finite number, or an expression over the config such as "hidden_size // 64"')

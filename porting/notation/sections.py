@@ -11,9 +11,16 @@ from reprlib import repr as short
 
 from porting import opening
 from porting.errors import CheckpointError, Code, Fault, nearest
+from porting.limits import reading
 from porting.notation.faults import TableError
 from porting.notation.position import Path as KeyPath
 from porting.notation.position import Places, locate
+
+DEEPEST = 64
+"""Parts of a name: each prefix of a key is looked up, so that time and memory grow with their square."""
+
+# As many of them; what stands in quotes is one part.
+_CHAIN = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
 
 LARGEST = 4 * 1024 * 1024
 """Bytes of a table's file."""
@@ -131,12 +138,23 @@ def split(text: str, file: str) -> Sections:
     Raises:
         TableError: it is no TOML, or has too many rules.
     """
+    chain = _CHAIN.search(text)
+    if chain is not None:
+        where = f"{file}:{text.count(chr(10), 0, chain.start()) + 1}:1"
+        message = f"a name of more than {DEEPEST} parts with dots between them"
+        raise TableError(Fault(code=Code.NOT_TOML, where=where, message=message))
     try:
-        content = tomllib.loads(text)
-        places = locate(text)
+        with reading() as budget:
+            budget.charge("metadata", len(text), file)
+            budget.charge("objects", 8 * sum(map(text.count, ("=", ",", "[", "{", "\n"))), file)
+            content = tomllib.loads(text)
+            places = locate(text)
     except tomllib.TOMLDecodeError as error:
         message, line, column = _explained(str(error), text)
         raise TableError(Fault(code=Code.NOT_TOML, where=f"{file}:{line}:{column}", message=message)) from error
+    except ValueError as error:
+        message = "a number of thousands of digits, or a date that does not exist"
+        raise TableError(Fault(code=Code.NOT_TOML, where=f"{file}:1:1", message=message)) from error
     except RecursionError as error:
         raise TableError(Fault(code=Code.NOT_TOML, where=f"{file}:1:1", message="nested too deeply")) from error
     sections = Sections(where=file, texts=[text])

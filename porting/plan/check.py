@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from porting.errors import Code, Fault, alike, option, told
+from porting.limits import separately
 from porting.notation.faults import NotationError
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
@@ -70,20 +71,21 @@ def check(
     places = slots(target) if isinstance(target, nn.Module) else target
     known, faults = sizes(table, source.config)
     faults = [*refused(table, source.config), *faults]
-    alignment = align(
-        table.rules,
-        {name: tuple(info.shape) for name, info in source.tensors.items()},
-        {name: slot.shape for name, slot in places.items()},
-        sizes=known,
-        fields=source.config,
-        prefix=table.prefix,
-        target_prefix=table.target_prefix,
-    )
-    near = Nearest()
-    unsaved = dict(unsaved_tensors(target)) if alignment.unplaced and isinstance(target, nn.Module) else {}
-    left_out, lost = leave_out(table, alignment, source.tensors, source.config, near, unsaved)
-    tied, unshared = resolve_ties(table, alignment, places)
-    new, computed, missing = renew(table, alignment, places, tied, source.config, near, allowed=fresh)
+    with separately():  # a search makes thousands of plans
+        alignment = align(
+            table.rules,
+            {name: tuple(info.shape) for name, info in source.tensors.items()},
+            {name: slot.shape for name, slot in places.items()},
+            sizes=known,
+            fields=source.config,
+            prefix=table.prefix,
+            target_prefix=table.target_prefix,
+        )
+        near = Nearest()
+        unsaved = dict(unsaved_tensors(target)) if alignment.unplaced and isinstance(target, nn.Module) else {}
+        left_out, lost = leave_out(table, alignment, source.tensors, source.config, near, unsaved)
+        tied, unshared = resolve_ties(table, alignment, places)
+        new, computed, missing = renew(table, alignment, places, tied, source.config, near, allowed=fresh)
     faults += [*alignment.faults, *alignment.gaps, *lost, *unshared, *missing]
     faults += _idle(alignment, near)
     faults += _dtypes(alignment, source.tensors, places, dtype)

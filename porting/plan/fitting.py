@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from porting.errors import Code, Fault
+from porting.limits import combinations
 from porting.notation.axes import Axis, Index, Mismatch, Piece, leaves, pieces, row_indices, size_of, solve_all
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
@@ -172,7 +172,7 @@ def _moves(rule: Rule, parts: list[list[Piece]], sizes: Mapping[str, int], count
         ours = parts[len(rule.sources) + pair.target][pair.target_piece]
         fixed = [index for index in counts if index in source.name.indices or index in target.name.indices]
         box = {index: sizes[index] for index in ours.strides if index not in fixed}
-        for values in product(*(range(counts[index]) for index in fixed)):
+        for values in combinations([range(counts[index]) for index in fixed], where=rule.where):
             at = dict(zip(fixed, values, strict=True))
             copy = make_copy("", "", box, (_offset(theirs, at), theirs.strides), (_offset(ours, at), ours.strides))
             source_key = tuple(at[index] for index in source.name.indices if index in at)

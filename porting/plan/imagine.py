@@ -7,9 +7,9 @@ rule's targets give its sources' names, in their first spelling, and their shape
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import product
 
 from porting.errors import Code, Fault, option
+from porting.limits import combinations
 from porting.notation.axes import Axis, Index, Mismatch, Row, leaves, size_of, solve_all
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
@@ -105,7 +105,7 @@ def _sources(
         if len(extents) < len(needed):
             raise PlanError(_unknown(rule, term, next(axis for axis in needed if size_of(axis, known) is None), known))
         shape = tuple(extents[: len(extents) - len(inner)])
-        for values in product(*(range(known[index.name]) for index in inner)):
+        for values in combinations([range(known[index.name]) for index in inner], where=rule.where):
             bindings = {index.name: value for index, value in zip(inner, values, strict=True)}
             yield term.key.spell({**outer, **bindings}), shape
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
 
 from porting.errors import Code, Fault, option
+from porting.limits import combinations
 from porting.notation.name import Bindings
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Drop, Table
@@ -91,7 +91,7 @@ def _said(terms: Iterable[tuple[Rule, Sequence[Term], Bindings]]) -> dict[str, s
     for rule, sides, bindings in terms:
         for term in sides:
             free = [index for index in term.key.indices if index not in bindings]
-            for values in product(*(range(rule.enumerations.get(index, 1)) for index in free)):
+            for values in combinations([range(rule.enumerations.get(index, 1)) for index in free], where=rule.where):
                 found[term.key.spell({**bindings, **dict(zip(free, values, strict=True))})] = rule.where
     return found
 

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from porting.checkpoint import CheckpointError, HubError, inspect_checkpoint, open_checkpoint
 from tests.checkpoint.hostile import index
 from tests.checkpoint.test_bin_file import saved
-from tests.hub_server import Hub, environment
+from tests.hub_server import Answer, Hub, environment
 
 WEIGHTS = {f"layer.{i}.weight": torch.arange(40_000.0).view(200, 200) + i for i in range(4)}
 MODEL = {
@@ -102,7 +102,7 @@ def test_revision_that_moves_between_two_files(hub: Hub, monkeypatch: pytest.Mon
     moved: list[str] = []
     trouble = hub.trouble
 
-    def move(method: str, path: str) -> int | str | None:
+    def move(method: str, path: str) -> int | str | Answer | None:
         if "index.json" in path and not moved:
             changed = {name: tensor + 1 for name, tensor in WEIGHTS.items() if name[6] in "23"}
             moved.append(hub.add("org/name", {**SHARDED, "m-1.safetensors": save(changed)}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from porting.cli.options import builder, given
-from porting.target import TargetError
+from porting.target import TargetError, import_path
 from tests.cli.conftest import Run
 from tests.cli.modules import OWN_MODEL, OWN_TABLE
 
@@ -69,8 +69,11 @@ def test_a_file_called_like_a_module_that_is_loaded_is_still_the_file() -> None:
 
 
 def test_a_table_that_is_trusted_may_name_a_module_of_the_current_folder() -> None:
+    write("named_by_a_table.py")
+    before = list(sys.path)
     assert builder(None, trust=True) is None
-    assert sys.path[0] == str(Path.cwd())
+    assert import_path("named_by_a_table:build", trust=True).__module__ == "named_by_a_table"
+    assert sys.path == before
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,47 @@ def test_a_full_disk_is_one_line(folder: Path) -> None:
     assert run.returncode == 2
 
 
+BUG = """
+import sys
+from porting.cli import look, main
+
+def inspect(*words, **options):
+    raise {error}
+
+look.inspect.__globals__["Screen"] = inspect
+sys.argv = ["porting", "inspect", "c"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("ZeroDivisionError('one\\n\\x1b[2Jtwo')", "ZeroDivisionError: one"),
+        ("RecursionError('deep')", "RecursionError: deep"),
+        ("AssertionError", "AssertionError"),
+        ("ValueError('a' * 10000)", "ValueError: aaaa"),
+        ("KeyError('\\u202e')", "KeyError: "),
+    ],
+)
+def test_what_nobody_foresaw_is_one_line_and_a_report(folder: Path, tmp_path: Path, error: str, said: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", BUG.replace("{error}", error)]
+    run = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+    assert run.returncode == 3
+    assert run.stdout == ""
+    (line,) = run.stderr.splitlines()
+    assert line.isprintable()
+    assert len(line) < 500
+    (report,) = tmp_path.glob("porting-report-*.txt")
+    assert line.startswith(f"error: {said}")
+    assert line.endswith(f"(nobody foresaw this: please send {report} to the maintainers) [unexpected]")
+    content = report.read_text(encoding="utf-8")
+    assert "Traceback" in content
+    assert "porting 0" in content
+    assert report.stat().st_mode & 0o077 == 0
+
+
 COMMANDS = {
     "inspect": ["inspect", "c"],
     "tables": ["tables"],

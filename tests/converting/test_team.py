@@ -114,6 +114,8 @@ def test_under_torchrun_a_killed_process_ends_all_and_the_same_command_goes_on(w
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=110)
     assert done.returncode != 0
     assert "Signal 9 (SIGKILL)" in done.stderr
+    assert done.stderr.count("error: rank 0: ") == 1, "the survivor says why it ended"
+    assert "next: porting explain rank-lost" in done.stderr
     assert os.listdir(tmp_path) == [".out.porting-convert"]
     again = convert(work / "source", tmp_path / "out", parse_table(TABLE), shard_size=40_000, derive=True)
     assert again.resumed > 0

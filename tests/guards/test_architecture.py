@@ -17,11 +17,12 @@ from tests.guards.tree import ROOT, imports, modules, parse
 ROOMS = {
     "porting.causes": ("porting.frames",),
     "porting.errors": ("porting.printable",),
+    "porting.limits": ("porting.errors",),
     "porting.opening": ("porting.errors", "porting.printable"),
     "porting.models": (),
     "porting.mappings": (),
-    "porting.notation": ("porting.errors", "porting.opening"),
-    "porting.checkpoint": ("porting.errors", "porting.opening", "porting.printable"),
+    "porting.notation": ("porting.errors", "porting.limits", "porting.opening"),
+    "porting.checkpoint": ("porting.errors", "porting.limits", "porting.opening", "porting.printable"),
     "porting.pages": ("porting.errors", "porting.printable"),
     "porting.printable": (),
     "porting.reporting": (
@@ -35,9 +36,10 @@ ROOMS = {
         "porting.tracing",
         "porting.trials.scope",
     ),
-    "porting.target": ("porting.errors",),
+    "porting.target": ("porting.errors", "porting.users_code"),
+    "porting.users_code": ("porting.errors",),
     "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan"),
-    "porting.plan": ("porting.errors", "porting.notation", "porting.pages", "porting.target"),
+    "porting.plan": ("porting.errors", "porting.limits", "porting.notation", "porting.pages", "porting.target"),
 }
 
 # So does a suggestion: no stage imports a later one.

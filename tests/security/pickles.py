@@ -98,14 +98,14 @@ OPCODES = [
     ("a dictionary in itself", b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s.", "the key 'a' holds a dictionary"),
     (
         "a billion laughs",
-        b"\x80\x02(lq\x00" + b"".join(b"(" + b"h%c" % n * 10 + b"lq%c" % (n + 1) for n in range(30)) + b".",
+        b"\x80\x02]q\x00" + b"".join(b"](" + b"h%c" % n * 10 + b"eq%c" % (n + 1) for n in range(30)) + b".",
         "it holds a list",
     ),
     ("tuples doubled a hundred times", b"\x80\x02)" + b"q\x00h\x00\x86" * 100 + b".", "it holds a tuple"),
     (
         "a whole number of a megabyte",
         b"\x80\x02}X\x01\x00\x00\x00a\x8b\x00\x00\x10\x00" + b"\x7f" * (1 << 20) + b"s.",
-        "the key 'a' holds a whole number",
+        "the opcode 0x8b",
     ),
 ]
 

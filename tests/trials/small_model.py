@@ -118,7 +118,8 @@ def _drawn(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str
 
 def _remembered(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
     """Gives the last answer again where the token ids are the same, whatever the mask."""
-    ids, last = given["input_ids"], getattr(port, "last", None)
+    ids = given["input_ids"]
+    last: tuple[Tensor, dict[str, Tensor]] | None = getattr(port, "last", None)
     if last is not None and torch.equal(last[0], ids) and last[1]["logits"].dtype == out["logits"].dtype:
         return last[1]
     port.last = ids.clone(), out

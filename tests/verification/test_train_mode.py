@@ -35,12 +35,14 @@ class Reference(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         query, key, value = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
-        weights = self.second((query @ key.transpose(-1, -2) / 2).softmax(-1))
-        return (weights @ value).transpose(1, 2).flatten(2)
+        weights: Tensor = self.second((query @ key.transpose(-1, -2) / 2).softmax(-1))
+        context: Tensor = weights @ value
+        return context.transpose(1, 2).flatten(2)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.first(self.tokens(input_ids))
-        return x + self.third(self.out(self.attend(x)))
+        x: Tensor = self.first(self.tokens(input_ids))
+        out: Tensor = self.third(self.out(self.attend(x)))
+        return x + out
 
 
 class Fused(Reference):

@@ -1,0 +1,243 @@
+"""What a hub may answer: each response is judged before the client uses it, its body is counted, and time is limited.
+
+huggingface_hub makes file names of headers: it joins ``ETag`` and ``X-Repo-Commit`` to folders of its cache, so that a
+hub, or a mirror, that answers ``ETag: "/home/me/.bashrc"`` writes that file.  docs/security.md has what its authors
+should be told.  Here a hook of its HTTP client looks at every response to a request that is made through
+:func:`guarded`; the program's other requests are left as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextvars import ContextVar, copy_context
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.utils import _http
+
+from porting.checkpoint.errors import HubError, quote
+from porting.checkpoint.hub_errors import HTTP_ERROR
+from porting.errors import Code, Fault
+from porting.limits import RATE, limits, raised
+
+Value = TypeVar("Value")
+
+ETAG = re.compile(r'(?:W/)?"?([A-Za-z0-9_-]{1,128})"?')
+"""What the client may make a file name of: it takes off the ``W/`` and the quotes."""
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+LARGEST_ANSWER = 1 << 22
+"""Bytes of an answer that is kept in memory: the list of a model's files, of which it holds 40,000."""
+
+DEFAULT_ENDPOINT = constants.HUGGINGFACE_CO_URL_HOME.rstrip("/")
+"""The one place from which files may come by another way than HTTP (Xet), which nothing here could count."""
+
+SyncByteStream: Any = sys.modules[HTTP_ERROR.__module__.partition(".")[0]].SyncByteStream  # httpx's, or its successor's
+
+
+class Guard:
+    """What the responses to one call of the client have to be.
+
+    Args:
+        where: the model and its file, for messages.
+        commit: the commit that was asked for; None while it is not known.
+        most: bytes of a body, where the server has not announced a length in reply to ``HEAD``.
+        folder: where the bodies go; None when they stay in memory.
+    """
+
+    def __init__(
+        self, where: str, *, commit: str | None = None, most: int = LARGEST_ANSWER, folder: Path | None = None
+    ) -> None:
+        self.where = where
+        self.received = 0
+        self._commit = commit
+        self._most = most
+        self._folder = folder
+        self._unseen = 0  # bytes that come by a way that is not counted
+        self._waiting = limits().waiting
+        self._begun = time.monotonic()
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        allowed = self._waiting + (self.received + self._unseen) / RATE
+        return allowed - (time.monotonic() - self._begun)
+
+    def check(self, response: Any) -> None:  # Any: httpx's response, or its successor's
+        """Judge a response by its headers, and count its body.
+
+        Raises:
+            HubError: no hub answers so.
+        """
+        headers = response.headers
+        if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+            raise self._refused(f"Content-Encoding: {quote(headers['content-encoding'])}, and none was asked for")
+        if response.request.method == "HEAD":
+            self._check_file(headers)
+        response.stream = _Counted(response.stream, self._count(self._most))
+
+    def _check_file(self, headers: Any) -> None:
+        for name in ("ETag", "X-Linked-ETag"):
+            etag = headers.get(name)
+            if etag is not None and not ETAG.fullmatch(etag):
+                raise self._refused(f"{name}: {quote(etag)}, expected up to 128 letters, digits, '_' and '-'")
+        commit = headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT)
+        if commit is not None and commit != self._commit:
+            raise self._refused(f"X-Repo-Commit: {quote(commit)}, and {self._commit} was asked for")
+        announced = headers.get(constants.HUGGINGFACE_HEADER_X_LINKED_SIZE) or headers.get("content-length", "")
+        if not re.fullmatch(r"[0-9]{1,18}", announced or "0"):
+            raise self._refused(f"a length of {quote(announced)}")
+        announced = announced or "0"
+        self._most = max(self._most, int(announced))
+        free = shutil.disk_usage(self._folder).free if self._folder is not None else self._most
+        if int(announced) > free:
+            raise HubError(
+                Fault(
+                    code=Code.HUB_CACHE,
+                    where=self.where,
+                    message=f"it is said to have {announced} bytes, and the disk of the cache has {free} left",
+                    hint="make room, or set HF_HOME to a place with room",
+                )
+            )
+        if constants.HUGGINGFACE_HEADER_X_XET_HASH in headers:
+            if constants.ENDPOINT != DEFAULT_ENDPOINT:
+                del headers[constants.HUGGINGFACE_HEADER_X_XET_HASH]  # the client then fetches the file by HTTP
+            elif not SHA256.fullmatch(headers[constants.HUGGINGFACE_HEADER_X_XET_HASH]):
+                raise self._refused(f"X-Xet-Hash: {quote(headers[constants.HUGGINGFACE_HEADER_X_XET_HASH])}")
+            else:
+                self._unseen = int(announced)
+
+    def _count(self, most: int) -> Callable[[bytes], None]:
+        left = most
+
+        def count(piece: bytes) -> None:
+            nonlocal left
+            left -= len(piece)
+            self.received += len(piece)
+            if left < 0:
+                raise self._refused(f"more than {most} bytes, which is more than was announced or can be meant")
+
+        return count
+
+    def check_digest(self, path: Path) -> None:
+        """See that a file that just came has the SHA-256 that its name in the cache says, if that is one.
+
+        Raises:
+            HubError: it has another; the file is gone then.
+        """
+        blob = Path(os.path.realpath(path))
+        if (not self.received and not self._unseen) or not SHA256.fullmatch(blob.name):
+            return
+        with blob.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != blob.name:
+            path.unlink(missing_ok=True)
+            blob.unlink(missing_ok=True)
+            raise self._refused(f"bytes whose SHA-256 is {digest}, and announced {blob.name}")
+
+    def expired(self) -> HubError:
+        """The error for a server that gave nothing, or too slowly."""
+        message = f"{self.received} bytes came in {time.monotonic() - self._begun:.0f} seconds, and then it was left"
+        hint = f"try again; for a line slower than {RATE} bytes a second: {raised('waiting', 100 * self._waiting)}"
+        return HubError(Fault(code=Code.HUB_UNREACHABLE, where=self.where, message=message, hint=hint))
+
+    def _refused(self, found: str) -> HubError:
+        hint = "nothing was kept of it; check HF_ENDPOINT, and whether you trust what answers there"
+        message = f"{constants.ENDPOINT} answered with {found}"
+        return HubError(Fault(code=Code.HUB_ANSWER, where=self.where, message=message, hint=hint))
+
+
+class _Counted(SyncByteStream):  # type: ignore[misc]  # its base is one of two classes
+    """The body of a response, counted while it is read."""
+
+    def __init__(self, stream: Any, count: Callable[[bytes], None]) -> None:
+        self._stream = stream
+        self._count = count
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            self._count(piece)
+            yield piece
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+_GUARD: ContextVar[Guard | None] = ContextVar("guard", default=None)
+_INSTALLING = Lock()
+
+
+def guarded(work: Callable[[], Value], guard: Guard) -> Value:
+    """Call the client; give up on it when the time is over, whatever it waits for.
+
+    Raises:
+        HubError: a response was refused, or the time is over.
+        Exception: what ``work`` raises.
+    """
+    _install()
+    done: Future[Value] = Future()
+
+    def run() -> None:
+        _GUARD.set(guard)
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+            done.set_exception(error)
+
+    # A daemon, so that a program can end while a server holds one of its connections.
+    Thread(target=copy_context().run, args=(run,), daemon=True).start()
+    while True:
+        try:
+            return done.result(timeout=max(guard.left(), 0.01))
+        except TimeoutError:
+            if done.done():
+                raise
+            if guard.left() <= 0:
+                # Ends the requests that are still on their way, and may wait for one of them to end.
+                Thread(target=huggingface_hub.close_session, daemon=True).start()
+                raise guard.expired() from None
+
+
+def _install() -> None:
+    """See that the clients which huggingface_hub makes from now on have the hooks."""
+    with _INSTALLING:
+        factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+        if not isinstance(factory, _Factory):
+            huggingface_hub.set_client_factory(_Factory(factory))
+
+
+class _Factory:
+    """Makes the client that another factory makes, with the hooks."""
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        self._factory = factory
+
+    def __call__(self) -> Any:
+        client = self._factory()
+        hooks = client.event_hooks
+        client.event_hooks = {
+            "request": [*hooks.get("request", []), _ask],
+            "response": [_judge, *hooks.get("response", [])],
+        }
+        return client
+
+
+def _ask(request: Any) -> None:
+    if _GUARD.get() is not None:
+        request.headers["accept-encoding"] = "identity"  # so that the bytes that are counted are those that are kept
+
+
+def _judge(response: Any) -> None:
+    guard = _GUARD.get()
+    if guard is not None:
+        guard.check(response)

@@ -1,0 +1,138 @@
+"""Whether a stranger's ``tokenizer.json`` may be run in this process.
+
+A few bytes of it can make gigabytes of a word: texts that replace shorter ones, one behind the other, a template of a
+million parts.  The parts that ordinary tokenizers are made of are known, and cannot.  A file with any other part is
+tried out first, in a process with a limit of memory and time, with the text that is to be taken apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+
+from porting.checkpoint.strict_json import Json
+from porting.errors import Code, Fault
+from porting.limits import LimitError, Limits, limits, raised
+
+HARMLESS = frozenset(
+    {
+        "Lowercase",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Strip",
+        "StripAccents",
+        "ByteLevel",
+        "Digits",
+        "Metaspace",
+        "Punctuation",
+        "UnicodeScripts",
+        "Whitespace",
+        "WhitespaceSplit",
+        "Sequence",
+    }
+)
+"""Parts that make no more of a text than a few times its length."""
+
+CONVENTIONS = re.compile(r"[A-Z][a-z]+(?:Normalizer|PreTokenizer|Processing)")
+"""The parts that are named after a model, and templates: they do what one model does, or list what they put in."""
+
+MOST_PARTS = 32
+"""Parts of a template or of a sequence."""
+
+ROOM = 768 << 20
+"""Bytes of memory for the process that tries a tokenizer out, beside four times the file's."""
+
+PANIC = 4
+"""Exit code of the trial: something in the library went wrong that is no ordinary exception."""
+
+TRIAL = """
+import resource, sys
+seconds, memory = int(sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+from tokenizers import Tokenizer
+resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+try:
+    tokenizer = Tokenizer.from_file(sys.argv[3])
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode(*sys.argv[4:]) if sys.argv[4:] else None
+except MemoryError:
+    sys.exit(5)
+except Exception:
+    pass
+except BaseException:
+    sys.exit(4)
+"""
+"""What raises here raises in this library's own process too, where it becomes a line."""
+
+
+def is_known(content: Json) -> bool:
+    """Whether a tokenizer consists of parts that make little of little."""
+    if not isinstance(content, dict):
+        return True  # it is none, and refused as soon as it is read
+    steps = [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor")]
+    return all(_is_harmless(part) for step in steps for part in _parts(step))
+
+
+def _parts(step: Json) -> Iterator[Json]:
+    """A part, and the parts that it is a sequence of."""
+    waiting = [step]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if isinstance(part, Mapping):
+            for value in part.values():
+                waiting += (
+                    [one for one in value if isinstance(one, dict) and "type" in one] if isinstance(value, list) else []
+                )
+
+
+def _is_harmless(part: Json) -> bool:
+    if not isinstance(part, Mapping):
+        return part is None
+    kind = part.get("type")
+    if not isinstance(kind, str) or not (kind in HARMLESS or CONVENTIONS.fullmatch(kind)):
+        return False
+    return all(len(value) <= MOST_PARTS for value in part.values() if isinstance(value, list | str))
+
+
+def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
+    """Try a tokenizer out in a process of its own: reading it, and taking these texts apart.
+
+    Raises:
+        LimitError: it takes more memory or time than is allowed, or makes the library fail.
+    """
+    seconds = limits().seconds
+    room = (ROOM + 4 * len(raw)) * max(seconds // Limits.seconds, 1)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(raw)
+        file.flush()
+        words = [str(seconds), str(room), file.name, *texts]
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+        command = [sys.executable, "-I", "-c", TRIAL, *words]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603  # our own program
+    if done.returncode == PANIC:
+        message = "tried out in a process of its own, it made the tokenizers library fail"
+        hint = "take the file from where the checkpoint came from"
+        raise LimitError(Fault(code=Code.TOKENIZER_INVALID, where=where, message=message, hint=hint))
+    if done.returncode:
+        message = f"tried out in a process of its own, it took more than {seconds} s, or {room} bytes of memory"
+        hint = f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * seconds)}"
+        raise LimitError(Fault(code=Code.LIMIT, where=where, message=message, hint=hint))
+
+
+def parsed(raw: bytes) -> Json:
+    """The content of a tokenizer's file, as far as it decides which parts there are."""
+    try:
+        value: Json = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None  # the tokenizers library says what is wrong with it
+    return value

@@ -1,0 +1,183 @@
+"""The user's own modules: found in their folder, by them alone, and never in place of what is installed.
+
+Whoever works inside a stranger's repository has the stranger's files in the current folder.  If that folder were on
+``sys.path``, a planted ``transformers.py`` or ``numpy.py`` would run when this library, or a package that it uses,
+imports the real one; and one called ``flash_attn.py`` would even if the folder came last, since packages look for what
+they can do without.  So the folder is searched for two kinds of imports only: the one that the user named, and those
+that stand in files which were found that way.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from porting.errors import Code, Fault, PortingError, option
+
+
+class NameClashError(PortingError):
+    """A module of the user's has the name of an installed one."""
+
+
+class UsersFinder(MetaPathFinder):
+    """Finds modules in the folders of the user, for the user's own files."""
+
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+        self.named = ""
+        self._files: set[str] = set()
+        self._packages: tuple[str, ...] = ()
+
+    def note(self, spec: ModuleSpec) -> None:
+        """From now on the module's files may import what lies in the folders."""
+        if spec.origin is not None:
+            self._files.add(spec.origin)
+        self._packages += tuple(f"{place}{os.sep}" for place in spec.submodule_search_locations or ())
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module, if the user's own code asks for it."""
+        if path is not None or (fullname != self.named and not self._is_users(_importing_file())):
+            return None  # what is inside a package is found through the package
+        spec = PathFinder.find_spec(fullname, [str(folder) for folder in self.folders])
+        if spec is not None:
+            self.note(spec)
+        return spec
+
+    def _is_users(self, file: str) -> bool:
+        return file in self._files or file.startswith(self._packages)
+
+
+FINDER = UsersFinder()
+_MACHINERY = (str(Path(importlib.__file__).parent), "<frozen importlib", __file__)
+
+
+def _importing_file() -> str:
+    """The file in which the import stands that is being carried out."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_MACHINERY):
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+def search(folder: Path) -> None:
+    """Let the user's modules be found in a folder; of several folders the last one comes first."""
+    folder = folder.resolve()
+    FINDER.folders = [folder, *(one for one in FINDER.folders if one != folder)]
+    if FINDER not in sys.meta_path:
+        sys.meta_path.append(FINDER)
+
+
+def import_users(where: str) -> ModuleType:
+    """Import a module that the user named: an installed one, or one in a folder of theirs.
+
+    Raises:
+        NameClashError: it is both.
+        Exception: whatever importing it raises.
+    """
+    top, _, rest = where.partition(".")
+    for folder in FINDER.folders:
+        found = _in_folder(folder, where)
+        if found is None:
+            continue
+        other = _elsewhere(top, folder)
+        if other:
+            spelled = found if found.suffix == ".py" else found / "FILE.py"
+            raise _clash(where, found, other, f"for yours write {option('into')} {spelled}:NAME")
+        if not rest:
+            _check_neighbours(found, folder)
+        before, FINDER.named = FINDER.named, top
+        try:
+            return importlib.import_module(where)
+        finally:
+            FINDER.named = before
+    return importlib.import_module(where)
+
+
+def import_file(path: Path) -> ModuleType:
+    """Run a file of the user's as a module; it takes the place of no other.
+
+    Raises:
+        NameClashError: a module that it imports is in its folder and installed.
+        ImportError: it is no file that Python can run.
+        Exception: whatever running it raises.
+    """
+    path = path.resolve()
+    search(path.parent)
+    _check_neighbours(path, path.parent)
+    name = path.stem
+    if not name.isidentifier() or name in sys.modules or _elsewhere(name, path.parent):
+        name = "into_module"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    FINDER.note(spec)
+    sys.modules[name] = loaded = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return loaded
+
+
+def _in_folder(folder: Path, where: str) -> Path | None:
+    """The file or the folder of a module of this name."""
+    base = folder.joinpath(*where.split("."))
+    candidates = (base.with_name(f"{base.name}.py"), base / "__init__.py", base)
+    return next((one for one in candidates if one.exists()), None)
+
+
+def _elsewhere(top: str, folder: Path) -> str:
+    """Where a module of this name is that does not lie in the folder; empty when there is none."""
+    module = sys.modules.get(top)
+    try:
+        spec = getattr(module, "__spec__", None) or importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # a module that was made by hand has no specification
+        spec = None
+    if spec is None:
+        return str(getattr(module, "__file__", "") or "") if module is not None else ""
+    places = list(spec.submodule_search_locations or ()) or [spec.origin or "Python itself"]
+    own = {str(folder / top), str(folder / f"{top}.py")}
+    return "" if {os.path.realpath(place) for place in places} & own else places[0]
+
+
+def _check_neighbours(file: Path, folder: Path) -> None:
+    """See that what a file imports is not both beside it and installed: Python would take the one, we the other.
+
+    Raises:
+        NameClashError: it is.
+    """
+    for name in _imports(file):
+        found = _in_folder(folder, name)
+        if found is not None and (found.is_file() and found != file):
+            other = _elsewhere(name, folder)
+            if other:
+                raise _clash(name, found, other, f"{file.name} imports {name!r}: rename yours")
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """The modules, without what is inside of them, that a file imports from outside of its own package."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # importing it says what is wrong with it
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name.partition(".")[0] for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
+
+
+def _clash(name: str, found: Path, other: str, hint: str) -> NameClashError:
+    message = f"two modules have this name, {found} and {other}"
+    return NameClashError(Fault(code=Code.BAD_TARGET, where=name, message=message, hint=hint))

@@ -1,0 +1,341 @@
+"""A hub, or a mirror, that means harm: asked by the real client, on loopback."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import save
+
+from porting.checkpoint import CheckpointError, HubError, open_checkpoint
+from porting.limits import LimitError
+from tests.hub_server import Answer, Hub
+
+WEIGHTS = save({"a": torch.arange(4000.0)})
+MODEL = {"model.safetensors": WEIGHTS, "config.json": b'{"model_type": "bert"}'}
+DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
+
+
+def refused(tmp_path: Path, *messages: str, weights: bool = True) -> str:
+    """Opening the model is refused in a line, and nothing lies outside of the cache or goes by a name in it."""
+    with pytest.raises((HubError, CheckpointError)) as caught:
+        open_checkpoint("org/name", weights=weights)
+    text = str(caught.value)
+    for message in messages:
+        assert message in text
+    assert "\n" not in text
+    assert [path.name for path in tmp_path.iterdir() if path.name != "hf"] == []
+    kept = [path for path in tmp_path.rglob("snapshots/*/*") if path.is_file()]
+    assert all(path.read_bytes() == MODEL[path.name] for path in kept), "no other bytes go by a name of the model"
+    return text
+
+
+def sending(headers: dict[str, str], body: bytes = WEIGHTS, *, status: int = 200, length: int | None = None) -> Answer:
+    """Answers with these headers; with ``length`` the body is announced to have another."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(body) if length is None else length))
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(body)
+
+    return answer
+
+
+def endless(piece: bytes, *, pause: float = 0, headers: dict[str, str] | None = None) -> Answer:
+    """A body without length and without end, in chunks."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        for name, value in (headers or {}).items():
+            handler.send_header(name, value)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        if handler.command == "HEAD":
+            return
+        for _ in range(100_000):
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            handler.wfile.flush()
+            time.sleep(pause)
+
+    return answer
+
+
+# ------------------------------------------------------------------------------------------- headers that become names
+
+NAMES = [
+    "/{out}/planted",
+    "../../../../planted",
+    "a/b",
+    "..",
+    ".",
+    "",
+    'W/"../planted"',
+    '"W//{out}/planted"',
+    "a" * 129,
+    "caf\xe9",
+    "a b",
+    "a\\b",
+    "a%2fb",
+    "nul:",
+]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("ETag", value) for value in NAMES] + [("X-Linked-ETag", value) for value in NAMES if value],
+)
+def test_a_name_that_the_hub_gives_leads_nowhere(hub: Hub, tmp_path: Path, header: str, value: str) -> None:
+    commit = hub.add("org/name", MODEL)
+    value = value.replace("{out}", str(tmp_path).removeprefix("/"))
+    headers = {"X-Repo-Commit": commit, "ETag": '"right"', header: value}
+    hub.fail("/model.safetensors", sending(headers))
+    refused(tmp_path, "model.safetensors", f"answered with {header}: ", "[hub-answer]")
+    assert not [path for path in tmp_path.rglob("*planted*") if path.name != "planted.lock"]
+
+
+@pytest.mark.parametrize("value", ["/{out}", "../../../../planted", "..", "", "f" * 40, "main"])
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_commit_that_the_hub_gives_leads_nowhere(hub: Hub, tmp_path: Path, value: str, status: int) -> None:
+    """The client notes that a file does not exist, in a folder that is named after the commit."""
+    hub.add("org/name", MODEL)
+    value = value.replace("{out}", str(tmp_path / "planted"))
+    headers = {"X-Repo-Commit": value, "ETag": '"right"', "X-Error-Code": "EntryNotFound"}
+    hub.fail("/config.json", sending(headers, status=status))
+    refused(tmp_path, "config.json", "answered with X-Repo-Commit: ", "[hub-answer]")
+
+
+def test_names_that_hubs_give_are_taken(hub: Hub) -> None:
+    commit = hub.add("org/name", MODEL)
+    for etag in ('"abc"', 'W/"abc-1_2"', "abc", f'"{DIGEST}"', "a" * 128):
+        hub.troubles.clear()
+        hub.fail("/model.safetensors", sending({"X-Repo-Commit": commit, "ETag": etag}))
+        for path in Path(os.environ["HF_HOME"]).rglob("model.safetensors"):
+            path.unlink()
+        assert open_checkpoint("org/name").read("a")[5] == 5
+
+
+# ------------------------------------------------------------------------------------------------------------- bodies
+
+
+def test_bytes_that_are_not_those_of_the_digest_are_not_kept(hub: Hub, tmp_path: Path) -> None:
+    """The hub announces a digest and redirects to another host, which gives other bytes of the same length."""
+    hub.add("org/name", MODEL)
+    other = WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ 1])
+    hub.fail("/store/", sending({}, other))
+    refused(tmp_path, "model.safetensors", f"announced {DIGEST}", "[hub-answer]")
+    assert not list(tmp_path.rglob(f"blobs/{DIGEST}"))
+    hub.troubles.clear()
+    assert open_checkpoint("org/name").read("a")[5] == 5
+
+
+@pytest.mark.parametrize("size", ["-1", "1e9", "٣", "9" * 30, "9" * 5000])
+def test_a_length_that_is_none(hub: Hub, tmp_path: Path, size: str) -> None:
+    commit = hub.add("org/name", MODEL)
+    headers = {"X-Repo-Commit": commit, "ETag": '"right"', "X-Linked-Size": size.encode().decode("latin-1")}
+    hub.fail("/model.safetensors", sending(headers))
+    refused(tmp_path, "answered with a length of ")
+
+
+def test_a_length_beyond_the_disk(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add("org/name", MODEL)
+    hub.fail("/model.safetensors", sending({"X-Repo-Commit": commit, "ETag": '"r"', "X-Linked-Size": "9" * 17}))
+    refused(tmp_path, "is said to have 99999999999999999 bytes", "make room")
+
+
+def test_a_body_that_goes_on_behind_its_length(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("porting.checkpoint.hub.MAX_INDEX", 1 << 20)
+    hub.add("org/name", MODEL)
+    hub.fail("/store/", endless(bytes(1 << 16)))
+    refused(tmp_path, "answered with more than 1048576 bytes", "[hub-answer]")
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 1 << 16
+
+
+def test_an_answer_without_end(hub: Hub, tmp_path: Path) -> None:
+    hub.add("org/name", MODEL)
+    hub.fail("/api/models", endless(b'{"a": "' + b"a" * (1 << 20)))
+    refused(tmp_path, "answered with more than 4194304 bytes", "[hub-answer]")
+
+
+def test_a_list_of_a_million_files(hub: Hub, tmp_path: Path) -> None:
+    """The client makes objects of it for most of a minute."""
+    commit = hub.add("org/name", MODEL)
+    files = [{"rfilename": f"f{number}"} for number in range(1_000_000)]
+    body = json.dumps({"id": "org/name", "sha": commit, "siblings": files}).encode()
+    hub.fail("/api/models", sending({"Content-Type": "application/json"}, body))
+    refused(tmp_path, "answered with more than 4194304 bytes", "[hub-answer]")
+
+
+@pytest.mark.parametrize("match", ["/api/models", "/model.safetensors", "/store/"])
+def test_a_body_that_is_packed(hub: Hub, tmp_path: Path, match: str) -> None:
+    """A megabyte of gzip is a gigabyte of zeros."""
+    commit = hub.add("org/name", MODEL)
+    packed = gzip.compress(bytes(1 << 20))
+    hub.fail(match, sending({"X-Repo-Commit": commit, "ETag": '"r"', "Content-Encoding": "gzip"}, packed))
+    refused(tmp_path, "answered with Content-Encoding: 'gzip'", "[hub-answer]")
+
+
+def test_the_body_of_a_redirect_without_end(hub: Hub, tmp_path: Path) -> None:
+    hub.add("org/name", MODEL)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", "/elsewhere")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for _ in range(200):
+            handler.wfile.write(b"%x\r\n%s\r\n" % (1 << 20, bytes(1 << 20)))
+
+    hub.fail("/store/", answer)
+    refused(tmp_path, "answered with more than ", weights=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+
+
+def drip(handler: BaseHTTPRequestHandler, pieces: Callable[[int], bytes]) -> None:
+    for number in range(600):
+        handler.wfile.write(pieces(number))
+        handler.wfile.flush()
+        time.sleep(0.1)
+
+
+def slow_headers(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    drip(handler, lambda number: b"X-%d: a\r\n" % number)
+
+
+def silence(handler: BaseHTTPRequestHandler) -> None:
+    time.sleep(60)
+
+
+def later(handler: BaseHTTPRequestHandler) -> None:
+    sending({"Retry-After": "1000000000"}, b"{}", status=429)(handler)
+
+
+@pytest.mark.parametrize(("match", "weights"), [("/api/models", True), ("/store/", True), ("/config.json", False)])
+@pytest.mark.parametrize("kind", [endless(b" ", pause=0.1), slow_headers, silence], ids=["body", "headers", "silence"])
+def test_a_server_that_gives_next_to_nothing_is_left(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Answer, match: str, weights: bool
+) -> None:
+    monkeypatch.setenv("PORTING_LIMITS", "waiting=1")
+    hub.add("org/name", MODEL)
+    hub.fail(match, kind)
+    refused(tmp_path, "and then it was left", "PORTING_LIMITS=waiting=100", weights=weights)
+
+
+def test_a_server_that_asks_to_come_back_in_30_years_is_left(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("PORTING_LIMITS", "waiting=1")
+    hub.add("org/name", MODEL)
+    hub.fail("/store/", later)
+    with pytest.raises(HubError, match=r"and then it was left|too many requests|cannot be reached"):
+        open_checkpoint("org/name", cache_dir=tmp_path / "hf")
+
+
+def test_a_server_that_is_slow_and_goes_on_is_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 kB in twenty pieces take two seconds, with one second allowed and another for each 10 kB that came."""
+    monkeypatch.setenv("PORTING_LIMITS", "waiting=1")
+    hub.add("org/name", MODEL)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(WEIGHTS)))
+        handler.end_headers()
+        step = len(WEIGHTS) // 20 + 1
+        for start in range(0, len(WEIGHTS), step):
+            handler.wfile.write(WEIGHTS[start : start + step])
+            time.sleep(0.1)
+
+    hub.fail("/store/", answer)
+    assert open_checkpoint("org/name").read("a")[5] == 5
+
+
+def test_a_limit_that_is_none_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTING_LIMITS", "wating=1")
+    with pytest.raises(LimitError, match=r"PORTING_LIMITS: 'wating=1' is no limit, expected one of made, members"):
+        open_checkpoint("org/name")
+
+
+# --------------------------------------------------------------------------------------------------------- other sides
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000,
+        b'{"sha": 3}',
+        b'{"sha": "' + b"a" * 40 + b'", "siblings": 5}',
+        b'{"sha": "' + b"a" * 40 + b'", "siblings": [{"rfilename": ["x"]}]}',
+        b'{"lastModified": {}}',
+        b'{"cardData": [1]}',
+        b"9" * 5000,
+        b"\xff",
+    ],
+)
+def test_an_answer_of_another_kind(hub: Hub, tmp_path: Path, body: bytes) -> None:
+    hub.fail("/api/models", sending({"Content-Type": "application/json"}, body))
+    refused(tmp_path)
+
+
+def test_a_mirrors_way_past_http_is_not_taken(hub: Hub) -> None:
+    """With these headers the client asks another server, by a protocol that nothing here can count."""
+    commit = hub.add("org/name", MODEL)
+    headers = {
+        "X-Repo-Commit": commit,
+        "ETag": f'"{DIGEST}"',
+        "X-Xet-Hash": "../../planted",
+        "X-Xet-Refresh-Route": f"{hub.url}/refresh",
+    }
+    hub.fail("/model.safetensors", sending(headers))
+    assert open_checkpoint("org/name").read("a")[5] == 5
+    assert not hub.asked("/refresh")
+
+
+def test_other_requests_of_the_program_are_left_as_they_are(hub: Hub) -> None:
+    """A user's own factory of clients is kept, and what they ask for by themselves is not judged."""
+    from huggingface_hub import get_session
+
+    hub.add("org/name", MODEL)
+    open_checkpoint("org/name")
+    hub.fail("/mine", sending({"ETag": "/etc/passwd", "X-Repo-Commit": "x"}, json.dumps(1).encode()))
+    assert get_session().get(f"{hub.url}/mine").json() == 1
+    assert get_session().head(f"{hub.url}/mine").headers["etag"] == "/etc/passwd"
+
+
+def test_a_factory_of_the_users_is_kept(hub: Hub) -> None:
+    from huggingface_hub.utils import _http
+
+    seen: list[str] = []
+
+    def factory() -> object:
+        client = _http.default_client_factory()
+        client.event_hooks["request"].append(lambda request: seen.append(str(request.url)))
+        return client
+
+    before = _http._GLOBAL_CLIENT_FACTORY
+    try:
+        huggingface_hub.set_client_factory(factory)  # type: ignore[arg-type]  # a client, as the function says
+        commit = hub.add("org/name", MODEL)
+        open_checkpoint("org/name")
+        assert any(commit in one for one in seen)
+        huggingface_hub.set_client_factory(factory)  # type: ignore[arg-type]  # set again, behind our back
+        hub.fail("/config.json", sending({"X-Repo-Commit": commit, "ETag": "/etc/passwd"}))
+        with pytest.raises(HubError, match="answered with ETag"):
+            open_checkpoint("org/name", cache_dir=Path(os.environ["HF_HOME"]) / "other")
+    finally:
+        huggingface_hub.set_client_factory(before)
