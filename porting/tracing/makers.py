@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -92,7 +93,10 @@ def _written(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             yield value
 
 
-def _geometry(tensor: Tensor) -> Geometry:
+def _geometry(tensor: Tensor) -> Geometry | None:
+    """Offset, shape and strides; None for a nested or sparse tensor, which has no such."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return None
     return int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
 
 

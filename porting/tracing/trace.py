@@ -163,7 +163,7 @@ class _Recorder(TorchFunctionMode):
 
     def _show(self, path: str, output: str, call: int, value: Tensor) -> Tensor | None:
         point = numbered(f"{path}{ARROW}{output}" if output else path, call)
-        if point in self._seen or is_functorch_wrapped_tensor(value):  # a second softmax in one call; within a vmap
+        if point in self._seen or not _is_plain(value):  # a second softmax in one call
             return None
         self._seen.add(point)
         begun = time.perf_counter()
@@ -190,7 +190,7 @@ class _Recorder(TorchFunctionMode):
                 return func(*args, **kwargs)
         if func in _SOFTMAX and self._attending:
             return self._softmax(*args, _like=func, **kwargs)
-        if func is SDPA and self._attending:
+        if func is SDPA and self._attending and all(_is_plain(one) for one in args if isinstance(one, Tensor)):
             return self._fused(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -274,6 +274,11 @@ def _seen_softmax(*args: Any, **kwargs: Any) -> Any:  # torch's own signature
 
 
 _SOFTMAX.add(_seen_softmax)  # torch tells of softmax by the name that it has in its module now
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether it has one size along each axis: not so nested and sparse tensors, and those within a vmap."""
+    return not (is_functorch_wrapped_tensor(value) or value.is_nested or value.layout is not torch.strided)
 
 
 def _seen_attention(*args: Any, **kwargs: Any) -> Any:  # torch's own signature

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import porting
@@ -176,3 +177,41 @@ def test_each_two_values_of_two_properties_meet_in_a_batch() -> None:
 
 def test_the_numbers_of_a_config_are_lengths_to_try() -> None:
     assert integers({"window": 8, "flag": True, "rate": 0.5, "inner": {"chunk": 64}, "sizes": [3, 1]}) == [8, 64, 3]
+
+
+class Nested(Encoder):
+    """Rows of their own lengths in a nested tensor, without padding."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        length = input_ids.shape[1]
+        if length > CONFIG["max_position_embeddings"]:
+            raise ValueError(f"a row of {length} tokens is longer than 20")
+        places = torch.arange(length)[None] if position_ids is None else position_ids
+        kinds = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        x = self.tokens(input_ids) + self.segments(kinds) + self.positions(places)
+        kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        rows = [one[seen != 0] if bool(seen.any()) else one for one, seen in zip(x, kept, strict=True)]
+        projected = self.qkv(torch.nested.as_nested_tensor(rows))
+        mixed = torch.zeros_like(x)
+        for number, (row, one) in enumerate(zip(rows, projected.unbind(), strict=True)):
+            query, key, value = one.chunk(3, -1)
+            out = self.norm(row + (query @ key.T / 12**0.5).softmax(-1) @ value)
+            places_of = kept[number] != 0 if bool(kept[number].any()) else torch.ones(length, dtype=torch.bool)
+            mixed = mixed.index_put((torch.tensor(number), places_of.nonzero()[:, 0]), out)
+        return {"logits": self.head(F.gelu(mixed)), "pooled": mixed[:, 0].tanh()}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_modules_that_compute_on_nested_tensors_are_skipped_and_the_output_decides() -> None:
+    report = verified(Nested())
+    assert ". -> logits" not in report.skipped
+    assert any(one.partition(" #")[0] == "qkv" for one in report.skipped), str(report)
+    assert report.scope.returned is not None
+    assert "logits" in report.scope.returned.pairs
+    assert not report.scope.failed, str(report)
