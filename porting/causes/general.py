@@ -59,6 +59,15 @@ def named(tape: Tape, ref: Ref) -> str:
     return f"{part}the output of {plain(call.name)} in {spelled(call.module)}"
 
 
+def exchanged(tape: Tape, instead: Ref, ref: Ref) -> str:
+    """What is read, and what the reference reads there; a part that runs several times gives several of one name."""
+    ours, theirs = named(tape, instead), named(tape, ref)
+    if ours == theirs:
+        when = "an earlier" if instead.number < ref.number else "a later"
+        return f"{ours} in {when} call than the reference does"
+    return f"{ours}, where the reference has {theirs}"
+
+
 def plain(name: str) -> str:
     """A function's name without the underscores of an operator."""
     return name.strip("_")
@@ -89,10 +98,7 @@ class OtherTensor(Cause):
             if call.number in sums or call.name in CASTING:
                 continue
             for ref, instead in wires(anatomy, call):
-                detail = (
-                    f"{plain(call.name)} in {spelled(call.module)} reads {named(anatomy.tape, instead)}, "
-                    f"where the reference has {named(anatomy.tape, ref)}"
-                )
+                detail = f"{plain(call.name)} in {spelled(call.module)} reads {exchanged(anatomy.tape, instead, ref)}"
                 yield other(call, _reading({ref: instead}), detail)
 
 
@@ -133,9 +139,7 @@ class OtherInput(Cause):
                 if not len(inside) > 1:
                     continue
                 for _, instead in wires(anatomy, inside[0], ref):
-                    detail = (
-                        f"{spelled(module)} reads {named(tape, instead)}, where the reference has {named(tape, ref)}"
-                    )
+                    detail = f"{spelled(module)} reads {exchanged(tape, instead, ref)}"
                     rewrites: dict[int, Rewrite] = {one.number: _reading({ref: instead}) for one in inside}
                     yield Alteration(where=module, rewrites=rewrites, detail=detail)
 

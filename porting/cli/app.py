@@ -110,7 +110,7 @@ def main() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
     try:
         app(prog_name="porting")
-    except Exception as error:  # noqa: BLE001  # whatever nobody foresaw: a line, and the rest in a file
+    except Exception as error:  # noqa: BLE001  # a fault of ours: a line, and the rest in a file
         sys.stderr.write(f"error: {safe(str(unexpected(error)))}\n")
         sys.exit(UNEXPECTED)
     finally:

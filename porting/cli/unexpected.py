@@ -1,4 +1,4 @@
-"""The last net: what nobody foresaw ends in a line, and in a report for the maintainers."""
+"""Unexpected exceptions: each ends in a line, and in a report for the maintainers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def unexpected(error: BaseException) -> Fault:
     try:
         path = _report(error)
     except OSError as failed:
-        hint = f"nobody foresaw this, and no report could be written: {failed.strerror or failed}"
+        hint = f"this is a fault of porting, and no report could be written: {failed.strerror or failed}"
     else:
-        hint = f"nobody foresaw this: please send {path} to the maintainers"
+        hint = f"this is a fault of porting: please send {path} to the maintainers"
     return Fault(code=Code.UNEXPECTED, message=said, hint=hint)
 
 

@@ -8,8 +8,11 @@ from rich.text import Text
 
 from porting.causes.finding import Finding, Suspicion
 
-LEAST = 0.005
-"""What would explain less of a difference would explain 0 % of it."""
+LEAST = 0.1
+"""What would explain less of a difference is no lead."""
+
+WHOLE = 0.995
+"""What would explain more than this reproduces the probe."""
 
 
 def cause_lines(causes: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
@@ -52,9 +55,11 @@ def _unknown(group: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -
         said = f"{near.name} ({near.detail})" if near.detail else near.name
         shares = sorted({round(100 * _telling(one)[number].share) for one in group})
         span = f"{shares[0]}" if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
-        yield Text(f"  nearest: {said} would explain {span} % of it")
+        whole = all(_telling(one)[number].share > WHOLE for one in group)
+        more = ", and does not reproduce the other batches or the output" if whole else ""
+        yield Text(f"  nearest: {said} would explain {span} % of it{more}")
 
 
 def _telling(one: Finding) -> list[Suspicion]:
-    """The nearest entries without those that would explain nothing."""
+    """The nearest entries without those that would explain next to nothing."""
     return [near for near in one.nearest if near.share >= LEAST]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import combinations, product, zip_longest
 
 import torch
 from torch import Tensor
@@ -89,13 +89,14 @@ class Model:
     given: bool = False
 
 
-def battery(model: Model, *, seed: int, tokens: int) -> list[Trial]:
+def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[Trial]:
     """The trials for a model.
 
     Args:
         model: what is known of its inputs.
         seed: of what is drawn.
-        tokens: they hold no more than this many tokens in all; those that come last are left out.
+        tokens: they hold no more than this many tokens in all; where that is too little, each kind has some.
+        overhead: a batch counts for so many tokens more than it holds: what reading the weights costs.
     """
     ids = model.base.get(IDS)
     others = [name for name, one in model.base.items() if one.is_floating_point()]
@@ -105,13 +106,17 @@ def battery(model: Model, *, seed: int, tokens: int) -> list[Trial]:
         made = list(_Signals(model, seed).trials())
     else:
         made = list(_Rows(model, seed).trials())
-    kept, spent = [], 0
-    for one in made:
-        size = max((value.numel() for value in one.case.inputs.values() if not value.is_floating_point()), default=0)
+    kinds: dict[Kind, list[int]] = {}
+    for number, trial in enumerate(made):
+        kinds.setdefault(trial.kind, []).append(number)
+    kept, spent = set(), 0
+    for number in (one for round_ in zip_longest(*kinds.values()) for one in round_ if one is not None):
+        inputs = made[number].case.inputs.values()
+        size = max((value.numel() for value in inputs if not value.is_floating_point()), default=0) + overhead
         if spent + size <= tokens:
-            kept.append(one)
+            kept.add(number)
             spent += size
-    return kept
+    return [made[number] for number in sorted(kept)]
 
 
 @dataclass

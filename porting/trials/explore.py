@@ -27,6 +27,9 @@ PLACED = 3
 PASSES = 6
 """The trials take so many times the tokens of the batches that every probe sees."""
 
+OVERHEAD = 40
+"""In a large model, a pass costs as much as so many tokens more than it has: its weights are read."""
+
 STATES = 6
 """So many of the shortest batches are each run after each other one."""
 
@@ -89,7 +92,7 @@ class Explorer:
         spent = sum(_tokens(case.inputs) for case in cases)
         numbers = sum(one.numel() for one in module.parameters())
         budget = max(PASSES * spent, LEAST if numbers < SMALL else 0)
-        trials = battery(model, seed=self.seed, tokens=budget)
+        trials = battery(model, seed=self.seed, tokens=budget, overhead=0 if numbers < SMALL else OVERHEAD)
         table_only = replace(self, table=table)
         results = []
         for number, trial in enumerate(trials):

@@ -67,7 +67,7 @@ def explore(
     tolerance = _tolerance(comparison)
     if math.isinf(tolerance):
         return Explored(scope=Scope(returned=returned))
-    double = cast(theirs.module, torch.float64)
+    double = cast(theirs.module, torch.float64, like=port.module)
     roots = returned_only(table).compared
     wanted = theirs.points((term for rule in roots for term in rule.sources), table.prefix)
 

@@ -163,18 +163,27 @@ def _emptied(module: nn.Module, table: Table, checkpoint: Checkpoint, *, fresh: 
     return copied
 
 
-def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast(module: nn.Module, dtype: torch.dtype, like: nn.Module | None = None) -> nn.Module:
     """A copy on the CPU whose floating-point parameters and buffers are of ``dtype``.
 
     Parameters that are of it already are shared with the original; nothing that is run here writes to them.
+
+    Args:
+        module: what is copied.
+        dtype: of the copy.
+        like: a module of that dtype: the copy shares its parameters that hold the same numbers, to save memory.
 
     Raises:
         VerifyError: it cannot be copied.
     """
     memo: dict[int, object] = {}
+    known = {} if like is None else {_outline(one): one.detach() for one in like.parameters() if one.dtype == dtype}
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():
             value = tensor.detach().to("cpu", dtype)
+            if isinstance(tensor, nn.Parameter) and known:
+                equal = known.get(_outline(value))
+                value = equal if equal is not None and torch.equal(equal, value) else value
             same = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.clone()
             memo[id(tensor)] = same
     if dtype == torch.float64:  # which changes no number; a cache or a table in an attribute has no other way there
@@ -183,6 +192,15 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
                 value = one.detach().to("cpu", dtype)
                 memo[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
     return _copied(module, memo).eval()
+
+
+OUTLINE = 8
+"""So many of a tensor's first numbers are looked at before all of them are."""
+
+
+def _outline(tensor: Tensor) -> tuple[object, ...]:
+    """What two equal tensors have in common: the shape and the first numbers."""
+    return (*tensor.shape, *tensor.detach().flatten()[:OUTLINE].tolist())
 
 
 def exactly(subject: Subject, checkpoint: Checkpoint) -> nn.Module:

@@ -181,7 +181,7 @@ main()
         ("KeyError('\\u202e')", "KeyError: "),
     ],
 )
-def test_what_nobody_foresaw_is_one_line_and_a_report(folder: Path, tmp_path: Path, error: str, said: str) -> None:
+def test_an_unexpected_exception_is_one_line_and_a_report(folder: Path, tmp_path: Path, error: str, said: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", BUG.replace("{error}", error)]
     run = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
@@ -192,7 +192,7 @@ def test_what_nobody_foresaw_is_one_line_and_a_report(folder: Path, tmp_path: Pa
     assert len(line) < 500
     (report,) = tmp_path.glob("porting-report-*.txt")
     assert line.startswith(f"error: {said}")
-    assert line.endswith(f"(nobody foresaw this: please send {report} to the maintainers) [unexpected]")
+    assert line.endswith(f"(this is a fault of porting: please send {report} to the maintainers) [unexpected]")
     content = report.read_text(encoding="utf-8")
     assert "Traceback" in content
     assert "porting 0" in content

@@ -39,3 +39,9 @@ def test_others_are_blocks_of_their_own() -> None:
 
 def test_what_would_explain_nothing_is_not_listed() -> None:
     assert lines(unknown(0, 0.004, 0.0)) == ["cause: unknown, at layers.0.act"]
+
+
+def test_what_reproduces_the_probe_and_nothing_else_says_so() -> None:
+    assert lines(unknown(0, 1.0))[1] == (
+        "  nearest: exact GELU would explain 100 % of it, and does not reproduce the other batches or the output"
+    )
