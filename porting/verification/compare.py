@@ -51,6 +51,9 @@ END, ALONE = "end_to_end", "isolated"
 SHARE = 64
 """Tables that are rounded differently are apart by no less than this part of what one rounding of them comes to."""
 
+MOST_MISFITS = 3
+"""So many lines of [probes] that do not fit are named."""
+
 MOST_SPREADS = 8
 """Of so many guilty probes, the first ones, the report tells where their differences lie."""
 
@@ -92,6 +95,7 @@ class Comparison:
         self.sizes = sizes
         self.exact: list[Mapping[Point, Tensor]] = []
         self.warnings: list[str] = []
+        self._misfits: dict[str, str] = {}
         self.ran: set[str] = set()
         self.pairings: list[Pairing] = []
         self.anchors: list[Mapping[Point, Anchor]] = []
@@ -208,13 +212,15 @@ class Comparison:
     def _paired_in(self, case: int, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
         """As :meth:`paired`; what does not fit is reported with the shapes of the batch."""
         try:
-            return self.paired(exact, found)
+            pairing = self.paired(exact, found)
         except VerifyError as error:
             given = ", ".join(f"{name} {list(one.shape)}" for name, one in self._given[case].items())
             raise VerifyError(
                 replace(one, hint=one.hint or f"in the batch of {given}") if one.code is Code.SHAPE_MISMATCH else one
                 for one in error.faults
             ) from error
+        self._misfits = {**pairing.misfits, **self._misfits}
+        return pairing
 
     def paired(self, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
         """Which point of the port is compared with what, in a case that is none of those compared here."""
@@ -366,6 +372,13 @@ class Comparison:
     def skipped(self) -> tuple[Point, ...]:
         """Points without a counterpart that was reached."""
         return tuple(dict.fromkeys(point for pairing in self.pairings for point in pairing.skipped))
+
+    @property
+    def misfits(self) -> list[str]:
+        """Probes that were skipped since they do not fit, the first lines of the table with the shapes."""
+        found = [f"a probe was skipped: {where}: {said}" for where, said in self._misfits.items()]
+        more = [f"{len(found) - MOST_MISFITS} more lines of [probes] do not fit"] if len(found) > MOST_MISFITS else []
+        return [*found[:MOST_MISFITS], *more]
 
     def _warn(self, words: str) -> None:
         if words not in self.warnings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
@@ -111,10 +111,12 @@ class Pairing:
     Attributes:
         pairs: by the port's point, in the reference's order of execution.
         skipped: points without a counterpart that was reached.
+        misfits: lines of the table whose probes do not fit, and how.
     """
 
     pairs: Mapping[Point, Pair]
     skipped: tuple[Point, ...]
+    misfits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def compared(self) -> list[Point]:
@@ -138,6 +140,7 @@ def pair(
     pairs: dict[Point, Pair] = {}
     skipped: list[Point] = []
     faults: list[Fault] = []
+    misfits: dict[str, str] = {}
     first: Alignment | None = None
     roots = [rule for rule in table.probes if _of_root(rule)]
     groups = [table.probes, *((rule,) for rule in table.returned)]  # one of these may read what another reads
@@ -151,7 +154,9 @@ def pair(
         found = align(rules, theirs, ours, sizes=sizes, prefix=table.prefix, target_prefix=table.target_prefix)
         if found.faults and rules is table.probes and (roots or table.returned):  # what is returned decides
             inner = {rule.where for rule in table.probes if not _of_root(rule)}
-            if any(fault.where in inner for fault in found.faults):
+            unfit = {fault.where: fault.message for fault in found.faults if fault.where in inner}
+            if unfit:
+                misfits = {**unfit, **misfits}
                 found, others = _without_misfits(table, theirs, ours, sizes, inner)
                 skipped += [numbered(name, call) for name in others]
         first = first or found
@@ -169,7 +174,7 @@ def pair(
         raise VerifyError(_nothing(table, first, list(port)))
     rank = {point: number for number, point in enumerate(reference)}
     order = sorted(pairs, key=lambda point: max(rank[one] for one in pairs[point].sources))
-    return Pairing(pairs={point: pairs[point] for point in order}, skipped=tuple(skipped))
+    return Pairing(pairs={point: pairs[point] for point in order}, skipped=tuple(skipped), misfits=misfits)
 
 
 def _of_root(rule: Rule) -> bool:

@@ -271,7 +271,7 @@ def _verify(
         unseen=(*exact.failed, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
         environment=versions(),
-        warnings=(*warned(subject, random), *comparison.warnings, *exact.searched.failed),
+        warnings=(*warned(subject, random), *comparison.warnings, *comparison.misfits, *exact.searched.failed),
         idle=never_ran(subject.module, comparison.ran, seen),
         branches=exact.reach.branches,
         search=exact.searched.said,

@@ -272,16 +272,6 @@ def test_a_part_without_a_counterpart_stays_the_ports_own(checkpoint: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "[probes]\n",
-            '[probes]\n"bert.pooler" = "blocks.0"\n',
-            r"'pooler' \[8, 24\] -> 'blocks.0' \[24, 8, 24\]|'blocks.0'",
-        ),
-        (
-            '= "ln [s b e]"',
-            '= "ln [b s e]"',
-            r"'embeddings' \[8, 24, 24\] -> 'ln' \[24, 8, 24\].*'bert.embeddings \[b s e\] = ln",
-        ),
         ('"input_ids [b s]"', '"input_idz [b s]"', r"\[inputs\] takes 'input_idz', .* \(did you mean 'input_ids'\?\)"),
         (
             "-> padding",
@@ -294,6 +284,22 @@ def test_a_table_that_does_not_fit_says_where(checkpoint: Path, old: str, new: s
     assert old in FUSED_TABLE
     with pytest.raises(VerifyError, match=message):
         verify(checkpoint, mine(), parse_table(FUSED_TABLE.replace(old, new)), architecture="BertModel")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[probes]\n", '[probes]\n"bert.pooler" = "blocks.0"\n', "'pooler' [8, 24] -> 'blocks.0' [24, 8, 24]"),
+        ('= "ln [s b e]"', '= "ln [b s e]"', "'embeddings' [8, 24, 24] -> 'ln' [24, 8, 24]"),
+    ],
+)
+def test_an_inner_probe_that_does_not_fit_is_skipped_and_reported(
+    checkpoint: Path, old: str, new: str, message: str
+) -> None:
+    table = parse_table(FUSED_TABLE.replace(old, new))
+    report = verify(checkpoint, mine(), table, architecture="BertModel", trials=False)
+    assert report.faithful, str(report)
+    assert any(one.startswith("a probe was skipped: ") and message in one for one in report.warnings), report.warnings
 
 
 def test_without_probes_what_is_returned_is_compared(checkpoint: Path) -> None:
