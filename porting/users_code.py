@@ -53,6 +53,12 @@ class UsersFinder(MetaPathFinder):
             self.note(spec)
         return spec
 
+    def forget(self, name: str, folder: Path) -> None:
+        """Let a module be imported again that was found in another folder of the user's and is in this one, too."""
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if spec is not None and spec.origin in self._files and Path(spec.origin).parent not in (folder, folder / name):
+            del sys.modules[name]
+
     def _is_users(self, file: str) -> bool:
         return file in self._files or file.startswith(self._packages)
 
@@ -139,6 +145,7 @@ def _in_folder(folder: Path, where: str) -> Path | None:
 
 def _elsewhere(top: str, folder: Path) -> str:
     """Where a module of this name is that does not lie in the folder; empty when there is none."""
+    FINDER.forget(top, folder)
     module = sys.modules.get(top)
     try:
         spec = getattr(module, "__spec__", None) or importlib.util.find_spec(top)
