@@ -179,6 +179,7 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
         "porting.converting.timing": "a file without a name",
         "porting.checkpoint.atomic": "temporary siblings, by descriptors",
         "porting.checkpoint.hub": "a note in the cache of the hub's client",
+        "porting.checkpoint.hub_guard": "a file that was just downloaded",
         "porting.explanations": "a page of this package",
         "porting.mutating.orders": "orders in a temporary folder",
         "porting.mutating.process": "what a process printed, in a temporary folder",
@@ -187,6 +188,7 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
         "porting.sharding.places": "a temporary folder of this process",
         "porting.sharding.writing": "a temporary folder of this process",
         "porting.suggesting.subjects.twin": "a twin that was just written",
+        "porting.users_code": "a module that the user named, before it runs",
     }
     opening = {"open", "read_bytes", "read_text", "fromfile", "safe_open", "load_file"}
     found = set()

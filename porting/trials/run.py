@@ -123,8 +123,11 @@ def _extent(inputs: Mapping[str, Tensor]) -> tuple[int, int]:
 def to_place(results: Sequence[Result], trials: Sequence[Trial], most: int) -> list[Case]:
     """The batches of differing trials that are run again with all probes, to find where: small ones, of each kind."""
     differing = [(one, trial) for one, trial in zip(results, trials, strict=True) if one.status is Status.DIFFERS]
-    differing.sort(key=lambda pair: pair[0].rows * max(pair[0].length, 1))
+    differing.sort(
+        key=lambda pair: (pair[0].rows == 1, pair[0].rows * max(pair[0].length, 1))
+    )  # rows say more than one
     chosen: dict[Kind, Case] = {}
-    for one, trial in differing:
+    single = [pair for pair in differing if pair[0].kind is not Kind.COMBINED]
+    for one, trial in single or differing:  # a batch that varies one property says more
         chosen.setdefault(one.kind, trial.case)
     return list(chosen.values())[:most]

@@ -17,14 +17,15 @@ from porting.notation.table import Table
 from porting.plan.config import sizes
 from porting.reporting.call import spelled_call
 from porting.reporting.limits import never_ran
-from porting.reporting.outcome import Cost
+from porting.reporting.outcome import Cost, Probe
 from porting.reporting.report import Report
 from porting.tables import chosen_for
 from porting.tracing.environment import peak, undisturbed, versions
 from porting.tracing.faults import VerifyError
 from porting.tracing.running import Clock, Side
+from porting.tracing.trace import ROOT
 from porting.trials.returned import with_returned
-from porting.trials.scope import Impurity, ImpurityKind, Returned, Scope
+from porting.trials.scope import Impurity, ImpurityKind, Returned, Scope, Status
 from porting.verification.batches import (
     Batches,
     another,
@@ -266,7 +267,7 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        scope=_scope(exact.scope, comparison, dtypes, returned),
+        scope=_scope(exact.scope, comparison, probes, dtypes, returned),
         padded=comparison.padded,
         unseen=(*exact.failed, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
@@ -395,12 +396,26 @@ def _with_returned(
     return with_returned(table, theirs, ours, theirs.returned(0), random)
 
 
-def _scope(scope: Scope, comparison: Comparison, dtypes: Sequence[torch.dtype], returned: Returned) -> Scope:
-    """The scope with what the passes showed that were run for the probes."""
+def _scope(
+    scope: Scope, comparison: Comparison, probes: Sequence[Probe], dtypes: Sequence[torch.dtype], returned: Returned
+) -> Scope:
+    """The scope with what the passes showed that were run for the probes.
+
+    A trial whose difference rounding explains, by the bound of the returned value, is no difference: it shrinks with
+    the unit roundoff, as the working dtypes show.
+    """
+    rounded = max((probe.bound.end_to_end or 0.0 for probe in probes if probe.port.startswith(ROOT)), default=0.0)
+    results = tuple(
+        replace(one, status=Status.SAME)
+        if one.status is Status.DIFFERS and one.difference is not None and one.difference <= rounded
+        else one
+        for one in scope.results
+    )
     known = {one.detail for one in scope.impurities}
     wrote = [name for name in comparison.written.get("the port", ()) if name not in known]
     return replace(
         scope,
+        results=results,
         dtypes=("float64", *(str(dtype).removeprefix("torch.") for dtype in dtypes)),
         returned=returned,
         impurities=(*scope.impurities, *(Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name) for name in wrote)),

@@ -165,7 +165,9 @@ SAFETENSORS = [
     folder_row("safetensors", "a link to /dev/zero", "outside the checkpoint", linked("/dev/zero")),
     folder_row("safetensors", "a link that leads out", "outside the checkpoint", linked("/etc/passwd")),
     folder_row("safetensors", "a link that climbs out", "outside the checkpoint", linked("../../../etc/passwd")),
-    folder_row("safetensors", "a link to itself", "cannot be opened", self_link),
+    folder_row(
+        "safetensors", "a link to itself", "found a link where a file of weights or settings should be", self_link
+    ),
     folder_row("safetensors", "a link to nothing", "which does not exist", linked("gone")),
     folder_row(
         "safetensors",

@@ -195,7 +195,7 @@ PICKLES: list[Row] = [
     file_row(".bin", BIN, "an entry of another name inside", "is not where the table of contents says", renamed_inside),
     file_row(".bin", BIN, "two structures", "2 entries named data.pkl", two_structures),
     file_row(".bin", BIN, "two entries of one range", "is not where the table of contents says", one_range_twice),
-    file_row(".bin", BIN, "a wrong checksum over code", "a call of 'posix.system'", broken_checksum),
+    file_row(".bin", BIN, "a wrong checksum over code", "is not where the table of contents says", broken_checksum),
     file_row(".bin", BIN, "code behind a good pickle", "bytes behind its end", stacked),
     file_row(
         ".bin",

@@ -217,7 +217,7 @@ class DefaultOfItsOwn(Plain):
         return super().forward(ids, keep, torch.zeros_like(ids) if segments is None else segments)
 
 
-@into(SEEN, "the padding's token where the mask keeps it")
+@into(SEEN, "the padding token where the mask keeps it")
 class PaddingByItself(Plain):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         return super().forward(ids, keep & (ids != 0), segments)
