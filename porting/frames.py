@@ -6,6 +6,7 @@ import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 _HERE = str(Path(__file__).parent)
@@ -22,10 +23,27 @@ def current_line() -> str:
     return _innermost(traceback.extract_stack())
 
 
+def current_lines() -> tuple[str, ...]:
+    """``file:line`` of each frame of the user's own code that this library called, the innermost first."""
+    frames = traceback.extract_stack()
+    inside = dropwhile(lambda one: not one.filename.startswith(_HERE), frames)
+    own = [one for one in inside if _is_own(one)] or [one for one in frames if _is_own(one)][-1:]
+    return tuple(f"{one.filename}:{one.lineno}" for one in reversed(own))
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith((_HERE, *_INSTALLED)) and Path(frame.filename).is_file()
+
+
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
-    own = [one for one in frames if not one.filename.startswith((_HERE, *_INSTALLED)) and Path(one.filename).is_file()]
-    frame = (own or frames)[-1]
+    frame = ([one for one in frames if _is_own(one)] or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+def from_here(place: str) -> str:
+    """A file, or ``file:line``, as it is called from the current directory."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
 
 
 def is_users(error: BaseException) -> bool:

@@ -66,8 +66,12 @@ class PositionOffset(Cause):
         """Each embedding of positions, by the usual numbers."""
         for one in anatomy.embeddings:
             if one.role == "positions":
+                ids = anatomy.tape[one.ids]
                 for offset in OFFSETS:
-                    yield other(one.call, looked_up(one, anatomy.tape[one.ids] + offset), f"off by {offset:+d}")
+                    yield other(one.call, looked_up(one, ids + offset), f"off by {offset:+d}")
+                    for real in _real(anatomy, ids.shape[-1]) if ids.ndim == 2 else ():
+                        detail = f"off by {offset:+d}, but for padding"
+                        yield other(one.call, looked_up(one, ids + offset * real), detail)
 
     def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
         """Each embedding of positions, by any other number for which the table has rows."""
@@ -122,11 +126,17 @@ class PositionsAroundPadding(Cause):
                 continue
             first = int(ids.min())
             for real in _real(anatomy, ids.shape[-1]):
+                full = real.bool().all(-1)
                 for start in dict.fromkeys((first, max(first - 1, 0))):
-                    yield other(one.call, looked_up(one, start + torch.arange(ids.shape[-1]).expand_as(real)))
-                    yield other(one.call, looked_up(one, start + (real.cumsum(-1) - 1).clamp_min(0) * real))
-                    yield other(one.call, looked_up(one, start + real.cumsum(-1) * real))
-                    yield other(one.call, looked_up(one, start + (real.cumsum(-1) - 1).clamp_min(0)))
+                    ways = (
+                        torch.arange(ids.shape[-1]).expand_as(real),
+                        (real.cumsum(-1) - 1).clamp_min(0) * real,
+                        real.cumsum(-1) * real,
+                        (real.cumsum(-1) - 1).clamp_min(0),
+                    )
+                    for counted in ways:
+                        if torch.equal((start + counted)[full], ids.expand_as(real)[full]):  # else it is an offset
+                            yield other(one.call, looked_up(one, start + counted))
 
 
 def _real(anatomy: Anatomy, length: int) -> Iterator[Tensor]:

@@ -65,6 +65,18 @@ def extras(value: Tensor, target: Tensor, close: Callable[[Tensor], bool]) -> It
             fix="see what multiplies or divides it",
             turned=lambda value: value * number,
         )
+    constant = _constant(value, target)
+    if constant is not None:
+        yield _added(constant)
+    ends = _ends(value, target)
+    if ends is not None:
+        yield Extra(
+            name="one more step",
+            detail=f"a clamp between {ends[0]:.6g} and {ends[1]:.6g} of what the reference gives",
+            what="what the reference gives is clamped",
+            fix="give it on as it is",
+            turned=lambda value: value.clamp(*ends),
+        )
     for name, function in FUNCTIONS.items():
         yield Extra(
             name="one more step",
@@ -77,6 +89,37 @@ def extras(value: Tensor, target: Tensor, close: Callable[[Tensor], bool]) -> It
         order = _order(value, target, axis)
         if order is not None:
             yield _ordered(order, axis, value.ndim)
+
+
+def _constant(value: Tensor, target: Tensor) -> Tensor | None:
+    """What is added to every row of channels; None where it is not the same, or where there are few rows."""
+    apart = (target - value).flatten(0, -2) if value.ndim > 1 else value[:0]
+    if len(apart) < 3 or not bool(torch.isfinite(apart).all()):
+        return None
+    most = float(apart.abs().max())
+    alike = float((apart - apart[0]).abs().max()) <= 1e-9 * float(value.abs().max())
+    return apart.median(0).values if alike and most else None
+
+
+def _added(constant: Tensor) -> Extra:
+    size = float(constant.abs().max())
+    places = (constant.abs() > 1e-6 * size).nonzero().flatten().tolist()
+    shown = ", ".join(f"{float(constant[one]):.4g} in channel {one}" for one in places[:3])
+    more = f" and others in {len(places) - 3} more channels" if len(places) > 3 else ""
+    return Extra(
+        name="a constant added",
+        detail=f"{shown}{more}",
+        what="every row differs from the reference's by the same numbers, as if a bias were another one",
+        fix="see the bias of this part: whether it is added, all of it and once",
+        turned=lambda value: value + constant,
+    )
+
+
+def _ends(value: Tensor, target: Tensor) -> tuple[float, float] | None:
+    """The least and the largest of the target, where it looks cut off there."""
+    least, most = float(target.min()), float(target.max())
+    cut = int((target == least).sum()) > 1 or int((target == most).sum()) > 1
+    return (least, most) if cut and float(value.abs().max()) > max(-least, most) > 0 else None
 
 
 def _factor(value: Tensor, target: Tensor) -> float | None:

@@ -36,6 +36,10 @@ ROUGH = 0.25
 """A cause of rounding is found when no more than this share of the difference is left: luck moves last digits."""
 
 
+LOOSE, TELLING = 1e-9, 1000.0
+"""Where the bound is above the first, what a cause leaves is less than the difference by at least the second."""
+
+
 @dataclass
 class Search:
     """The search on one tape.
@@ -258,8 +262,14 @@ class Search:
     def _small_enough(self, mark: Mark, candidate: Candidate) -> bool:
         """Whether what is left is rounding; what is not finite never is."""
         bound = max(mark.bound, ROUGH * mark.gap.rms) if candidate.rough else mark.bound
+        if bound > LOOSE and not candidate.rough:  # a bound for float32 inside of float64 lets much pass
+            bound = min(bound, mark.difference / TELLING)
         left = self._try(mark, candidate)
-        return math.isfinite(left) and left <= bound
+        if not (math.isfinite(left) and left <= bound):
+            return False
+        # A rounding error is everywhere: what leaves the largest difference as it is reproduces another one.
+        whole = mark.gap.largest
+        return not candidate.rough or self._distance(mark, candidate.rewrites).largest <= max(mark.bound, whole / 2)
 
     def _accuses(self, candidate: Candidate) -> bool:
         """Whether it would make a difference where there is none."""

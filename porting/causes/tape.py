@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from porting.frames import current_lines
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -36,6 +38,7 @@ class Call:
         args, kwargs: with a :class:`Ref` for each tensor.
         output: the result, with a :class:`Ref` for each tensor.
         module: the path of the innermost module that was running.
+        lines: ``file:line`` of the user's code that called, the innermost first; empty where that was not asked for.
     """
 
     number: int
@@ -44,6 +47,7 @@ class Call:
     kwargs: Mapping[str, Any]
     output: Any
     module: str
+    lines: tuple[str, ...] = ()
 
     @cached_property
     def name(self) -> str:
@@ -167,12 +171,18 @@ class Recorder(TorchFunctionMode):
 
     Other modes that see into the pass, such as one that shows the scores of attention, are entered inside of it; what
     they compute is then on the tape, too.
+
+    Args:
+        module: the model.
+        lines: with the line of the user's code of each call.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, lines: bool = False) -> None:
         super().__init__()
         self.tape = Tape()
         self._module = module
+        self._lines = lines
+        self._rests = False
         self._known: dict[int, Ref] = {}
         self._path: list[tuple[str, int, Ref | None]] = []
         self._hooks = ExitStack()
@@ -195,6 +205,15 @@ class Recorder(TorchFunctionMode):
     def __exit__(self, *failure: Any) -> None:
         super().__exit__(*failure)  # type: ignore[no-untyped-call]  # as above
         self._hooks.close()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Within it nothing is recorded: what happens there is none of the model's."""
+        self._rests, before = True, self._rests
+        try:
+            yield
+        finally:
+            self._rests = before
 
     def mark(self, name: str, value: Tensor) -> None:
         """Remember a value of the pass under a name."""
@@ -236,6 +255,8 @@ class Recorder(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's function gives
         kwargs = kwargs or {}
+        if self._rests:
+            return func(*args, **kwargs)
         if func is Tensor.__iter__:  # which would hide the calls by which it takes the tensor apart
             return iter(self.__torch_function__(Tensor.unbind, types, args, kwargs))
         read = tree_map(
@@ -248,7 +269,8 @@ class Recorder(TorchFunctionMode):
         if any(isinstance(one, Tensor) for one in tree_leaves(made)):
             output = tree_map(lambda one: self._new(one) if isinstance(one, Tensor) else one, made)
             path = self._path[-1][0] if self._path else ""
-            self.tape.add(Call(len(self.tape.calls), func, read["args"], read["kwargs"], output, path))
+            lines = current_lines() if self._lines else ()
+            self.tape.add(Call(len(self.tape.calls), func, read["args"], read["kwargs"], output, path, lines))
         return result
 
     def _keep(self, tensor: Tensor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from porting.causes.diverging import Divergence
 from porting.causes.finding import Finding
 from porting.notation.table import Approximation
 from porting.reporting.learned import Learned
@@ -168,6 +169,8 @@ class Outcome:
         random: new parameters of the port that the reference does not have: they hold what was drawn, and what is made
             of them is compared with nothing.
         causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
+        divergence: the first step of the port whose result the reference does not have, on the way to the first guilty
+            probe; None where nothing is guilty, or where that cannot be told.
     """
 
     source: str
@@ -189,6 +192,7 @@ class Outcome:
     learned: Learned | None = None
     call: str = ""
     causes: tuple[Finding, ...] = ()
+    divergence: Divergence | None = None
     branches: tuple[Branch, ...] = ()
     search: str = ""
     scope: Scope = Scope()  # noqa: RUF009  # it is frozen

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from porting.causes.diverging import Divergence, Kind, Step
 from porting.printable import is_printable, safe
 from porting.reporting.because import cause_lines
 from porting.reporting.learned_lines import tell_learned
@@ -27,6 +28,9 @@ ITSELF = "the model itself"
 
 MOST_NAMED = 8
 """Names are listed up to this many; then comes how many more there are."""
+
+MOST_STEPS = 3
+"""So many steps of the reference are named, and so many callers of a step of the port."""
 
 _SAID = {
     FAITHFUL: ("bold green", "computes what"),
@@ -198,6 +202,8 @@ def culprit_lines(report: Outcome) -> Iterator[Text]:
             )
         else:
             yield Text(f"  given the reference's own inputs it is off by {first.meaning.isolated:.1e} of the scale")
+        if report.divergence:
+            yield from _divergence_lines(report.divergence)
         yield Text(f"  it is compared with {first.reference}")
         if first.span and list(first.span) != [first.port]:
             yield Text(f"  since the probe before it ran: {listed(first.span)}")
@@ -217,6 +223,32 @@ def culprit_lines(report: Outcome) -> Iterator[Text]:
     yield from _leak_lines(report)
     if report.shown.differing:
         yield Text(f"weights that are not the checkpoint's: {listed(report.shown.differing)}", "red")
+
+
+def _divergence_lines(found: Divergence) -> Iterator[Text]:
+    """The step at which the port leaves the reference, and what the reference does there."""
+    does = listed_steps(found.instead)
+    if found.kind == Kind.ORDER:
+        yield Text("  it has the reference's numbers in another order: see its axes, rows and channels")
+    elif found.kind == Kind.ELSEWHERE:
+        behind = f", before {does}" if does else ""
+        yield Text(f"  it is what the reference has at another place{behind}")
+    elif found.step:
+        code = f"   {found.code}" if found.code else ""
+        yield Text.assemble(f"  first step that differs: {found.step.operation} at ", (f"{found.line}{code}", "bold"))
+        if found.callers:
+            yield Text(f"    called from {', '.join(found.callers[:MOST_STEPS])}")
+        if found.reordered:
+            yield Text(f"    it is given numbers of the reference {found.reordered}")
+        elif does:
+            yield Text(f"    it is given what the reference has; the reference does this with it: {does}")
+        if found.also:
+            yield Text(f"    see its other operand too, made at {found.also}")
+
+
+def listed_steps(steps: Sequence[Step]) -> str:
+    """Steps of a pass: the operation, and the module that it is in."""
+    return ", ".join(f"{one.operation} in {one.module or ITSELF}" for one in steps[:MOST_STEPS])
 
 
 def _leak_lines(report: Outcome) -> Iterator[Text]:

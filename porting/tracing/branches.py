@@ -12,12 +12,12 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from types import CodeType
 
 import torch
 from torch import nn
 
+from porting.frames import from_here
 from porting.tracing.executed import Executed, Ran
 from porting.tracing.foreseen import Foreseen, assigned
 
@@ -231,7 +231,7 @@ class _Source:
         first, last = block[0], block[-1]
         lines = range(getattr(first, "lineno", 0), (getattr(last, "end_lineno", 0) or 0) + 1)
         return Branch(
-            where=f"{_short(self.file)}:{_span(condition)[0][0]}",
+            where=f"{from_here(self.file)}:{_span(condition)[0][0]}",
             condition=how + self._line(condition),
             function=within.function,
             lines=sum(bool(self.lines[number - 1].strip()) for number in lines),
@@ -270,7 +270,7 @@ class _Source:
     def _arm(self, arm: ast.expr, whole: ast.expr, within: _Within, *, taken: bool | None = None) -> Branch:
         test = getattr(whole, "test", None)
         return Branch(
-            where=f"{_short(self.file)}:{arm.lineno}",
+            where=f"{from_here(self.file)}:{arm.lineno}",
             condition=f"{ast.unparse(whole)} -> {ast.unparse(arm)}",
             function=within.function,
             lines=1,
@@ -368,9 +368,3 @@ def _expressions(node: ast.stmt) -> Iterable[ast.expr]:
     if isinstance(node, ast.If | ast.While | ast.Assert):
         return ()
     return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
-
-
-def _short(file: str) -> str:
-    """A file as it is called from here."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

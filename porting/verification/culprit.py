@@ -13,6 +13,7 @@ import torch
 
 from porting.causes import broken
 from porting.causes.catalogue import CATALOGUE, ROUNDING
+from porting.causes.diverging import Divergence
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
 from porting.causes.naming import Search
 from porting.reporting.outcome import Probe
@@ -49,8 +50,8 @@ def name_causes(
     turned: Both | None = None,
     weights_compared: bool = False,
     seconds: float = math.inf,
-) -> tuple[Finding, ...]:
-    """Why the guilty probes differ, and why the imprecise ones round worse.
+) -> tuple[tuple[Finding, ...], Divergence | None]:
+    """Why the guilty probes differ, where the port leaves the reference, and why the imprecise probes round worse.
 
     Args:
         comparison: what was measured.
@@ -64,10 +65,11 @@ def name_causes(
         seconds: the search ends after so long, and what it did not come to stays unknown.
 
     Returns:
-        A finding for each cause; empty when no probe is guilty or imprecise.
+        A finding for each cause, empty when no probe is guilty or imprecise; and the first step of the port whose
+        result the reference does not have, where it can be told.
     """
     if drawn is None or seconds <= 0:
-        return ()
+        return (), None
     until = time.monotonic() + seconds
     found: list[Finding] = []
     guilty = [probe for probe in probes if probe.guilty]
@@ -90,7 +92,30 @@ def name_causes(
         loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
         marks = sight.marks(loose)
         found += [one.finding for one in sight.search(ROUNDING).find(list(marks.values()))]
-    return tuple(found)
+    return tuple(found), first_divergence(comparison, probes, both)
+
+
+def first_divergence(comparison: Comparison, probes: Sequence[Probe], both: Both) -> Divergence | None:
+    """The first step of the port whose result the reference does not have, on the way to the first guilty probe.
+
+    Args:
+        comparison: what was measured.
+        probes: its probes.
+        both: makes the two sides.
+
+    Returns:
+        The step, or None where nothing is guilty, or no single step can be told.
+    """
+    first = next((probe for probe in probes if probe.guilty), None)
+    if first is None:
+        return None
+    reference, port = both(torch.float64)
+    for case in _shortest_first(comparison, reference):
+        sight = Sight.known(comparison, reference, port, case)
+        mark = sight.marks([first]).get(first.port)
+        if mark is not None and mark.difference > mark.bound:
+            return sight.divergence(first)
+    return None
 
 
 def _held_out(comparison: Comparison, drawn: Both | None) -> Sight | None:

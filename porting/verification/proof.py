@@ -252,7 +252,7 @@ def _verify(
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
     drawn, turned = _drawn(theirs, both, another(cases[0], batch, seed))
     weighed, seconds = given.weighed and not seen.differing, math.inf if causes is True else float(causes)
-    found = name_causes(
+    found, diverges = name_causes(
         comparison, probes, both, dtypes, drawn=drawn, turned=turned, weights_compared=weighed, seconds=seconds
     )
     tell("done", stages, stages)
@@ -279,6 +279,7 @@ def _verify(
         random=random,
         learned=learned,
         causes=found,
+        divergence=diverges,
         cost=Cost(
             loading=running - begun,
             forwards=clock.seconds,

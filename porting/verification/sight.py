@@ -16,6 +16,7 @@ from porting.causes import dropout
 from porting.causes.anatomy import Anatomy
 from porting.causes.broken import Broken, FirstBroken
 from porting.causes.cause import Cause
+from porting.causes.diverging import Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
 from porting.causes.functions import SOFTMAX
 from porting.causes.naming import Search
@@ -157,6 +158,25 @@ class Sight:
                 fix=dropout.FIX,
             )
         ]
+
+    @torch.no_grad()
+    def divergence(self, probe: Probe) -> Divergence | None:
+        """Where the port leaves the reference on the way to a probe, when it is given the exact values before it."""
+        pairs, exact, marks = self.pairing.pairs, self.exact, self._stage.tape.marks
+        with attention_written_out(), Recorder(self.port.module, lines=True) as recorder:
+
+            def visit(point: Point, value: Tensor) -> Tensor | None:
+                if point not in pairs:
+                    return None
+                recorder.mark(point, value)
+                with recorder.resting():
+                    carried = pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
+                return recorder.stand_in(carried)
+
+            self.port.run(self.case, visit, wanted=list(pairs))
+        own = recorder.tape.marks.get(probe.port)
+        wanted = [marks[name] for name in pairs[probe.port].sources if name in marks]
+        return None if own is None else divergence(recorder.tape, self._stage.tape, probe.port, own, wanted)
 
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:

@@ -1,0 +1,326 @@
+"""The first step of the port whose result the reference does not have: found by values, whatever the two are made of.
+
+Both passes are recorded.  A tensor of the port is *known* when the reference has a tensor with the same numbers, in
+any layout; of a step that is given known tensors and gives one that is not, and of whose results none is known later
+on, it is certain that the port leaves the reference there.  No entry of the catalogue is needed for that, and no probe
+in between.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from porting.causes.linear import linears
+from porting.causes.tape import Call, Ref, Tape
+from porting.frames import from_here
+
+MASKED = -5e3
+"""Scores at or below are masked, by whatever number: they count alike."""
+
+CLOSE = 1e-8
+"""Two tensors have the same numbers when their moments differ by no more, relative to their size."""
+
+MOVING = frozenset({
+    "dropout", "view_as", "tensor_split", "view", "reshape", "transpose", "permute", "expand", "expand_as",
+    "contiguous", "clone", "detach", "to", "float", "double", "type_as", "type", "unsqueeze", "squeeze", "flatten",
+    "unflatten", "chunk", "split", "unbind", "select", "movedim", "swapaxes", "getitem", "narrow", "flip", "roll", "repeat",
+    "repeat_interleave", "cat", "stack", "index_select", "__getitem__", "__get__", "t", "pad",
+})  # fmt: skip
+"""What moves numbers and computes none."""
+
+SHOWING = frozenset({"amax", "sub", "dropout", "size", "dim"})
+"""What is not worth a word of the reference's: steps that show scores, and that change nothing in eval mode."""
+
+REDUCING = frozenset({
+    "mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "std", "var", "var_mean", "std_mean",
+    "norm", "topk", "logsumexp", "prod", "median",
+})  # fmt: skip
+"""What gives the same for many inputs: that its result is known says nothing of what it was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of a pass.
+
+    Attributes:
+        operation: the torch function, ``"clamp"``.
+        module: the path of the module that was running; ``""`` is the model itself.
+    """
+
+    operation: str
+    module: str
+
+
+class Kind(StrEnum):
+    """How a value of the port stands to the reference's values."""
+
+    STEP = "step"
+    """A step gives what the reference does not have."""
+
+    ORDER = "order"
+    """The value has the right numbers in other places."""
+
+    ELSEWHERE = "elsewhere"
+    """The value is one that the reference has somewhere else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """Where the port leaves the reference.
+
+    Attributes:
+        probe: the port's point whose value is not the reference's.
+        kind: how it differs.
+        step: the step of the port; None unless the kind is ``STEP``.
+        line: ``file:line`` of the user's code that does it.
+        callers: the lines that called it, the innermost first.
+        code: that line's text; empty where there is no such file.
+        also: an operand of the step that is not computed from weights and that the reference does not have, such as a
+            mask or positions, by the ``file:line`` that makes it; empty where there is none.
+        reordered: the step's input has the reference's numbers in another order or shape: how, and since which line.
+        instead: what the reference does with the same numbers.
+    """
+
+    probe: str
+    kind: Kind
+    step: Step | None = None
+    line: str = ""
+    code: str = ""
+    callers: tuple[str, ...] = ()
+    also: str = ""
+    reordered: str = ""
+    instead: tuple[Step, ...] = ()
+
+
+class Numbers:
+    """The numbers of some tensors, to be recognised in any layout.
+
+    Args:
+        tape: their pass.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        refs = (ref for ref in map(Ref, range(len(tape.values))) if ref not in tape.weights)
+        found = [(ref, one) for ref in refs if (one := moments(tape[ref])) is not None]
+        for linear in linears(tape):  # a port may add the bias by itself
+            if linear.bias is not None:
+                before = moments(tape[linear.call.result] - tape[linear.bias])
+                found += [(linear.call.result, before)] if before is not None else []
+        self._refs = [ref for ref, _ in found]
+        self._moments = torch.stack([one for _, one in found]) if found else torch.zeros(0, 7, dtype=torch.float64)
+
+    def like(self, value: Tensor) -> list[Ref]:
+        """The tensors that have the numbers of this one."""
+        wanted = moments(value)
+        if wanted is None:
+            return []
+        size = wanted.abs().clamp_min(1e-300)
+        size[:5] = size[:5].amax()  # means and extremes are compared relative to the largest of them
+        size[5:] = 1.0
+        near = ((self._moments - wanted).abs() <= CLOSE * size).all(1)
+        return [self._refs[place] for place in near.nonzero().flatten().tolist()]
+
+
+def moments(value: Tensor) -> Tensor | None:
+    """Seven numbers that do not change when elements are moved, or are all repeated as often.
+
+    Mean, root mean square, third moment, least and largest of what is not masked, the share of that, and whether
+    the numbers are whole; None for a tensor of a single number, or of none, of which nothing can be told.
+    """
+    if value.layout != torch.strided or value.is_nested or value.numel() < 2 or value.is_complex():
+        return None
+    numbers = value.detach().double().flatten()
+    kept = numbers[(numbers > MASKED) & torch.isfinite(numbers)]
+    if not kept.numel() or bool((kept == kept[0]).all()):
+        return None
+    cube = kept.pow(3).mean()
+    return torch.stack([
+        kept.mean(),
+        kept.square().mean().sqrt(),
+        cube.sign() * cube.abs().pow(1 / 3),
+        kept.min(),
+        kept.max(),
+        torch.tensor(kept.numel() / numbers.numel(), dtype=torch.float64),
+        torch.tensor(float(not value.is_floating_point()), dtype=torch.float64),
+    ])  # fmt: skip
+
+
+def divergence(port: Tape, reference: Tape, point: str, own: Ref, wanted: Sequence[Ref]) -> Divergence | None:
+    """Where the port leaves the reference on the way to a value.
+
+    Args:
+        port, reference: the two passes; the port's with lines, and with the reference's values at the probes before.
+        point: the port's probe.
+        own: its value on the port's tape.
+        wanted: its counterparts on the reference's tape.
+
+    Returns:
+        The divergence, or None where no single step can be told.
+    """
+    numbers = Numbers(reference)
+    alike = [ref for ref in numbers.like(port[own]) if reference.learned(ref)]
+    if any(ref in wanted for ref in alike):
+        return Divergence(probe=point, kind=Kind.ORDER)
+    if alike:
+        return Divergence(probe=point, kind=Kind.ELSEWHERE, instead=tuple(_instead(reference, alike)))
+    return _Region(port, reference, numbers, own).first(point)
+
+
+class _Region:
+    """The steps behind a value whose results the reference does not have."""
+
+    def __init__(self, port: Tape, reference: Tape, numbers: Numbers, own: Ref) -> None:
+        self._port, self._reference, self._numbers = port, reference, numbers
+        self._like: dict[Ref, list[Ref]] = {}
+        self._lost = self._behind(own) - self._vouched()
+
+    def first(self, point: str) -> Divergence | None:
+        """The first step that is given what the reference has and gives what it has not."""
+        made = {call.number: call for ref in self._lost if (call := self._port.maker(ref))}
+        calls = [call for _, call in sorted(made.items())]
+        for call in (*(one for one in calls if one.name not in MOVING), *calls):  # a step that only moves numbers last
+            learned = [ref for ref in call.reads if self._port.learned(ref)]
+            if not learned or any(ref in self._lost for ref in learned):
+                continue
+            known = [one for ref in learned for one in self._through(ref)]
+            return Divergence(
+                probe=point,
+                kind=Kind.STEP,
+                step=Step(operation=self._operation(call), module=call.module),
+                line=_line(call),
+                code=_code(call),
+                callers=tuple(map(from_here, call.lines[1:])),
+                also=self._unknown_operand(call),
+                reordered=self._reordered(call),
+                instead=tuple(_instead(self._reference, known)),
+            )
+        return None
+
+    def _operation(self, call: Call) -> str:
+        """The function's name; scores are shown, less their largest, on the way into a softmax."""
+        makers = [self._port.maker(ref) for ref in call.reads]
+        shown = call.name in ("sub", "__sub__") and any(one and one.name == "amax" for one in makers)
+        return "softmax" if shown else call.name.strip("_")
+
+    def _behind(self, own: Ref) -> set[Ref]:
+        """What the value is made of, back to what is known."""
+        waiting, seen = [own], {own}
+        while waiting:
+            call = self._port.maker(waiting.pop())
+            for ref in call.reads if call else ():
+                if ref not in seen and not self._known(ref) and self._port.maker(ref):
+                    seen.add(ref)
+                    waiting.append(ref)
+        return seen
+
+    def _vouched(self) -> set[Ref]:
+        """What a known value is computed from: it is right, though the reference computes it in another way."""
+        found: set[Ref] = set()
+        for call in reversed(self._port.calls):
+            known = call.name not in MOVING and any(self._known(ref) for ref in call.writes)
+            if call.name not in REDUCING and (known or any(ref in found for ref in call.writes)):
+                found.update(call.reads)
+        return found
+
+    def _known(self, ref: Ref) -> bool:
+        if ref not in self._like:
+            self._like[ref] = self._numbers.like(self._port[ref])
+        return bool(self._like[ref])
+
+    def _through(self, ref: Ref) -> Iterator[Ref]:
+        """The reference's tensors with these numbers, or with those that they were moved from."""
+        call = self._port.maker(ref)
+        if ref in self._port.weights:
+            return
+        if self._known(ref):
+            yield from (one for one in self._like[ref] if not _moves_weights(self._reference, one))
+        elif call is not None and call.name in MOVING:
+            for one in call.reads:
+                yield from self._through(one)
+
+    def _reordered(self, call: Call) -> str:
+        """How an operand has the numbers of tensors of the reference, and none of these tensors; empty if none has."""
+        for ref in call.reads:
+            shape = tuple(self._port[ref].shape)
+            if not self._port.learned(ref) or ref in self._port.weights or self._in_order(ref) is not False:
+                continue
+            theirs = dict.fromkeys(tuple(self._reference[one].shape) for one in self._like[ref])
+            nearest = next((one for one in theirs if len(one) == len(shape)), next(iter(theirs)))
+            how = "in another order" if shape in theirs else f"as {list(shape)} for {list(nearest)}"
+            since = self._turning(ref)
+            return f"{how}, since {_line(since)}: {_code(since)}" if since else how
+        return ""
+
+    def _in_order(self, ref: Ref) -> bool | None:
+        """Whether the reference has a tensor, and not its numbers alone; None where it has not even these."""
+        value = self._port[ref]
+        alike = [self._reference[one] for one in self._like.get(ref, ())]
+        if not alike:
+            return None
+        same = (one for one in alike if one.shape == value.shape)
+        return any(torch.allclose(one.to(value.dtype), value, rtol=1e-9, atol=1e-9) for one in same)
+
+    def _turning(self, ref: Ref) -> Call | None:
+        """The step that moved the numbers of a tensor that the reference has."""
+        call = self._port.maker(ref)
+        if call is None or call.name not in MOVING or not call.reads:
+            return None
+        before = call.reads[0]
+        self._known(before)
+        earlier = self._in_order(before)
+        return call if earlier or earlier is None else self._turning(before)
+
+    def _unknown_operand(self, call: Call) -> str:
+        """Where an operand is made that holds no weights and that the reference does not have."""
+        for ref in call.reads:
+            made = self._port.maker(ref)
+            if ref in self._lost and made is not None and not self._port.learned(ref):
+                return _line(self._earliest(made))
+        return ""
+
+    def _earliest(self, call: Call) -> Call:
+        """The step that began what a tensor without weights is made of."""
+        earlier = [
+            made
+            for ref in call.reads
+            if ref in self._lost and not self._port.learned(ref) and (made := self._port.maker(ref)) is not None
+        ]
+        return min((self._earliest(one) for one in earlier), key=lambda one: one.number, default=call)
+
+
+def _instead(reference: Tape, known: Sequence[Ref]) -> Iterator[Step]:
+    """The steps that the reference does with some tensors, each once; what only moves them is followed."""
+    seen: set[tuple[str, str]] = set()
+    waiting, followed = list(dict.fromkeys(known)), set(known)
+    while waiting:
+        for call in reference.users(waiting.pop(0)):
+            if call.name in MOVING:
+                more = [ref for ref in call.writes if ref not in followed]
+                followed.update(more)
+                waiting += more
+            elif call.writes and call.name not in SHOWING and (key := (call.name.strip("_"), call.module)) not in seen:
+                seen.add(key)
+                yield Step(operation=key[0], module=key[1])
+
+
+def _moves_weights(reference: Tape, ref: Ref) -> bool:
+    """Whether a tensor is a weight, or one that was moved."""
+    call = reference.maker(ref)
+    return ref in reference.weights or (
+        call is not None and call.name in MOVING and all(_moves_weights(reference, one) for one in call.reads)
+    )
+
+
+def _line(call: Call) -> str:
+    return from_here(call.lines[0]) if call.lines else ""
+
+
+def _code(call: Call) -> str:
+    file, _, number = call.lines[0].rpartition(":") if call.lines else ("", "", "")
+    return linecache.getline(file, int(number)).strip() if number else ""

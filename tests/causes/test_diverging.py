@@ -1,0 +1,159 @@
+"""The first step of a port whose result the reference does not have, with its line."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from porting.causes.diverging import Divergence, Kind, divergence, moments
+from porting.causes.tape import Recorder
+from tests.causes.wrong_ports import FAMILIES, Wrong, verified
+from tests.verification.conftest import one_thread
+
+__all__ = ["one_thread"]  # a fixture that is used by all
+
+CLAMPED = "scores = (q @ k.transpose(-2, -1)).clamp(-0.1, 0.1) * (1.0 / math.sqrt(k.size(-1)))"
+STEPS = {
+    "a step that no entry of the catalogue knows": (
+        Wrong("gpt2", {"scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))": CLAMPED}),
+        "clamp",
+        "mul",
+    ),
+    "a mask": (Wrong("gpt2", {"causal = torch.ones(s, s).tril()": "causal = torch.ones(s, s).tril(1)"}), "", ""),
+    "another tensor": (
+        Wrong("bert", {"self.intermediate(attended), attended": "self.intermediate(x), attended"}),
+        "linear",
+        "linear",
+    ),
+    "another order": (
+        Wrong("llama", {"k = k.repeat_interleave(HEADS // SHARED, dim=1)": "k = k.repeat(1, HEADS // SHARED, 1, 1)"}),
+        "matmul",
+        "",
+    ),
+    "a step left out": (Wrong("vit", {"return x + self.position_embeddings": "return x"}), "", ""),
+}
+
+
+def lines_of(one: Wrong) -> set[int]:
+    """The lines of the edited file that are not the port's."""
+    path = Path(importlib.import_module(f"tests.causes.ports.{one.family}").__file__ or "")
+    source = path.read_text(encoding="utf-8")
+    found: set[int] = set()
+    for old, new in one.changes.items():
+        place = source.index(old)
+        source = source.replace(old, new)
+        first = source[:place].count("\n") + 1
+        found.update(range(first, first + new.count("\n") + 1))
+    return found
+
+
+def told(found: Divergence) -> set[int]:
+    """The lines that are told of."""
+    places = [found.line, found.also, *found.callers, found.reordered.partition("since ")[2].partition(": ")[0]]
+    return {int(one.rpartition(":")[2]) for one in places if one}
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "a step left out"])
+def test_the_line_is_told(name: str) -> None:
+    wrong, operation, instead = STEPS[name]
+    report = verified(wrong, causes=0.01)  # the catalogue has no say in it
+    found = report.divergence
+    assert found
+    assert found.kind == Kind.STEP
+    assert found.step
+    assert told(found) & lines_of(wrong), found
+    assert not operation or found.step.operation == operation
+    assert not instead or instead in {one.operation for one in found.instead}
+    assert f"first step that differs: {found.step.operation} at {found.line}" in str(report)
+
+
+@pytest.mark.parametrize("probes", [r"\.", ".*"])
+def test_it_needs_no_probe_in_between(probes: str) -> None:
+    wrong, operation, _ = STEPS["a step that no entry of the catalogue knows"]
+    wrong = Wrong(wrong.family, wrong.changes, probes=probes, inner=False)
+    found = verified(wrong, causes=0.01).divergence
+    assert found
+    assert found.step
+    assert (found.step.operation, told(found) >= lines_of(wrong)) == (operation, True)
+
+
+def test_a_step_left_out_is_what_the_reference_has_elsewhere() -> None:
+    report = verified(Wrong("bert", {"torch.tanh(self.dense(x[:, 0]))": "self.dense(x[:, 0])"}), causes=0.01)
+    found = report.divergence
+    assert found
+    assert found.kind == Kind.ELSEWHERE
+    assert [one.operation for one in found.instead] == ["tanh"]
+    assert "it is what the reference has at another place, before tanh in" in str(report)
+
+
+def test_an_output_in_another_order() -> None:
+    wrong = Wrong(
+        "bert",
+        {"context.transpose(1, 2).reshape(b, s, HIDDEN)": "context.transpose(1, 2).flip(2).reshape(b, s, HIDDEN)"},
+    )
+    found = verified(wrong, causes=0.01).divergence
+    assert found
+    assert found.kind == Kind.ORDER or "in another order" in found.reordered
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_faithful_port_has_none(name: str) -> None:
+    assert verified(Wrong(name, {}), trials=False).divergence is None
+
+
+class Doubled(nn.Module):
+    """``tanh`` of a linear map; the port halves it first, doubles it again, and adds the half by mistake."""
+
+    def __init__(self, *, port: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4).double()
+        self.port = port
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        if not self.port:
+            return y.tanh()
+        half = y * 0.5
+        return (half * 2 + half).tanh()
+
+
+def test_what_leads_back_to_the_reference_is_no_mistake() -> None:
+    reference, port, x = Doubled(port=False), Doubled(port=True), torch.randn(3, 5, 4, dtype=torch.float64)
+    port.load_state_dict(reference.state_dict())
+    tapes = []
+    for module in (reference, port):
+        with Recorder(module, lines=True) as recorder:
+            recorder.mark("out", module(x))
+        tapes.append(recorder.tape)
+    theirs, ours = tapes
+    found = divergence(ours, theirs, "out", ours.marks["out"], [theirs.marks["out"]])
+    assert found
+    assert found.step
+    assert (found.step.operation, found.code) == ("add", "return (half * 2 + half).tanh()")
+    assert [one.operation for one in found.instead] == ["tanh"]
+
+
+def test_numbers_are_recognised_in_any_layout() -> None:
+    value = torch.randn(2, 5, 6, dtype=torch.float64)
+    again = (value.mT, value.flip(1), value.reshape(10, 6), value[:, None].expand(2, 3, 5, 6))
+    known = moments(value)
+    assert known is not None
+    for one in again:
+        found = moments(one)
+        assert found is not None
+        torch.testing.assert_close(found[:5], known[:5], rtol=1e-12, atol=0)
+    other = moments(value * (1 + 1e-6))
+    assert other is not None
+    assert not torch.allclose(other, known, rtol=1e-8, atol=0)
+
+
+def test_masked_scores_count_alike_whatever_the_number() -> None:
+    scores = torch.randn(2, 2, 5, 5, dtype=torch.float64)
+    hidden = torch.ones(5, 5).triu(1).bool()
+    found = [moments(scores.masked_fill(hidden, lowest)) for lowest in (-1e4, -1e9, float("-inf"))]
+    assert found[0] is not None
+    assert all(one is not None and torch.equal(one, found[0]) for one in found)
