@@ -15,11 +15,12 @@ PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 
 	done)
 
 python = $(VENV)/bin/python
+pytest = $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found none; name one: make PYTHON=...)) \
 	scripts/setup_environment.py $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-all lint types wheel families references causes bench crash fuzz format clean
+.PHONY: help verify test test-slow test-all lint types wheel families references causes bench crash fuzz format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -28,13 +29,17 @@ verify: ## set up, then port the embedded checkpoint and prove the port, layer b
 	@$(setup)
 	$(VENV)/bin/porting verify $(ARGS)
 
-test: ## set up, then run the tests
+test: ## set up, then run the tests: the default tier
 	@$(setup) --dev
-	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(pytest) $(ARGS)
 
-test-all: ## set up, then run all tests, those of real sizes included
+test-slow: ## set up, then run the tests that are not in the default tier
 	@$(setup) --dev
-	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(pytest) -m "slow and not hub" $(ARGS)
+
+test-all: ## set up, then run all tests
+	@$(setup) --dev
+	$(pytest) -m "not hub" $(ARGS)
 
 lint: ## check style and formatting
 	@$(setup) --dev

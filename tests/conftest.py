@@ -28,6 +28,22 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``few(n)``, n of its cases are in the default tier, evenly spaced; the others are slow."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for many in cases.values():
+        marker = many[0].get_closest_marker("few")
+        count = int(marker.args[0]) if marker else 0
+        chosen = {len(many) * number // count for number in range(count)}
+        for place, item in enumerate(many):
+            if place not in chosen:
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Every test starts from the same random state, whatever ran before it."""

@@ -19,6 +19,8 @@ from porting.models import Bert, BertConfig
 from porting.target import TargetError, named_tensors, slots
 from tests.models.twins import TINY
 
+pytestmark = pytest.mark.few(3)
+
 
 class Computing(nn.Module):
     """Keeps tensors that no checkpoint fills, in every place where a module can keep one."""

@@ -29,8 +29,8 @@ CLOSE = 1e-8
 MOVING = frozenset({
     "dropout", "view_as", "tensor_split", "view", "reshape", "transpose", "permute", "expand", "expand_as",
     "contiguous", "clone", "detach", "to", "float", "double", "type_as", "type", "unsqueeze", "squeeze", "flatten",
-    "unflatten", "chunk", "split", "unbind", "select", "movedim", "swapaxes", "getitem", "narrow", "flip", "roll", "repeat",
-    "repeat_interleave", "cat", "stack", "index_select", "__getitem__", "__get__", "t", "pad",
+    "unflatten", "chunk", "split", "unbind", "select", "movedim", "swapaxes", "getitem", "narrow", "flip", "roll",
+    "repeat", "repeat_interleave", "cat", "stack", "index_select", "__getitem__", "__get__", "t", "pad",
 })  # fmt: skip
 """What moves numbers and computes none."""
 

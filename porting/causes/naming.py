@@ -36,8 +36,8 @@ ROUGH = 0.25
 """A cause of rounding is found when no more than this share of the difference is left: luck moves last digits."""
 
 
-LOOSE, TELLING = 1e-9, 1000.0
-"""Where the bound is above the first, what a cause leaves is less than the difference by at least the second."""
+LOOSE, TELLING = 1e-9, 20.0
+"""A cause leaves less of the difference than one part in the second, where that is more than the first."""
 
 
 @dataclass
@@ -262,8 +262,8 @@ class Search:
     def _small_enough(self, mark: Mark, candidate: Candidate) -> bool:
         """Whether what is left is rounding; what is not finite never is."""
         bound = max(mark.bound, ROUGH * mark.gap.rms) if candidate.rough else mark.bound
-        if bound > LOOSE and not candidate.rough:  # a bound for float32 inside of float64 lets much pass
-            bound = min(bound, mark.difference / TELLING)
+        if not candidate.rough:  # a bound for float32 inside of float64 lets much pass
+            bound = min(bound, max(mark.difference / TELLING, LOOSE))
         left = self._try(mark, candidate)
         if not (math.isfinite(left) and left <= bound):
             return False

@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from porting.tracing.trace import Point
 
+OTHERWISE = "equal to the reference with sdpa attention, from which its eager attention differs on this batch"
+"""What is recorded of a trial that the reference's implementations of attention do not agree on."""
+
 
 class Kind(StrEnum):
     """The property that a trial varies."""

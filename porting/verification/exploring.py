@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -94,9 +96,24 @@ def explore(
         tolerance=tolerance,
         plainly=not comparison.lifted and not comparison.lowers,
         seed=seed,
+        otherwise=partial(_with_sdpa, double) if getattr(double, "_supports_sdpa", False) else None,
     )
     model = replace(_model(theirs, module, table, batch, cases), given=given)
     return explorer.explore(model, cases, returned, module)
+
+
+@contextmanager
+def _with_sdpa(module: nn.Module) -> Iterator[None]:
+    """Within it a model of transformers runs in torch's fused attention, which is what its users get."""
+    turn = getattr(module, "set_attn_implementation", None)
+    if turn is None:
+        yield
+        return
+    turn("sdpa")
+    try:
+        yield
+    finally:
+        turn("eager")
 
 
 def _tolerance(comparison: Comparison) -> float:

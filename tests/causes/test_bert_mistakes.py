@@ -12,6 +12,8 @@ from porting.verification import verify
 from tests.causes.bert_mistakes import MISTAKES, Mistake
 from tests.verification.conftest import checkpoint, one_thread
 
+pytestmark = pytest.mark.few(3)
+
 __all__ = ["checkpoint", "one_thread"]  # fixtures
 
 

@@ -17,6 +17,8 @@ from tests.causes.decoder_edits import EDITS, Edit, edited
 from tests.causes.decoders import FAMILIES, written
 from tests.verification.conftest import one_thread
 
+pytestmark = pytest.mark.few(3)
+
 __all__ = ["one_thread"]  # a fixture that is used by all
 
 Verified = Callable[..., Report]

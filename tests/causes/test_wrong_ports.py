@@ -16,6 +16,8 @@ from tests.causes.twelve import TWELVE
 from tests.causes.wrong_ports import FAMILIES, Wrong, edited, verified
 from tests.verification.conftest import one_thread
 
+pytestmark = pytest.mark.few(3)
+
 __all__ = ["one_thread"]  # a fixture that is used by all
 
 MORE = {

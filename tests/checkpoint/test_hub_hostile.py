@@ -20,6 +20,8 @@ from porting.checkpoint import CheckpointError, HubError, open_checkpoint
 from porting.limits import LimitError
 from tests.hub_server import Answer, Hub
 
+pytestmark = pytest.mark.few(3)
+
 WEIGHTS = save({"a": torch.arange(4000.0)})
 MODEL = {"model.safetensors": WEIGHTS, "config.json": b'{"model_type": "bert"}'}
 DIGEST = hashlib.sha256(WEIGHTS).hexdigest()

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from tests.cli.conftest import Run
 from tests.cli.modules import OWN_TABLE, write_own
 
+pytestmark = pytest.mark.few(2)
+
 OWN = ("--table", "own.toml", "--into", "own_model.py:build")
 
 # Words, and the exit code of the command that is advised: 1 where it is one that shows a difference.

@@ -16,6 +16,8 @@ from tests.cli.modules import write_own
 from tests.guards.tree import ROOT
 from tests.small_checkpoint import write_checkpoint
 
+pytestmark = pytest.mark.few(1)
+
 PLANTED = [
     "transformers",
     "numpy",

@@ -29,6 +29,8 @@ from tests.families.pairs import ALBERT, BERT, DISTILBERT, ELECTRA, LONG_ROBERTA
 from tests.families.ported import draw
 from tests.verification.flags import unseen_but_arguments
 
+pytestmark = pytest.mark.few(2)
+
 FAMILIES: dict[str, Fields] = {
     "roberta": LONG_ROBERTA,
     "xlm_roberta": LONG_ROBERTA,

@@ -25,6 +25,8 @@ from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import Ported, make
 from tests.families.test_bert_families import FAMILIES
 
+pytestmark = pytest.mark.few(4)
+
 Weights = dict[str, Tensor]
 OTHERS = [pair for pair in PAIRS if pair.table not in FAMILIES]
 

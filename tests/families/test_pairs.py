@@ -19,6 +19,8 @@ from porting.verification import verify
 from tests.families.pairs import PAIRS
 from tests.families.ported import Ported, inexact, make
 
+pytestmark = pytest.mark.few(2)
+
 
 @pytest.fixture(scope="module", params=PAIRS, ids=str)
 def ported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ported:

@@ -31,6 +31,8 @@ from tests.mappings.spellings import (
 )
 from tests.models.twins import HEADS, distance, inputs_for, main_outputs
 
+pytestmark = pytest.mark.few(4)
+
 MOST = 1e-12
 """The largest difference of a faithful port in float64, relative to the largest value."""
 

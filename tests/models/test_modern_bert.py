@@ -34,6 +34,8 @@ from tests.families.pairs import MODERN_BERT
 from tests.families.ported import draw
 from tests.verification.flags import unseen_but_arguments
 
+pytestmark = pytest.mark.few(2)
+
 TABLE = find_table("modern_bert", {})
 HEADS = [one.name for one in TABLE.architectures]
 NARROW: dict[str, object] = {**MODERN_BERT, "local_attention": 8}

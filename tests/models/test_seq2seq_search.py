@@ -10,6 +10,8 @@ from porting.models.seq2seq import Seq2Seq
 from porting.models.seq2seq_search import beam_search, greedy_search
 from tests.models.seq2seq_twins import END, PAD, START, WORDS, Twins, source, twins
 
+pytestmark = pytest.mark.few(4)
+
 PENALTIES = (1.0, 0.0, 2.0, -0.5)
 
 

@@ -31,6 +31,8 @@ from tests.families.ported import make
 from tests.guards.tree import ROOT
 from tests.small_checkpoint import TRUNK, WORDS, write_checkpoint
 
+pytestmark = pytest.mark.few(2)
+
 HEADS = [pair for pair in PAIRS if pair.architecture.endswith("ForSequenceClassification")]
 PAGE = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
 SEA, LAND = ("the river", "play soccer"), ("deposit money", "the bank account")

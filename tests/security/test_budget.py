@@ -25,6 +25,8 @@ from tests.cli.conftest import Run, run
 from tests.guards.tree import ROOT
 from tests.small_checkpoint import write_checkpoint
 
+pytestmark = pytest.mark.few(3)
+
 __all__ = ["run"]
 
 Words = list[str]

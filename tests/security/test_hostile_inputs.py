@@ -16,6 +16,8 @@ from tests.security.network import HUB
 from tests.security.proofs import PROOFS
 from tests.security.rows import HubRow, Proof, Row
 
+pytestmark = pytest.mark.few(5)
+
 __all__ = ["hub", "run"]
 
 MEMORY = 768 << 10

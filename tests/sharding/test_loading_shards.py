@@ -19,6 +19,8 @@ from tests.guards.tree import ROOT
 from tests.sharding.worker import CASTS, TOUCHED, touch
 from tests.small_checkpoint import write_checkpoint
 
+pytestmark = pytest.mark.few(2)
+
 Results = list[dict[str, Any]]  # for each process, for each case what it saw
 
 TABLE = """

@@ -14,6 +14,8 @@ from tests.suggesting.styles import drawn
 from tests.suggesting.test_verdicts import Plain
 from tests.suggesting.variants import builder
 
+pytestmark = pytest.mark.few(1)
+
 
 @pytest.mark.parametrize("name", SEEN)
 def test_what_hides_from_the_usual_batches_is_not_proven(source: Path, name: str) -> None:

@@ -25,6 +25,8 @@ from porting.tracing.faults import VerifyError
 from tests.suggesting.hostile import FAULTS, FINE, Interrupted, Replaces, a_history, a_lock, modules
 from tests.zoo.parts import Config
 
+pytestmark = pytest.mark.few(3)
+
 SIZES = {"width": 24, "depth": 3, "heads": 3, "inner": 40, "vocab": 40, "positions": 24, "segments": 2}
 
 

@@ -19,6 +19,8 @@ from porting.trials.battery import Model, battery, covering, integers
 from porting.verification.inputs import Case
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
 
+pytestmark = pytest.mark.few(3)
+
 
 def verified(port: nn.Module) -> Report:
     return verify(reference=Encoder(), into=port, dtypes=(), loaded=True)

@@ -15,6 +15,8 @@ from porting.verification import Case, verify
 from tests.small_checkpoint import CONFIG, MLM, NSP, TRUNK, tensors, write_checkpoint
 from tests.verification.flags import FLAGS, complete_but_for_flags
 
+pytestmark = pytest.mark.few(1)
+
 
 class WrittenOut(ScaledDotProductAttention):
     def forward(

@@ -13,6 +13,8 @@ from porting.verification import Report, verify
 from tests.small_checkpoint import tensors, write_checkpoint
 from tests.verification.planted import BUGS, FAR_FROM_ZERO, LAYERS, ROUNDS_WORSE, Bug, Transposed, attention, becomes
 
+pytestmark = pytest.mark.few(2)
+
 SEEDS = range(3)
 
 

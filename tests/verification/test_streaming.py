@@ -23,6 +23,8 @@ from tests.families.ported import make
 from tests.small_checkpoint import write_checkpoint
 from tests.verification.planted import BUGS, Bug
 
+pytestmark = pytest.mark.few(2)
+
 ROOMS = (
     "bert_into_torch_encoder",  # torch's own attention, which is looked into by patching torch
     "bert_into_interleaved",  # what is not moved as it is
