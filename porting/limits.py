@@ -55,6 +55,9 @@ class Limits:
     waiting: int = 60
 
 
+DIGITS = 300
+"""A whole number of more digits has no floating-point number beside it; no config and no table needs one."""
+
 RATE = 10_000
 """Bytes a second: a server that is slower than this on average is left."""
 

@@ -65,8 +65,11 @@ def read_metadata(source: ByteSource) -> Described:
     state, storage = fields.get("state_dict_metadata"), fields.get("storage_data")
     if not isinstance(state, dict) or not isinstance(storage, dict):
         raise _invalid(source, "it describes no state dict with its storage")
-    found = _Reading(source.where).described(state, storage)
-    return replace(found, parts=_nested(found.tensors, fields.get("planner_data")))
+    try:
+        found = _Reading(source.where).described(state, storage)
+        return replace(found, parts=_nested(found.tensors, fields.get("planner_data")))
+    except RecursionError as error:  # what is wrong is shown, and tuples can be nested as deeply as the file is long
+        raise _invalid(source, "its values are nested too deeply") from error
 
 
 class _Reading:

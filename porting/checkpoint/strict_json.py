@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias
 
-from porting.limits import charge, reading
+from porting.limits import DIGITS, charge, reading
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -45,16 +45,20 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     constants: Callable[[str], float] = float if allow_nan else _refuse_constant
     try:
         with reading():
-            value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=constants)
+            value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=constants, parse_int=_whole)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON at character {error.pos}: {error.msg}") from error
     except RecursionError as error:
         raise JsonError("nested too deeply") from error
     except JsonError:
         raise
-    except ValueError as error:  # an integer of more than 4300 digits
-        raise JsonError("it holds a number of thousands of digits") from error
     return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > DIGITS:
+        raise JsonError(f"it holds a whole number of {len(text)} digits; at most {DIGITS} are read")
+    return int(text)
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from porting.errors import Code
+from porting.limits import reading
 from porting.notation.faults import NotationError
 
 LONGEST = 1000
@@ -250,6 +251,11 @@ class Name:
 
     def _walk(self, name: str) -> dict[str, Value] | None:
         """Read all ways at once: one spelling of an index begins another, and only what follows can decide."""
+        with reading() as budget:
+            budget.charge("members", 0, str(self)[:200])  # its time counts: many names and patterns multiply
+            return self._walked(name)
+
+    def _walked(self, name: str) -> dict[str, Value] | None:
         states: dict[int, tuple[Value, ...]] = {0: ()}
         for part in self.parts:
             following: dict[int, tuple[Value, ...]] = {}

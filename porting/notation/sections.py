@@ -11,7 +11,7 @@ from reprlib import repr as short
 
 from porting import opening
 from porting.errors import CheckpointError, Code, Fault, nearest
-from porting.limits import reading
+from porting.limits import DIGITS, reading
 from porting.notation.faults import TableError
 from porting.notation.position import Path as KeyPath
 from porting.notation.position import Places, locate
@@ -148,6 +148,7 @@ def split(text: str, file: str) -> Sections:
             budget.charge("metadata", len(text), file)
             budget.charge("objects", 8 * sum(map(text.count, ("=", ",", "[", "{", "\n"))), file)
             content = tomllib.loads(text)
+            _refuse_large(content, file)
             places = locate(text)
     except tomllib.TOMLDecodeError as error:
         message, line, column = _explained(str(error), text)
@@ -165,6 +166,24 @@ def split(text: str, file: str) -> Sections:
         message = f"{count} rules, a table has at most {MOST_RULES}"
         raise TableError(Fault(code=Code.NO_TABLE, where=file, message=message))
     return sections
+
+
+def _refuse_large(content: object, file: str) -> None:
+    """A whole number can be written in few digits of base 16 and have too many to be printed.
+
+    Raises:
+        TableError: there is such a number.
+    """
+    waiting = [content]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, int) and abs(one) >= 10**DIGITS:
+            message = f"a whole number of more than {DIGITS} digits"
+            raise TableError(Fault(code=Code.NOT_TOML, where=f"{file}:1:1", message=message))
 
 
 def _explained(message: str, text: str) -> tuple[str, int, int]:
