@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
@@ -117,7 +117,14 @@ def grid_picture(attention: Shares, *, layer: int | None = None) -> bytes:
     figure = Figure(figsize=(size[0] / DOTS, size[1] / DOTS), dpi=DOTS, facecolor="white")
     figure.figimage(image, xo=left, yo=below)
     middle = (CELL + GAP) / 2
-    style = {"color": INK, "family": FONT, "fontsize": 8, "ha": "center", "va": "center", "transform": None}
+    style: dict[str, Any] = {
+        "color": INK,
+        "family": FONT,
+        "fontsize": 8,
+        "ha": "center",
+        "va": "center",
+        "transform": None,
+    }
     for column in range(columns):
         figure.text(left + CELL * column + middle, size[1] - above / 2, f"head {column}", **style)
     for row, number in enumerate(drawn):

@@ -44,7 +44,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
-    handler = type("Answers", (Handler,), {})
+    class Answers(Handler):
+        pass
+
+    handler: type[Handler] = Answers
     monkeypatch.setenv("no_proxy", "*")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         thread = threading.Thread(target=running.serve_forever)
