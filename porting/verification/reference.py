@@ -92,7 +92,7 @@ def _require_small(checkpoint: Checkpoint) -> None:
     """
     labels = checkpoint.config.get("num_labels")
     if isinstance(labels, int) and labels > MOST_VALUES:
-        reason = f"num_labels={labels}, and transformers makes a name for each"
+        reason = f"{labels} labels (num_labels), and transformers makes a name for each"
     elif (count := _count(checkpoint.config)) > MOST_VALUES:
         reason = f"{count} values, each of which transformers copies several times"
     else:

@@ -93,7 +93,7 @@ CONFIGS: list[Row] = [
     ),
     config_row(
         "10^8 labels, for the reference",
-        "num_labels=100000000, and transformers makes a name for each",
+        "100000000 labels (num_labels), and transformers",
         {"num_labels": 10**8},
         words=("verify", "m"),
     ),
