@@ -4,10 +4,12 @@
 #     make test       sets everything up and passes the tests
 #
 # VENV=folder puts the environment elsewhere, PYTHON=command chooses the Python that makes it, and ARGS="..." is handed
-# to the tool that a target runs: make test ARGS="-k notation".
+# to the tool that a target runs: make test ARGS="-k notation".  HASHES=no installs the same versions from an index that
+# serves builds of its own; otherwise only files that PyPI has are installed.
 
 VENV ?= .venv
 ARGS ?=
+HASHES ?= yes
 
 # The first Python that is new enough.
 PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 python3.11; do \
@@ -17,10 +19,11 @@ PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 
 python = $(VENV)/bin/python
 pytest = $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found none; name one: make PYTHON=...)) \
-	scripts/setup_environment.py $(VENV)
+	scripts/setup_environment.py $(VENV) $(if $(filter no,$(HASHES)),--no-hashes)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-slow test-all lint types wheel families references causes bench crash fuzz format clean
+.PHONY: help verify test test-slow test-all lint types wheel families references causes bench crash fuzz sbom audit format \
+	clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -52,7 +55,7 @@ types: ## check types, strictly
 
 wheel: ## build sdist and wheel, install the wheel into an empty environment and use it there
 	@$(setup) --dev
-	$(python) scripts/prove_wheel.py $(ARGS)
+	$(python) -m scripts.prove_wheel $(if $(filter no,$(HASHES)),--no-hashes) $(ARGS)
 
 families: ## prove every family in every room, and print the verdicts
 	@$(setup) --dev
@@ -77,6 +80,16 @@ crash: ## kill conversions at 200 random moments, and see that the same command 
 fuzz: ## fuzz what reads strangers' bytes, a fixed number of executions
 	@$(setup) --dev
 	$(python) -m scripts.fuzz $(ARGS)
+
+sbom: ## list what is installed, in build/sbom.json (CycloneDX)
+	@$(setup) --dev
+	@mkdir -p build
+	$(python) -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json \
+		$(python)
+
+audit: ## look the pinned versions up in PyPI's data on vulnerabilities, where that can be reached
+	@$(setup) --dev
+	$(python) -m scripts.audit
 
 format: ## rewrite the sources in the project's format
 	@$(setup) --dev

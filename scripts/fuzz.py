@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import io
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -38,6 +40,7 @@ EXECUTIONS = {
     "name": 200_000,
     "axes": 200_000,
     "expression": 100_000,
+    "torch": 100_000,
 }
 """How often ``make fuzz`` runs each target."""
 
@@ -134,8 +137,18 @@ def expression(raw: bytes) -> object:
     return quietly(lambda: Expression.parse(text(raw)).evaluate({"a": 768, "b": 12, "c": 0, "d": -0.5}))
 
 
+def torch(raw: bytes) -> object:
+    """A whole ``.bin``, read here and by torch: what is read here torch reads too, with the same numbers."""
+    from tests.checkpoint.test_bin_against_torch import compare, with_checksums
+
+    memory = Path("/dev/shm")  # noqa: S108 - a file in memory, where there is such a folder
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        return compare(with_checksums(bytearray(raw)), Path(folder) / "pytorch_model.bin")
+
+
 TARGETS: dict[str, Target] = {
-    one.__name__: one for one in (header, index, archive, pickle, metadata, config, table, name, axes, expression)
+    one.__name__: one
+    for one in (header, index, archive, pickle, metadata, config, table, name, axes, expression, torch)
 }
 
 
@@ -169,6 +182,10 @@ def seeds(target: str) -> Iterable[bytes]:
             yield b'{"metadata": {"total_size": 12}, "weight_map": {"a": "s-1.safetensors", "b": "s-2.safetensors"}}'
         case "archive" | "pickle":
             yield from _states(target)
+        case "torch":
+            from tests.checkpoint.test_bin_against_torch import states
+
+            yield from states()
         case "metadata":
             yield from _described()
         case "config":
@@ -259,8 +276,23 @@ def fuzz(target: str, runs: int, folder: Path, seed: int) -> None:
         f"-artifact_prefix={folder}/crash-",
         str(corpus),
     ]
-    atheris.Setup([sys.argv[0], *options], lambda raw: timed(TARGETS[target], raw))
+    mutators = {"custom_mutator": _archive_changed} if target == "torch" else {}
+    atheris.Setup([sys.argv[0], *options], lambda raw: timed(TARGETS[target], raw), **mutators)
     atheris.Fuzz()
+
+
+def _archive_changed(raw: bytes, most: int, seed: int) -> bytes:
+    """Half of the time one of the suite's own changes, of opcodes and entries; else one of the fuzzer's."""
+    import atheris
+
+    from tests.checkpoint.test_bin_against_torch import CHANGES
+
+    draw = random.Random(seed)  # noqa: S311 - a fuzzer's draws
+    if raw and draw.random() < 0.5:
+        with contextlib.suppress(Exception):  # they expect an archive that is still whole
+            return draw.choice(CHANGES)(raw, draw)[:most]
+    changed: bytes = atheris.Mutate(raw, most)
+    return changed
 
 
 def timed(target: Target, raw: bytes) -> None:

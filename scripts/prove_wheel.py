@@ -1,20 +1,22 @@
 """Prove the package as users get it: sdist, wheel from that sdist, an empty environment, another folder.
 
-    python scripts/prove_wheel.py
+    python -m scripts.prove_wheel [--no-hashes]
 
 The running Python needs the package ``build``; all else is made in a temporary folder and gone afterwards.
 """
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.setup_environment import ROOT, install_packages, pip_install
 
 IMPORTS = """
 import importlib.resources, pathlib, sys
@@ -50,6 +52,7 @@ def test_port(porting_verify):
 
 def main() -> None:
     """Build, install, and use what was installed."""
+    hashes = "--no-hashes" not in sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="porting-wheel-") as name:
         folder = Path(name)
         # `build` makes the wheel from the sdist that it has just made: what the sdist lacks, the wheel lacks.
@@ -59,7 +62,10 @@ def main() -> None:
 
         python = folder / "environment" / "bin" / "python"
         run(sys.executable, "-m", "venv", folder / "environment")
-        run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel)
+        # What the wheel's own metadata asks for, at the pinned versions; `pip check` sees whether that was all.
+        install_packages(python, asked_for(wheel), hashes=hashes)
+        run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
+        run(python, "-m", "pip", "check")
         elsewhere = folder / "elsewhere"
         elsewhere.mkdir()
         run(python, "-c", IMPORTS, cwd=elsewhere)
@@ -67,7 +73,7 @@ def main() -> None:
         run(python.with_name("porting"), "verify", cwd=elsewhere)
         run(python.with_name("porting"), "attention", "Return it.", "--html", "a.html", "--png", "a.png", cwd=elsewhere)
 
-        run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", "pytest")
+        pip_install(python, "pytest", hashes=hashes)
         (elsewhere / "test_port.py").write_text(SUITE, encoding="utf-8")
         run(python, "-m", "pytest", "--quiet", "--strict-markers", cwd=elsewhere)  # the plugin comes with the wheel
     print("The wheel works outside of the checkout.")
@@ -80,6 +86,14 @@ def check_contents(wheel: Path) -> None:
     expected = {"porting", "-".join(wheel.name.split("-")[:2]) + ".dist-info"}
     if top != expected:
         sys.exit(f"{wheel.name} installs {sorted(top)} at the top level, expected {sorted(expected)}")
+
+
+def asked_for(wheel: Path) -> list[str]:
+    """The requirements that the wheel states, without those of its extras."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        stated = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+    return [line for line in stated if not re.search(r"\bextra\s*==", line)]
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:

@@ -1,4 +1,4 @@
-"""Write the list of hostile inputs in docs/security.md from the rows of tests/security, which are what is tested.
+"""Write the list in docs/hostile-inputs.md from the rows of tests/security, which are what is tested.
 
 python -m scripts.security_page
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.security.lists import ALL
 from tests.security.rows import Proof
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "security.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "hostile-inputs.md"
 BEGIN, END = "<!-- the list, from tests/security -->\n", "<!-- end of the list -->\n"
 
 
@@ -21,7 +21,7 @@ def listed() -> str:
     ordered = sorted(ALL, key=lambda row: list(parts).index(row.of))
     lines = [f"{len(ALL)} inputs.", ""]
     for part, rows in groupby(ordered, key=lambda row: row.of):
-        lines += [f"### {part}", "", "| input | exit | what is said or done |", "|---|---|---|"]
+        lines += [f"### {part}", "", "| input | exit | message or result |", "|---|---|---|"]
         for row in rows:
             told = row.told or "read as it is"
             where = f" ({row.test.rpartition('/')[2]})" if isinstance(row, Proof) else ""

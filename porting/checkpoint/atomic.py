@@ -70,10 +70,6 @@ def explained(path: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if (
-            MARK in path.parent.name
-        ):  # a part of a directory that is being made: whoever makes that can say what is left
-            raise
         reason = error.strerror or str(error)
         hint = "check the directory's permissions"
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
@@ -118,7 +114,7 @@ def _is_left(parent: Folder, name: str) -> bool:
 
 
 @contextmanager
-def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Path]:
+def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folder]:
     """A temporary directory that becomes ``path`` when the block ends well, and vanishes when it does not.
 
     Args:
@@ -130,13 +126,20 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Path]
         sweep(path)
         if shutil.disk_usage(path.parent).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        temporary, lock = _locked_sibling(path)
+        parent = Folder(path.parent)
+        made, lock = _locked_sibling(parent, path)
+        name = made.path.name
+        ours = [os.fstat(lock)]
         try:
-            yield temporary
-            publish(temporary.name, Folder(path.parent), path, overwrite=overwrite)
+            yield made
+            _require_same(parent, name, lock, path)
+            with suppress(OSError):  # after an exchange this is at the name, and goes last
+                ours.append(parent.status(path.name))
+            publish(name, parent, path, overwrite=overwrite)
         finally:
-            # After an exchange this is what stood at the destination before: it goes last.
-            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):
+                if any(os.path.samestat(parent.status(name), one) for one in ours):
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=parent.descriptor)
             os.close(lock)
 
 
@@ -173,15 +176,44 @@ def publish(made: str, folder: Folder, path: Path, *, overwrite: bool) -> None:
         raise CheckpointError(fault) from error
 
 
-def _locked_sibling(path: Path) -> tuple[Path, int]:
-    """A temporary directory beside ``path``, and the descriptor that holds its lock."""
+def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
+    """A temporary directory beside ``path``, in its parent, and the descriptor that holds its lock."""
     while True:
-        temporary = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
-        os.mkdir(temporary)
+        name = f".{path.name}{MARK}{secrets.token_hex(4)}"
+        os.mkdir(name, dir_fd=parent.descriptor)
         with suppress(FileNotFoundError):  # swept by another process before it could be locked
-            lock = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            lock = os.open(name, flags, dir_fd=parent.descriptor)
             if _locked(lock):
-                return temporary, lock
+                if os.fstat(lock).st_uid != os.geteuid():
+                    os.close(lock)
+                    raise _exchanged_by_others(path)
+                made = Folder(parent.path / name, inside=parent)
+                _require_same(parent, name, lock, path, opened=made.descriptor)
+                return made, lock
+
+
+def _require_same(parent: Folder, name: str, held: int, path: Path, *, opened: int | None = None) -> None:
+    """Refuse to go on where another file or directory was put at the name of a temporary one.
+
+    Args:
+        parent: the folder that both are in.
+        name: the name.
+        held: a descriptor of what was made.
+        path: the destination.
+        opened: a descriptor of what was opened by the name; None for what stands there now.
+
+    Raises:
+        CheckpointError: they are not the same.
+    """
+    status = parent.status(name) if opened is None else os.fstat(opened)
+    if not os.path.samestat(status, os.fstat(held)):
+        raise _exchanged_by_others(path)
+
+
+def _exchanged_by_others(path: Path) -> CheckpointError:
+    hint = "choose a destination in a directory that only you can write to"
+    return refused(path, "lies in a directory in which another user moved the temporary files", hint)
 
 
 def _locked(descriptor: int) -> bool:
@@ -260,26 +292,29 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
     """
     with explained(path, size):
         sweep(path)
-        temporary, descriptor = _locked_file(path)
+        parent = Folder(path.parent)
+        temporary, descriptor = _locked_file(parent, path)
         try:
             reserve(descriptor, size)
             yield descriptor
             os.fsync(descriptor)
-            if overwrite or not _linked(temporary, path):
-                os.rename(temporary, path)
-            sync(Folder(path.parent))
+            _require_same(parent, temporary, descriptor, path)
+            if overwrite or not _linked(parent, temporary, path):
+                os.rename(temporary, path.name, src_dir_fd=parent.descriptor, dst_dir_fd=parent.descriptor)
+            sync(parent)
         finally:
             try:
                 with suppress(FileNotFoundError):
-                    temporary.unlink()
+                    if os.path.samestat(parent.status(temporary), os.fstat(descriptor)):
+                        os.unlink(temporary, dir_fd=parent.descriptor)
             finally:
                 os.close(descriptor)
 
 
-def _linked(temporary: Path, path: Path) -> bool:
+def _linked(parent: Folder, temporary: str, path: Path) -> bool:
     """Gives a file a second name, which never takes the place of another file; False where there are no such names."""
     try:
-        os.link(temporary, path)
+        os.link(temporary, path.name, src_dir_fd=parent.descriptor, dst_dir_fd=parent.descriptor, follow_symlinks=False)
     except FileExistsError as error:
         raise _appeared(path) from error
     except OSError as error:
@@ -294,12 +329,13 @@ def _appeared(path: Path) -> CheckpointError:
     return refused(path, "appeared while this was being written", hint)
 
 
-def _locked_file(path: Path) -> tuple[Path, int]:
-    """A temporary file beside ``path``, and its descriptor, which holds its lock."""
+def _locked_file(parent: Folder, path: Path) -> tuple[str, int]:
+    """The name of a temporary file beside ``path``, and its descriptor, which holds its lock."""
     while True:
-        temporary = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
+        temporary = f".{path.name}{MARK}{secrets.token_hex(4)}"
         # The mode is less the umask, as for any new file.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o666, dir_fd=parent.descriptor)
         if _locked(descriptor):
             return temporary, descriptor
 

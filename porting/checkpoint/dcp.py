@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,9 @@ from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import Chunk, Contents, Extent, Record, TensorInfo, WeightFile
 from porting.checkpoint.names import DCP_METADATA
+from porting.checkpoint.state_dict import SHARED
 from porting.errors import Code, Fault, nearest
+from porting.limits import charge
 
 SHOWN = 3
 """Entries that are named of those that are no tensors."""
@@ -153,7 +156,17 @@ def _counted(tensors: int) -> str:
 
 
 def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: str) -> tuple[frozenset[str], ...]:
-    """Sees where chunks lie; gives the groups of names that stand for the same ones: tied tensors."""
+    """Check where chunks lie.
+
+    torch never writes two tensors to one range of a file.  This library's ``convert`` does, for tied tensors: all
+    their chunks are the same.  Any other shared byte is a fault, and what ties stand for is charged.
+
+    Returns:
+        The groups of names that have the same chunks.
+
+    Raises:
+        CheckpointError: a chunk is not within its file or too short, or shares bytes; the budget ran out.
+    """
     faults = FaultList(where)
     ranges: dict[str, list[tuple[int, int, str]]] = {}
     ties: dict[tuple[tuple[int, ...], torch.dtype, tuple[Chunk, ...]], list[str]] = {}
@@ -161,6 +174,10 @@ def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: st
         info = found.tensors[name]
         for chunk in chunks:
             size = sources[chunk.file].size
+            needed, given = math.prod(chunk.sizes) * info.dtype.itemsize, chunk.stop - chunk.start
+            if given < needed:
+                message = f"its chunk at {list(chunk.starts)} needs {needed} bytes and has {given} in {chunk.file}"
+                faults.add(Code.DCP_CHUNK, message, tensor=name, hint=SAVE_AGAIN)
             if chunk.stop > size:
                 message = (
                     f"its chunk at {list(chunk.starts)} is said to lie at bytes {chunk.start} to {chunk.stop} "
@@ -181,4 +198,7 @@ def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: st
             if stop > end:
                 end, last = stop, name
     faults.raise_if_any()
+    stored = sum(stop - start for held in ranges.values() for start, stop, _ in held)
+    made = sum(info.nbytes for info in found.tensors.values()) - SHARED * stored
+    charge("made", max(made, 0), where=where)
     return tuple(frozenset(names) for (_, _, chunks), names in ties.items() if chunks and len(names) > 1)

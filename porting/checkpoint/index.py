@@ -6,9 +6,10 @@ looks.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.layout import TensorInfo
@@ -21,6 +22,9 @@ MAX_INDEX = 256 << 20
 
 LONGEST = 255
 """Bytes of the name of a file."""
+
+PLAIN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}")
+"""A name that nothing is wrong with; an index may have a million of them."""
 
 WRITE_AGAIN = "fetch the index again, or save the checkpoint again"
 
@@ -75,7 +79,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> Index:
                     f"the shard {quote(shard)} {reason}; a shard is a plain file name beside the index",
                     hint="do not use this index unless you know who wrote it",
                 )
-    endings = {PurePosixPath(shard).suffix for shard in shards}
+    endings = {os.path.splitext(shard)[1] for shard in shards}  # ten times as fast as a path of each
     if not faults and endings not in ({".safetensors"}, {".bin"}):
         faults.add(
             Code.INDEX_SHARD,
@@ -96,6 +100,8 @@ def parse_index(raw: bytes, *, name: str, where: str) -> Index:
 
 def shard_fault(shard: str) -> str:
     """Why a string is no plain file name; empty when it is one."""
+    if PLAIN.fullmatch(shard):
+        return ""
     reasons = {
         "is empty or holds control characters": not shard or not is_printable(shard),
         "is a URL": "://" in shard,

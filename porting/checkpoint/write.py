@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from porting.checkpoint.atomic import check_destination, new_directory, new_file, refused, write_all
+from porting.checkpoint.atomic import check_destination, new_directory, new_file, refused, reserve, write_all
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.errors import FaultList, quote
 from porting.checkpoint.files import LocalFile
@@ -21,7 +21,7 @@ from porting.checkpoint.names import DCP_ENDING, SAFETENSORS
 from porting.checkpoint.safetensors_file import parse_header
 from porting.checkpoint.tensor_names import check_names
 from porting.errors import Code
-from porting.opening import Member
+from porting.opening import Folder, Member
 
 PIECE = 1 << 18
 """Bytes copied at a time; pieces above a megabyte are several times slower."""
@@ -104,7 +104,7 @@ def write_directory(
     needed = sum(plan.size for plan in plans.values())
     with new_directory(destination, needed=needed, overwrite=overwrite) as temporary:
         for name, plan in plans.items():
-            _write(temporary / name, plan, overwrite=False)
+            _write_member(temporary, name, plan)
         if confirm is not None:
             confirm()
 
@@ -151,6 +151,18 @@ def _write(path: Path, plan: _Plan, *, overwrite: bool) -> None:
     with new_file(path, size=plan.size, overwrite=overwrite) as descriptor:
         for piece in plan.pieces:
             write_all(descriptor, piece)
+
+
+def _write_member(folder: Folder, name: str, plan: _Plan) -> None:
+    """A file of a directory that is being made: by its name relative to the directory's descriptor."""
+    descriptor = folder.write(name)
+    try:
+        reserve(descriptor, plan.size)
+        for piece in plan.pieces:
+            write_all(descriptor, piece)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _plan_content(name: str, content: Content, destination: Path) -> _Plan:

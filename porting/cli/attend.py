@@ -30,6 +30,9 @@ PngFile = Annotated[
     Path | None, typer.Option("--png", help="Write a picture: the head that is named, or the grid of all.")
 ]
 
+MOST_HEADS = 64
+"""Columns of the table."""
+
 
 def attention(
     text: Text,
@@ -130,7 +133,8 @@ def _show(screen: Screen, seen: Attention, shares: dict[tuple[int, int], list[fl
         return
     screen.line(f"{what} most:")
     layers = sorted({layer for layer, _ in shares})
-    heads = sorted({head for _, head in shares})
+    every = sorted({head for _, head in shares})
+    heads = every[:MOST_HEADS]
     screen.rows(
         ["layer", *(f"head {head}" for head in heads)],
         [
@@ -139,6 +143,8 @@ def _show(screen: Screen, seen: Attention, shares: dict[tuple[int, int], list[fl
         ],
         right=["layer"],
     )
+    if len(every) > len(heads):
+        screen.line(f"{len(heads)} of {len(every)} heads are shown; --head shows any one, --json all of them")
 
 
 def _most(seen: Attention, values: list[float]) -> str:

@@ -15,7 +15,7 @@ from porting.plan.matching import Match, Matcher
 from porting.plan.move import Described
 from porting.plan.plan import LeftOut
 from porting.plan.ties import present
-from porting.plan.wording import Nearest, common_front, group_alike, listed, resembles
+from porting.plan.wording import MOST_HINTS, MOST_PATTERNS, Nearest, common_front, group_alike, listed, resembles
 from porting.target import Slot
 
 COUNTS = re.compile(r"layer|block|depth|expert")
@@ -61,9 +61,10 @@ def leave_out(
         message = f"{listed(strays)} of the checkpoint: no rule reads it, and {front!r} stands before the table's names"
         hint = "save the model without what wraps it; of a distributed checkpoint pass DIRECTORY/NAME"
         faults.append(Fault(code=Code.UNREAD_TENSOR, where=table.where, message=message, hint=hint))
-    for names in group_alike([] if front else strays):
+    for place, names in enumerate(group_alike([] if front else strays)):
         message = f"{listed(names)} {list(sources[names[0]].shape)} of the checkpoint: no rule reads it"
-        hint = near.said(names[0], missed, strays) or _nearly_dropped(names[0], idle)
+        hint = near.said(names[0], missed, strays)
+        hint = hint or (_nearly_dropped(names[0], idle[:MOST_PATTERNS]) if place < MOST_HINTS else "")
         hint = hint or "map it in [tensors], or list it in [drop] with a reason"
         faults.append(Fault(code=Code.UNREAD_TENSOR, where=table.where, message=message, hint=hint))
     free = [*alignment.unwritten, *(name for lone in alignment.unsourced for name in lone.names)]

@@ -77,7 +77,7 @@ def write_shards(
             if crew.rank == 0:
                 check_destination(path, overwrite=overwrite, sources=list(sources))
                 needed = sum(placed.sizes.values())
-                temporary = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite))
+                temporary = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite)).path
                 _begin(temporary, placed, files)
         temporary = crew.gather(temporary)[0]
         with crew.step():

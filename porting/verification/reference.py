@@ -52,6 +52,7 @@ def load_reference(
     if checkpoint.path is None or not checkpoint.config:
         message = "transformers needs the weights and a config.json to run the reference"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message))
+    _require_small(checkpoint)
     config: Any = make.config_class
     given: dict[str, Any] = {}
     alone = Path(checkpoint.location).is_file()  # transformers would read what it finds in the directory, not this file
@@ -77,6 +78,35 @@ def load_reference(
             message = f"transformers cannot load it as {architecture}: {type(error).__name__}: {said}"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message)) from error
     return model.eval()
+
+
+MOST_VALUES = 500_000
+"""Values in a config that transformers is given, and labels that it makes names for: each takes it microseconds."""
+
+
+def _require_small(checkpoint: Checkpoint) -> None:
+    """Refuse a config that transformers would take minutes and gigabytes for.
+
+    Raises:
+        VerifyError: it has too many values, or asks for the names of too many labels.
+    """
+    labels = checkpoint.config.get("num_labels")
+    if isinstance(labels, int) and labels > MOST_VALUES:
+        reason = f"{labels} labels (num_labels), and transformers makes a name for each"
+    elif (count := _count(checkpoint.config)) > MOST_VALUES:
+        reason = f"{count} values, each of which transformers copies several times"
+    else:
+        return
+    message = f"the config has {reason}; at most {MOST_VALUES} are given to it"
+    hint = "take out of config.json what the model does not need"
+    raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
+
+
+def _count(value: object) -> int:
+    """The values in what JSON holds."""
+    if isinstance(value, Mapping):
+        return sum(map(_count, value.values())) + 1
+    return sum(map(_count, value)) + 1 if isinstance(value, list) else 1
 
 
 def _numbers(value: Any) -> Any:  # whatever JSON holds

@@ -152,7 +152,7 @@ def test_parts_of_safetensors_that_nothing_describes_are_refused_and_what_is_put
 
 def test_a_chunk_that_is_not_needed_is_not_read(tmp_path: Path) -> None:
     """What is wrong inside of one tensor's chunk is said when that is read, and of all files when they are opened."""
-    moved("b", length=9)(tmp_path / "m")
+    moved("b", length=12)(tmp_path / "m")
     checkpoint = open_checkpoint(tmp_path / "m")
     assert checkpoint.read("a").shape == (6, 4)
     with pytest.raises(CheckpointError, match=r"__0_0.distcp: tensor 'b', chunk at \[0\]: "):

@@ -263,7 +263,7 @@ def test_what_appears_meanwhile_is_left_as_it_is(
 def test_where_a_file_has_one_name_only_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: dict[str, torch.Tensor]
 ) -> None:
-    def link(*arguments: object) -> None:
+    def link(*arguments: object, **options: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", link)
@@ -310,7 +310,7 @@ def test_disk_without_room_fails_before_anything_is_written(
 
 
 def test_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_only(*arguments: object) -> int:
+    def read_only(*arguments: object, **options: object) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "mkdir", read_only)

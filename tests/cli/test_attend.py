@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import porting
+from porting.cli.attend import _shares, _show
+from porting.cli.screen import Screen
 from tests.cli.conftest import Run
+from tests.seeing.test_webpage import drawn
 
 SENTENCE = "Return the name of the file."
 
@@ -73,6 +76,17 @@ def test_word_pieces_are_taken_as_they_are(run: Run) -> None:
     assert found["from"] == 2
     by_name = run("attention", "[CLS] return 2 [SEP] 3", "--pieces", "--from", "3").stdout
     assert by_name.startswith("what '3', token 4 of 5, ")  # a token of that spelling comes before its number
+
+
+def test_of_very_many_heads_the_first_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """A config chooses their number, and a table of 1,024 columns helps nobody."""
+    seen = drawn(("a", "b"), 1024)
+    with Screen("attention", as_json=False) as screen:
+        _show(screen, seen, _shares(seen, None, None, 0), 0)
+    shown = capsys.readouterr().out
+    assert "head 63" in shown
+    assert "head 64" not in shown
+    assert "64 of 1024 heads are shown; --head shows any one, --json all of them" in shown
 
 
 @pytest.mark.parametrize(

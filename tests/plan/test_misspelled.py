@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from porting.errors import Code, PortingError
+from porting.plan import leftovers
+from porting.plan.wording import MOST_HINTS, MOST_PATTERNS, resembles
 from tests.plan.toy import TABLE, checkpoint, plan, target
 
 
@@ -83,3 +85,20 @@ def test_all_names_behind_one_that_a_wrapper_put_before_them(front: str) -> None
     assert unread[0].hint.startswith("save the model without what wraps it")
     sought = [fault.hint for fault in caught.value.faults if fault.code == Code.NO_SOURCE]
     assert f"did you mean '{front}trunk.emb.weight'?" in sought
+
+
+def test_lines_of_drop_are_compared_with_few_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile checkpoint has as many names that nothing reads as it likes, and a table as many lines."""
+    compared: list[str] = []
+
+    def count(one: str, other: str) -> bool:
+        compared.append(other)
+        return resembles(one, other)
+
+    monkeypatch.setattr(leftovers, "resembles", count)
+    lines = "".join(f'"line{number}z" = "a reason"\n' for number in range(600))
+    strays = {f"stray{number}z": (2,) for number in range(100)}
+    with pytest.raises(PortingError):
+        plan(checkpoint(**strays), target(), TABLE.replace("[drop]\n", "[drop]\n" + lines))
+    assert len(set(compared)) <= MOST_HINTS
+    assert len(compared) <= MOST_HINTS * MOST_PATTERNS

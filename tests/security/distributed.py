@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,18 @@ def million(folder: Path) -> None:
     write(folder, metadata)
 
 
+def alias(folder: Path) -> None:
+    """300 tensors whose chunks are those of one: 1 MiB on the disk, 300 MiB to load."""
+    save(folder, {"a": torch.zeros(1 << 18)})
+    metadata = read(folder)
+    state, storage = metadata.state_dict_metadata, metadata.storage_data
+    ((index, place),) = list(storage.items())
+    for number in range(300):
+        state[f"a{number}"] = copy.deepcopy(state["a"])
+        storage[replace(index, fqn=f"a{number}")] = place
+    write(folder, metadata)
+
+
 def twice(folder: Path) -> None:
     """The name ``a`` twice in the dictionary of tensors."""
     save(folder)
@@ -202,6 +216,9 @@ DISTRIBUTED: list[Row] = [
     seen("an offset that is a boolean", "no file, offset and length", moved(offset=True)),
     seen("a chunk that is compressed", "its storage is transformed", moved(transform_descriptors=["zstd"])),
     seen("two tensors on one range", "are also those of 'b'", moved("b", offset=0)),
+    seen("a range that overlaps another's end", "are also those of", moved("b", offset=8)),
+    seen("a chunk in fewer bytes than its elements", "needs 96 bytes and has 9", moved(length=9)),
+    seen("300 names for 1 MiB", "bytes that repeat others", alias),
     seen("a file that was cut short", "which has", cut_short),
     seen("chunks that overlap", "its chunks at [0, 0] and [2, 0] overlap", cut([((0, 0), (3, 4)), ((2, 0), (4, 4))])),
     seen("a hole between chunks", "4 of its elements are in no chunk", cut([((0, 0), (3, 4)), ((4, 0), (2, 4))])),

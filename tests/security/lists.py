@@ -1,4 +1,4 @@
-"""All the rows: of them docs/security.md makes its table."""
+"""All the rows: docs/hostile-inputs.md has them as tables."""
 
 from __future__ import annotations
 

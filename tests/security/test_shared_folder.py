@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from porting.checkpoint import CheckpointError, write_safetensors
+from porting.checkpoint import CheckpointError, write_directory, write_safetensors
 from porting.converting import convert, verify_files
 from porting.converting.making import Made, Maker
 from porting.converting.recipe import Recipe
@@ -24,6 +25,8 @@ from tests.guards.tree import ROOT
 
 STRANGER = 12345
 """The number of a user who is not this one."""
+
+WEIGHTS = {"a": torch.zeros(1)}
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file another user's")
 
@@ -268,3 +271,36 @@ def test_siblings_that_are_not_ours_are_neither_waited_for_nor_removed(
     write_safetensors(shared / "file.safetensors", {"a": torch.zeros(1)})
     save_file({"a": torch.zeros(1)}, shared / "again.safetensors")
     assert contents(shared / "out").keys() == {"config.json", "model.safetensors", "provenance.json"}
+
+
+@pytest.mark.parametrize("put", ["a link", "a directory", "a file"])
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_a_temporary_sibling_that_is_exchanged_leads_nothing_outside(
+    kind: str, put: str, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``export`` and ``record``, in a folder where others may rename, while the bytes are written."""
+    home = shared.parent / "home"
+    real = os.fsync
+    moved: list[Path] = []
+
+    def exchange(descriptor: int) -> None:
+        real(descriptor)
+        for sibling in [] if moved else list(shared.glob(".d.porting-*")):
+            moved.append(sibling.rename(shared / "aside"))
+            if put == "a link":
+                sibling.symlink_to(home if kind == "directory" else home / "precious")
+            elif put == "a directory":
+                sibling.mkdir()
+                (sibling / "config.json").write_bytes(b"theirs")
+            else:
+                sibling.write_bytes(b"theirs")
+
+    before = state(home)
+    monkeypatch.setattr(os, "fsync", exchange)
+    files = {"a.json": b"{}", "config.json": b"{}"}
+    made = partial(write_directory, files=files) if kind == "directory" else partial(write_safetensors, tensors=WEIGHTS)
+    with pytest.raises(CheckpointError, match="another user moved the temporary files"):
+        made(shared / "d")
+    assert moved
+    assert not (shared / "d").exists()
+    assert state(home) == before

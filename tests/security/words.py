@@ -91,6 +91,18 @@ CONFIGS: list[Row] = [
         )
         for power in (9, 12)
     ),
+    config_row(
+        "10^8 labels, for the reference",
+        "100000000 labels (num_labels), and transformers",
+        {"num_labels": 10**8},
+        words=("verify", "m"),
+    ),
+    config_row(
+        "600 000 values, for the reference",
+        "values, each of which transformers copies",
+        {"junk": [0] * 600_000},
+        words=("verify", "m"),
+    ),
     config_row("10^12 layers", "asks for more than 14096 parameters", {"num_hidden_layers": ABSURD}),
     config_row("10^12 words", "[1000000000000, 24]", {"vocab_size": ABSURD}),
     config_row("10^12 positions", "[1000000000000, 24]", {"max_position_embeddings": ABSURD}),

@@ -15,7 +15,7 @@ from matplotlib.image import imread
 
 import porting
 from porting.seeing import Attention
-from porting.seeing.picture import HEATS, LONGEST, SHADES, ink_on, label, luminance
+from porting.seeing.picture import HEATS, LONGEST, MOST_MAPS, SHADES, ink_on, label, luminance
 from tests.guards.tree import ROOT
 from tests.seeing.test_webpage import HOSTILE, drawn
 
@@ -67,6 +67,17 @@ def test_the_grid_shows_every_head(attention: Attention) -> None:
     assert one.shape[0] < 0.8 * picture.shape[0]
     assert squares(one, attention, 1, 0)
     assert not squares(one, attention, 0, 0)
+
+
+def test_a_grid_of_very_many_heads_has_the_first_of_them() -> None:
+    """A config chooses the number of heads: 1,024 of one number each cost as much to draw as those of a large model."""
+    some = pixels(drawn(("a", "b"), *[3] * 3).to_png())
+    most = pixels(drawn(("a", "b"), *[1024] * 8).to_png())
+    assert most.shape[0] <= 9 * some.shape[0]
+    assert most.shape[0] * most.shape[1] < 150 * 150 * MOST_MAPS
+    below = most[-25:]
+    assert (below < 0.5).any()  # the line that says so; a complete grid has none
+    assert not (some[-25:] < 0.5).any()
 
 
 def test_a_marked_token_is_framed(attention: Attention) -> None:
