@@ -72,7 +72,7 @@ def judge(
     place up to which all is proven; or an entry of the catalogue of causes that turns the reference into the module, to
     the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
     """
-    reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped), *behind.reasons])
+    reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped, behind), *behind.reasons])
     if not reasons and not any(is_last(found, one) for one in found.divergences) and not _own_parts(unmapped):
         reasons = [*_strange(found)]  # whatever else was noted on the way: what is returned has to be the reference's
     refused = {one.reference for one in found.divergences if one.what == "shape" and is_last(found, one)}
@@ -134,6 +134,7 @@ def _all(
     fits: Sequence[Fault],
     checkpoint: Checkpoint,
     unmapped: Sequence[Unmapped],
+    behind: Beyond,
 ) -> Iterator[Reason]:
     parts = [*_mask(subjects), *_parts(subjects, found, proof, checkpoint), *surplus(found)]
     yield from parts
@@ -162,7 +163,7 @@ def _all(
         shown = one.code is Code.SHAPE_MISMATCH and proof.exact
         if shown or not explained:
             yield Reason(kind="fit", said=str(one), shown=shown)
-    if own is not None and proof.exact and not (own.exact or own.differs_on_trials):
+    if own is not None and proof.exact and not (own.exact or own.differs_on_trials or behind.worst):
         yield Reason(kind="proof", said=f"the proof on the checkpoint itself does not hold: {_said(own)}")
     if found.exhausted:
         yield met("the search was complete")
