@@ -53,6 +53,8 @@ class MasksOneLayer(Plain):
 class ForgetsItsMask(Plain):
     """The first mask of all stays, where it fits."""
 
+    first: Tensor
+
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         if not hasattr(self, "first") or self.first.shape != keep.shape:
             self.first = keep.clone()
@@ -118,9 +120,7 @@ def test_what_verify_calls_imprecise_is_not_called_proven(source: Path) -> None:
 class Placed(Plain):
     """It can be told the positions, as the reference can."""
 
-    def forward(  # type: ignore[override]  # one argument more
-        self, ids: Tensor, keep: Tensor, segments: Tensor, position_ids: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor, position_ids: Tensor | None = None) -> Tensor:
         places = torch.arange(ids.shape[1])[None] if position_ids is None else self.placed(position_ids)
         x: Tensor = self.norm(self.tok(ids) + self.pe[0][places] + self.seg(segments))
         for layer in self.layers:
@@ -234,7 +234,8 @@ class FirstSegment(Plain):
         x: Tensor = self.norm(self.tok(ids) + self.pe[:, : ids.shape[1]] + row)
         for layer in self.layers:
             x = layer(x, keep)
-        return x
+        out: Tensor = x
+        return out
 
 
 def test_one_learned_row_is_the_first_of_several_segments(source: Path) -> None:
