@@ -234,8 +234,7 @@ class FirstSegment(Plain):
         x: Tensor = self.norm(self.tok(ids) + self.pe[:, : ids.shape[1]] + row)
         for layer in self.layers:
             x = layer(x, keep)
-        out: Tensor = x
-        return out
+        return x
 
 
 def test_one_learned_row_is_the_first_of_several_segments(source: Path) -> None:
@@ -252,7 +251,7 @@ class RowBehindAScale(Plain):
         self.row = nn.Parameter(torch.zeros(self.norm.normalized_shape[0]))
 
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
-        x = 1.5 * (self.tok(ids) + self.pe[:, : ids.shape[1]] + self.seg(segments))
+        x: Tensor = 1.5 * (self.tok(ids) + self.pe[:, : ids.shape[1]] + self.seg(segments))
         x = self.norm(x + self.row)
         for layer in self.layers:
             x = layer(x, keep)
