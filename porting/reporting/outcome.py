@@ -223,10 +223,11 @@ class Outcome:
         probe agrees, and nothing that the port returns could be compared, or parts of it hold random values that are
         compared with nothing; ``"faithful"``.
         """
-        if self.shown.differing or self.scope.differing or self.scope.impure:
+        if self.shown.differing or self.scope.impure:
             return DIFFERENT
-        if self.guilty or self.first_difference:
-            worst = max(probe.meaning.worst for probe in self.probes)
+        trials = [math.inf if one.difference is None else one.difference for one in self.scope.differing]
+        if self.guilty or self.first_difference or trials:
+            worst = max([*trials, *(probe.meaning.worst for probe in self.probes)])
             return APPROXIMATE if self.approximate and worst <= self.approximate.within else DIFFERENT
         if self.learned and self.learned.differs:
             return DIFFERENT

@@ -37,13 +37,14 @@ from porting.suggesting.subjects.dormant import dormant
 from porting.suggesting.subjects.guarding import guarded, outside
 from porting.suggesting.subjects.subject import Subjects, prepare, sides, steady
 from porting.suggesting.subjects.tracing import Kind
-from porting.suggesting.verdict.beyond import Beyond, beyond
+from porting.suggesting.verdict.beyond import Beyond, beyond, untried
 from porting.suggesting.verdict.evidence import evidence
 from porting.suggesting.verdict.judging import Judgement, judge
-from porting.suggesting.verdict.proving import LARGE, Proof, differing, prove
+from porting.suggesting.verdict.proving import LARGE, TRIED, Proof, differing, prove
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.target import TargetError
 from porting.tracing.faults import VerifyError
+from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW
 from porting.verification.compare import Progress
 from porting.verification.reference_class import ReferenceClass, declared, reference_class, usual_classes
@@ -191,10 +192,10 @@ def _proposed(
     fits = _fits(checkpoint, into, parse_table(write(final), where="suggested"), subjects, fresh=fresh)
     own = None
     if not fits and proof.exact and _numbers(checkpoint) < LARGE:
-        own = prover.on(checkpoint, final, fresh=fresh)
+        own = prover.on(checkpoint, final, fresh=fresh, whole=_numbers(checkpoint) < TRIED)
         own = None if own.late else own  # the twin's is a proof as well
     deep = replace(made, probes=final.probes, returned=final.returned) if own is None else None
-    behind = prover.behind(made, fresh=fresh, deep=deep) if proof.exact and not fits else Beyond()
+    behind = prover.behind(made, fresh=fresh, deep=deep, own=own) if proof.exact and not fits else Beyond()
     verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped, behind)
     if verdict.verdict in {Verdict.EXACT, Verdict.TRUNK}:  # what looked like a guess was confirmed further behind
         lines, of = ([_confirmed(one) for one in some] for some in (lines, final.lines))
@@ -284,22 +285,31 @@ class _Prover:
         causes = min(CAUSES, max(self.until - time.monotonic(), 1.0))
         return self._proven(self.subjects.twin.checkpoint, made, "proving on the twin", fresh=fresh, causes=causes)
 
-    def on(self, checkpoint: Checkpoint, made: Draft, *, fresh: bool) -> Proof:
-        """The table's proof on the checkpoint itself."""
-        return self._proven(checkpoint, made, "proving on the checkpoint", fresh=fresh)
+    def on(self, checkpoint: Checkpoint, made: Draft, *, fresh: bool, whole: bool) -> Proof:
+        """The table's proof on the checkpoint itself; the whole one is that of ``verify``, trials included."""
+        return self._proven(checkpoint, made, "proving on the checkpoint", fresh=fresh, whole=whole)
 
-    def behind(self, made: Draft, *, fresh: bool, deep: Draft | None) -> Beyond:
+    def behind(self, made: Draft, *, fresh: bool, deep: Draft | None, own: Proof | None) -> Beyond:
         """What is seen on the twin behind the proof."""
         self.tell("proving on other rows", 0, 0)
         table = parse_table(write(made), where="suggested")
         deeper = None if deep is None else parse_table(write(deep), where="suggested")
         try:
             with bounded(self.until):
-                return beyond(self.into, table, self.subjects, seed=self.seed, fresh=fresh, deep=deeper)
+                return beyond(self.into, table, self.subjects, seed=self.seed, fresh=fresh, deep=deeper, own=own)
         except OutOfTime:
-            return Beyond(limits=("other rows, masks and calls: the limit was met before they were tried",))
+            return untried(own)
 
-    def _proven(self, checkpoint: Checkpoint, made: Draft, stage: str, *, fresh: bool, causes: float = 0.0) -> Proof:
+    def _proven(
+        self,
+        checkpoint: Checkpoint,
+        made: Draft,
+        stage: str,
+        *,
+        fresh: bool,
+        causes: float = 0.0,
+        whole: bool = False,
+    ) -> Proof:
         try:
             table = parse_table(write(made), where="suggested")
         except PortingError as error:  # what was found cannot be written down: never a proof
@@ -321,6 +331,7 @@ class _Prover:
                     small=checkpoint is self.subjects.twin.checkpoint,
                     causes=causes,
                     tell=tell,
+                    whole=whole,
                 )
         except OutOfTime:
             return Proof(report=None, refused="the limit was met before it had ended", late=True)
@@ -377,8 +388,9 @@ def _headed(made: Draft, judged: Judgement, architecture: str, *, lazy: bool) ->
     if any(line.proven and line.why != GUESS for line in made.lines):
         head.append("Lines with a comment were decided by what they compute; the others by where they stand.")
     approximate = None
-    if judged.verdict is Verdict.APPROXIMATE and judged.difference:
-        within = 10.0 ** math.ceil(math.log10(judged.difference) + 0.5)  # the checkpoint's own weights may show it more
+    far = judged.difference or 0.0
+    if judged.verdict is Verdict.APPROXIMATE and far > MEANING:
+        within = 10.0 ** math.ceil(math.log10(far) + 0.5)  # the checkpoint's own weights may show it more
         approximate = (judged.reasons[0].said if judged.reasons else judged.sentence, within)
     lines = tuple(line for text in head if text for line in _wrapped(text))
     return replace(made, head=lines, approximate=approximate)

@@ -223,14 +223,13 @@ class PaddingByItself(Plain):
         return super().forward(ids, keep & (ids != 0), segments)
 
 
-@into(SAID, "what it rounds to less than float32 by itself")
 class Rounded(Plain):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         x = super().forward(ids, keep, segments)
         return x.to(torch.bfloat16).to(x.dtype)
 
 
-@into(SAID, "the token types (one segment only)")
+@into(SAID, "token_type_ids ([inputs] does not name it")
 class WithoutSegments(Plain):
     def forward(self, ids: Tensor, keep: Tensor) -> Tensor:  # type: ignore[override]  # the flaw
         return super().forward(ids, keep, torch.zeros_like(ids))

@@ -129,7 +129,7 @@ def draft(
             copies=copies,
             ties=ties,
             fresh=fresh,
-            inputs=_inputs(subjects.way.rules),
+            inputs=_inputs((*subjects.way.rules, *subjects.way.more)),
             probes=compared,
             returned=returned,
         ),

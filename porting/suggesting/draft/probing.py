@@ -106,11 +106,19 @@ def returned_probes(
     for name, some in fits.items():
         free = [path for path in some if path not in taken]
         if free:
-            path = max(free, key=lambda one: (one.startswith(ROOT), often[one.translate(_DIGITS)], order[one]))
+            path = max(free, key=lambda one: _rank(one, often[one.translate(_DIGITS)], order[one]))
             left, right = (f" [{text}]" if text else "" for text in some[path])
             found.append((f"{path}{left}", f"{ROOT} -> {name}{right}"))
             taken.add(path)
     return found
+
+
+def _rank(path: str, often: int, order: int) -> tuple[bool, bool, int, int]:
+    """How well a point suits an output that it equals: one of a list of every layer's output is a layer's.
+
+    The last layer's may be what the reference returns as well, and of a deeper checkpoint it is another layer's.
+    """
+    return often > 1, path.startswith(ROOT), often, order
 
 
 def _named(path: str, lines: Sequence[tuple[str, str]]) -> bool:
@@ -157,6 +165,8 @@ def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[t
     [('h.{i}', 'blocks.{i}'), ('h.11 [b t e]', '. [t b e]')]
     >>> at_depth([("h.0", ". -> 1"), ("h.1", ". -> 2")], 2, 3)
     [('h.0', '. -> 1'), ('h.1', '. -> 2'), ('h.2', '. -> 3')]
+    >>> at_depth([("h.0", ". -> 0.1"), ("h.1", ". -> 0.2")], 2, 3)
+    [('h.0', '. -> 0.1'), ('h.1', '. -> 0.2'), ('h.2', '. -> 0.3')]
     """
     stretched = _stretched(lines, twins, depth)
     last = re.compile(rf"(?<=\.){twins - 1}(?=\.|\s|$)")
@@ -167,7 +177,7 @@ def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[t
 
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|\s|$)")
-_OUTPUT = re.compile(r"(?<=^\. -> )\d+(?=\s|$)")
+_OUTPUT = re.compile(r"^(\. -> (?:\S*\.)?)(\d+)(?=\s|$)")
 
 
 def _stretched(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[tuple[str, str, bool]]:
@@ -178,7 +188,7 @@ def _stretched(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list
         layers, output = _LAYER.findall(theirs), _OUTPUT.search(ours)
         key = None
         if len(layers) == 1 and output is not None:
-            key = _LAYER.sub("#", theirs), _OUTPUT.sub("#", ours), int(output[0]) - int(layers[0])
+            key = _LAYER.sub("#", theirs), _OUTPUT.sub(r"\1#", ours), int(output[2]) - int(layers[0])
             groups.setdefault(key, []).append(int(layers[0]))
         keys.append(key)
     whole = {key for key, layers in groups.items() if twins > 1 and sorted(layers) == list(range(twins))}

@@ -42,6 +42,11 @@ class Divergence:
     cause: str = ""
     near: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def ends(self) -> bool:
+        """Whether what stands behind such a place is a guess."""
+        return self.what in {"extra", "shape"} or (self.what in {"activation", "norm"} and not self.size <= CLOSE)
+
 
 GUESS = "a guess, which nothing behind it confirms"
 """Said of a rule with which what comes behind is not the reference's activation."""

@@ -62,6 +62,7 @@ class Search(Between):
                 self._give_up(unit, None)  # nothing came of it, and nothing else would the next time
         self._untold(found.trace)
         self._remaining()
+        found.seconds = self._sure_seconds(found.trace)
         found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
         found.open = [name for name in self.port.loadable if name not in self._filled]
         found.lacking = [one for one in theirs if not set(one.names) & self._used]
@@ -73,6 +74,17 @@ class Search(Between):
                     self._note("unloadable", unit, None)
                     break
         return found
+
+    def _sure_seconds(self, trace: Trace) -> dict[str, str]:
+        """The tensors that need another's values, without those that are behind a place that fits nothing.
+
+        There what each tensor is, is a guess, and that two of them are one would be another.
+        """
+        order = {name: number for number, unit in reversed([*enumerate(trace.units)]) for name in unit.names}
+        seconds = self.found.seconds
+        doubtful = [one.port for one in self.found.divergences if one.ends and one.port not in seconds]
+        first = min((order.get(name, 0) for name in doubtful), default=len(order))
+        return {name: other for name, other in seconds.items() if max(order.get(name, 0), order.get(other, 0)) < first}
 
     def _positions(self, trace: Trace) -> None:
         """Leave tables of positions alone that both sides compute, and note the order of their columns.

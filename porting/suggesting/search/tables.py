@@ -9,6 +9,9 @@ from porting.suggesting.search.layouts import Move, Piece, Shape
 from porting.suggesting.search.naming import likeness
 from porting.suggesting.subjects.tracing import Kind, Unit
 
+ROW = "(1|_rest) e"
+"""The axes of a table of which the module has the first row alone, as one that adds one learned row to each token."""
+
 FEW = 4
 """Rows that are nobody's: in front of the positions, or a padding segment.  More are a table of another length."""
 
@@ -75,6 +78,9 @@ def _single(
     if len(rows) != 2 and squeezed == rows and shape != their_shape:
         left, right = (" ".join("1" if size == 1 else "e" for size in one) for one in (their_shape, shape))
         yield Move((Piece(source, (source,), left),), (Piece(name, (name,), right),))
+    if len(rows) == len(their_shape) == 2 and squeezed == rows[1:]:
+        row = " ".join("1" if size == 1 else "e" for size in shape)
+        yield Move((Piece(source, (source,), ROW),), (Piece(name, (name,), row),), fill=0.0)
     if len(rows) != 2 or len(squeezed) != 2:
         return
     left = _axes(their_shape, "t", "e")

@@ -9,13 +9,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
+from porting.duplicate import duplicate
 from porting.errors import Code, Fault, nearest, told
 from porting.frames import place_of, users_line
 from porting.notation.rule import Rule, Term, make_rule
@@ -51,6 +54,15 @@ BATCH, LENGTH, OTHERS = 3, 7, 5
 """Rows of the batch, their length, and the length of a decoder's."""
 
 
+class Unmasked(StrEnum):
+    """Why tokens that are masked in the reference are seen."""
+
+    ABSENT = "takes no attention mask"
+    IGNORED = "takes a mask and ignores it"
+    PARTLY = "takes a mask, and tokens that it masks still change the others"
+    STALE = "takes a mask, and keeps the one of an earlier call"
+
+
 @dataclass(frozen=True)
 class Way:
     """One way in which a forward can be given the reference's inputs.
@@ -58,19 +70,25 @@ class Way:
     Attributes:
         rules: the table's [inputs]: (the reference's term, the port's term).
         internal: the module finds out by itself which words are padding.
-        unmasked: nothing tells it, and words that are masked in the reference are seen.
+        unmasked: why words that are masked in the reference are seen; None where they are not.
         loose: arguments without a role, which have defaults.
+        more: lines of [inputs] for arguments that the search leaves at their defaults.
     """
 
     rules: tuple[tuple[str, str], ...]
     internal: bool = False
-    unmasked: bool = False
+    unmasked: Unmasked | None = None
     loose: tuple[str, ...] = ()
+    more: tuple[tuple[str, str], ...] = ()
 
     @property
     def named(self) -> tuple[str, ...]:
         """The reference's arguments that it takes."""
         return tuple(theirs.partition(" [")[0] for theirs, _ in self.rules)
+
+    def argument(self, theirs: str) -> str:
+        """The module's argument that stands for one of the reference's; empty where none does."""
+        return next((ours.partition(" ")[0] for name, ours in self.rules if name.partition(" [")[0] == theirs), "")
 
     @property
     def parsed(self) -> tuple[Rule, ...]:
@@ -221,16 +239,18 @@ def find_way(
     errors: list[tuple[Exception, int]] = []
     working: list[Way] = []
     wrong: list[set[str]] = []
+    again = _copies(module)
     for rules in ways(found):
         way = Way(rules=rules, loose=loose)
         count = Counted()
+        one = again()  # what is kept of a call that was made on trial must not spoil the next
         try:
             with count:
-                steady = _steady(module, way, vocabulary, padding)
+                steady = _steady(one, way, vocabulary, padding)
             if not steady:
                 return way  # what it gives is random: that is said of the run, and no way is better than another
             with count:
-                seen = _seen(module, way, vocabulary, padding)
+                seen = _seen(partial(_itself, one), way, vocabulary, padding)
         except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
             errors.append((error, count.operations))
             continue
@@ -248,7 +268,53 @@ def find_way(
         return chosen
     if _skips(module, chosen, vocabulary, padding):
         return Way(rules=chosen.rules, internal=True, loose=loose)
-    return Way(rules=chosen.rules, unmasked=True, loose=loose)
+    chosen, why = _unmasked(working, again, vocabulary, padding)
+    return replace(chosen, unmasked=why)
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _copies(module: nn.Module) -> Callable[[], nn.Module]:
+    """What makes copies of a module as it is now: with its own weights, and with nothing of what later calls leave."""
+    shared: dict[int, object] = {id(one): one for one in (*module.parameters(), *module.buffers())}
+    kept = duplicate(module, dict(shared))
+    return lambda: duplicate(kept, dict(shared))
+
+
+def _unmasked(
+    working: Sequence[Way], again: Callable[[], nn.Module], vocabulary: int, padding: int
+) -> tuple[Way, Unmasked]:
+    """Why masked tokens change the others, whichever way the mask is given, and the way in which it is."""
+    first = working[0]
+    if MASK not in first.named:
+        return first, Unmasked.ABSENT
+    for way in working:
+        if not _seen(again, way, vocabulary, padding):
+            return way, Unmasked.STALE
+    inputs = sample(first.named, vocabulary, padding)
+    holes = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    holes[:, 2] = holes[:, LENGTH - 1] = 0
+    for way in working:
+        given = [gives(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
+        if not all(map(torch.equal, *given)):
+            return way, Unmasked.PARTLY
+    return first, Unmasked.IGNORED
+
+
+def optional(module: nn.Module, way: Way, reference: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Lines of [inputs] for what both forwards take by one name and may be called without: the search does so.
+
+    A mask that changes nothing is left out of them: it is the loss's, say.
+    """
+    given = {way.argument(name) for name in way.named}
+    ours, theirs = (inspect.signature(one.forward).parameters for one in (module, reference))
+    return tuple(
+        (name, name)
+        for name, one in ours.items()
+        if name in {POSITIONS, SEGMENTS} and name in theirs and name not in given and one.default is not one.empty
+    )
 
 
 def _usual(errors: Sequence[tuple[Exception, int]]) -> Exception:
@@ -330,10 +396,10 @@ def _steady(module: nn.Module, way: Way, vocabulary: int, padding: int) -> bool:
     return all(one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
 
 
-def _seen(module: nn.Module, way: Way, vocabulary: int, padding: int) -> set[str]:
+def _seen(module: Callable[[], nn.Module], way: Way, vocabulary: int, padding: int) -> set[str]:
     """What is wrong with a way: masked words change what is computed elsewhere, rows change each other, words nothing.
 
-    Numbers that are none count as wrong in every respect.
+    Numbers that are none count as wrong in every respect.  Each call is made on what ``module`` gives.
     """
     inputs = sample(way.named, vocabulary, padding)
     kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
@@ -343,12 +409,12 @@ def _seen(module: nn.Module, way: Way, vocabulary: int, padding: int) -> set[str
 
     def changed(where: Tensor) -> list[Tensor]:
         other = torch.where(where, (inputs[IDS] + 5) % (vocabulary - 4) + 3, inputs[IDS])
-        return gives(module, way, {**inputs, IDS: other})
+        return gives(module(), way, {**inputs, IDS: other})
 
     def differ(others: list[Tensor], where: Tensor) -> bool:
         return any(_differ(a, b, where) for a, b in zip(base, others, strict=True))
 
-    base = gives(module, way, inputs)
+    base = gives(module(), way, inputs)
     last, start = torch.zeros_like(kept), torch.zeros_like(kept)
     last[2], start[:, 0] = True, True
     later = kept & ~start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -16,7 +18,7 @@ def heard(module: nn.Module, way: Way, vocabulary: int, padding: int) -> Way:
     holes = torch.ones(BATCH, LENGTH, dtype=torch.long)
     holes[:, 2] = holes[:, LENGTH - 1] = 0
     rules = tuple((theirs, ours) for theirs, ours in way.rules if not theirs.startswith(f"{MASK} ["))
-    without = Way(rules=rules, internal=way.internal, unmasked=way.unmasked, loose=way.loose)
+    without = replace(way, rules=rules)
     try:
         given = [gives(module, way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
         given.append(gives(module, without, inputs))

@@ -30,6 +30,7 @@ from porting.suggesting.subjects.arguments import (
     Way,
     comparable,
     find_way,
+    optional,
     sample,
     told_way,
 )
@@ -132,6 +133,7 @@ def prepare(
     else:
         way = find_way(module, available, vocabulary, padding, causal=causal, ask=ask)
         way = heard(module, way, vocabulary, padding) if causal else way
+        way = replace(way, more=optional(module, way, twin.reference))
     return Subjects(
         twin=twin,
         built=built,

@@ -35,6 +35,7 @@ from porting.suggesting.subjects.origins import (
 )
 from porting.suggesting.subjects.returning import tensors_of
 from porting.tracing.lift import lifted
+from porting.tracing.trace import leaves
 
 Call = Callable[[nn.Module], object]
 
@@ -118,12 +119,8 @@ class Trace:
 
 
 def _several(output: object) -> dict[str, Tensor]:
-    """The tensors of a list, a tuple or a dictionary, by number or name; none where that is not several."""
-    if isinstance(output, Mapping):
-        named = {str(name): one for name, one in output.items()}
-    else:
-        named = {str(number): one for number, one in enumerate(output)} if isinstance(output, list | tuple) else {}
-    found = {name: one for name, one in named.items() if isinstance(one, Tensor) and one.is_floating_point()}
+    """The tensors that are returned, by number or name, ``0.3`` within a container; none where that is not several."""
+    found = {name: one for name, one in leaves(output).items() if one.is_floating_point()}
     return {name: one.detach().clone() for name, one in found.items()} if len(found) > 1 else {}
 
 
@@ -384,13 +381,15 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
             if merged is not None:
                 self._units[merged].last = number
                 return merged
-            unit.kind = Kind.TABLE if pure[0][0].numel() > max(pure[0][0].shape, default=1) else Kind.NORM
-            unit.output = pure[0][0].detach().clone() if unit.kind is Kind.TABLE else output
+            added = pure[0][0]
+            rows = added.numel() > max(added.shape, default=1) or self._embedded(before)
+            unit.kind = Kind.TABLE if rows else Kind.NORM
+            unit.output = added.detach().clone() if unit.kind is Kind.TABLE else output
             unit.operand = None if unit.kind is Kind.TABLE else value.detach().clone()
             if unit.kind is Kind.NORM:
                 unit.weights, unit.biases = (), weights
-            added = self._add(unit)
-            return added if unit.kind is Kind.NORM else next(iter(before.near), added)
+            seen = self._add(unit)
+            return seen if unit.kind is Kind.NORM else next(iter(before.near), seen)
         return self._add(unit)
 
     def _add(self, unit: Unit) -> int:
@@ -420,6 +419,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
                 unit.biases, unit.output = weights, output
                 return unit.number
         return None
+
+    def _embedded(self, before: Origin) -> bool:
+        """Whether an activation is a sum of embeddings and nothing else: a row that is added to it is one too."""
+        units = [self._units[one] for one in before.near if one in self._units]
+        return bool(units) and before.moved and all(one.kind in {Kind.LOOKUP, Kind.TABLE} for one in units)
 
     def _orient(self, unit: Unit, effective: Tensor, args: tuple[Any, ...]) -> None:
         """Which axis of the weight is summed over, by the strides in which the product takes it."""

@@ -16,13 +16,18 @@ from typing import Protocol
 from porting.checkpoint import Checkpoint
 from porting.errors import PortingError
 from porting.notation.table import Table
+from porting.reporting.outcome import IMPRECISE
+from porting.reporting.report import Report
+from porting.suggesting.search.finding import CLOSE
 from porting.suggesting.subjects.building import Builder
 from porting.suggesting.subjects.fields import Role
 from porting.suggesting.subjects.subject import Subjects, number_of
 from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
 from porting.suggesting.verdict.calling import defaults, lowered, rounds_by_itself
 from porting.suggesting.verdict.proving import Proof, cases, prove
+from porting.suggesting.verdict.reasons import met
 from porting.suggesting.verdict.suggestion import Reason
+from porting.tracing.trace import ROOT
 from porting.trials.scope import Kind, Result, Scope
 from porting.verification.inputs import Case
 
@@ -48,8 +53,31 @@ class Beyond:
     limits: tuple[str, ...] = ()
     proof: Proof | None = None
 
+    @property
+    def worst(self) -> float | None:
+        """The largest difference of an output on the batches behind the proof; None where none differed."""
+        return max((one.size for one in self.reasons if one.size is not None and one.kind in set(Kind)), default=None)
 
-def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh: bool, deep: Table | None) -> Beyond:
+
+def untried(own: Proof | None) -> Beyond:
+    """What is known where there was no time: what was tried on the checkpoint itself, or that nothing was."""
+    if own is None or own.report is None or not own.whole:
+        return Beyond(reasons=(met("other rows, masks and calls were tried"),))
+    scopes = [own.report.scope]
+    reasons = (*_impure(scopes), *_differing(scopes), *_compared([own.report]))
+    return Beyond(reasons=reasons, limits=("rows, masks and calls at other sizes: the limit was met",), proof=own)
+
+
+def beyond(
+    into: Builder,
+    table: Table,
+    subjects: Subjects,
+    *,
+    seed: int,
+    fresh: bool,
+    deep: Table | None,
+    own: Proof | None = None,
+) -> Beyond:
     """Try what the proof did not.
 
     Args:
@@ -59,6 +87,7 @@ def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh:
         seed: of the inputs.
         fresh: some of the module's parameters have no source.
         deep: where nothing of the checkpoint's own size is run: the table for its depth, of which a twin is.
+        own: the proof on the checkpoint itself, with its trials where it is ``verify``'s.
     """
     twin = subjects.twin.checkpoint
 
@@ -67,9 +96,10 @@ def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh:
         return prove(of, into, suited, subjects, seed=seed, fresh=fresh, small=True, batches=batches, trials=trials)
 
     wide = proven(None, twin, trials=True)
-    scope = Scope() if wide.report is None else wide.report.scope
-    reasons = [*_impure(scope), *_differing(scope), *rounds_by_itself(into, subjects)]
-    limits = [*defaults(subjects), *lowered(into, subjects), *_not_run(scope)]
+    reports = [one.report for one in (own, wide) if one is not None and one.report is not None]
+    scopes = [one.scope for one in reports if one.scope.results] or [Scope()]
+    reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports), *rounds_by_itself(into, subjects)]
+    limits = [*defaults(subjects), *lowered(into, subjects), *_not_run(scopes[0])]
     if deep is not None and subjects.twin.shrunk:
         tall, depth = _deep(subjects, proven, seed)
         if tall is not None and tall.report is not None and not tall.exact:
@@ -80,32 +110,52 @@ def beyond(into: Builder, table: Table, subjects: Subjects, *, seed: int, fresh:
     return Beyond(reasons=tuple(reasons), limits=tuple(limits), proof=wide)
 
 
-def _differing(scope: Scope) -> Iterator[Reason]:
+def _differing(scopes: Sequence[Scope]) -> Iterator[Reason]:
     """What the output differs on, by the property of the batch; no weights can repair a mask."""
-    kinds: dict[Kind, list[Result]] = {}
-    for one in scope.differing:
-        kinds.setdefault(one.kind, []).append(one)
-    for kind, results in kinds.items():
-        names = ", ".join(one.what for one in results[:MOST_NAMED])
-        more = f" and {len(results) - MOST_NAMED} more" if len(results) > MOST_NAMED else ""
-        worst = max((one.difference or 0.0 for one in results), default=0.0)
-        said = f"the output differs on {names}{more}: off by {worst:.0e} of its scale"
-        yield Reason(kind=str(kind), said=said, size=worst, shown=kind is Kind.MASK)
+    told: set[Kind] = set()
+    for scope in scopes:
+        kinds: dict[Kind, list[Result]] = {}
+        for one in scope.differing:
+            kinds.setdefault(one.kind, []).append(one)
+        for kind, results in kinds.items():
+            if kind not in told:
+                yield _differs(kind, results)
+        told |= set(kinds)
 
 
-def _impure(scope: Scope) -> Iterator[Reason]:
-    for one in scope.impure:
+def _differs(kind: Kind, results: Sequence[Result]) -> Reason:
+    whats = list(dict.fromkeys(one.what for one in results))
+    more = f" and {len(whats) - MOST_NAMED} more" if len(whats) > MOST_NAMED else ""
+    worst = max((one.difference or 0.0 for one in results), default=0.0)
+    said = f"the output differs on {', '.join(whats[:MOST_NAMED])}{more}: off by {worst:.0e} of its scale"
+    return Reason(kind=str(kind), said=said, size=worst, shown=kind is Kind.MASK and worst > CLOSE)
+
+
+def _impure(scopes: Sequence[Scope]) -> Iterator[Reason]:
+    for one in {(one.kind, one.detail): one for scope in scopes for one in scope.impure}.values():
         detail = f": {one.detail}" if one.detail else ""
         size = f", off by {one.size:.0e}" if one.size else ""
         yield Reason(kind="state", said=f"the module {one.kind}{detail}{size}")
 
 
+def _compared(reports: Sequence[Report]) -> Iterator[Reason]:
+    """What else takes a verdict of ``verify`` away: larger rounding errors, or nothing returned that is compared."""
+    for report in reports:
+        if report.verdict == IMPRECISE:
+            probes = [one for one in report.probes if one.imprecise or one.drifts]
+            where = "what is returned" if probes[0].port == ROOT else probes[0].port
+            said = f"its rounding errors in float32 are larger than the reference's, first at {where}"
+            yield Reason(kind="rounding", said=said, size=report.noise.get("float32", 0.0))
+            return
+        returned = report.scope.returned
+        if returned is not None and not (returned.compared or report.random):
+            yield Reason(kind="output", said="nothing that the module returns equals what the reference computes")
+            return
+
+
 def _not_run(scope: Scope) -> Iterator[str]:
     for one in scope.not_run[:MOST_NAMED]:
         yield f"{one.what} ({one.why})"
-    returned = scope.returned
-    if returned is not None and not returned.compared:
-        yield "what the module returns: nothing of the reference's equals it"
 
 
 MOST_NAMED = 3

@@ -17,12 +17,13 @@ from porting.suggesting.search.basis import ROUNDED, Basis
 from porting.suggesting.search.finding import CLOSE, SAME, Divergence, Found
 from porting.suggesting.search.layouts import distance, first_columns
 from porting.suggesting.search.places import laid_out
-from porting.suggesting.subjects.arguments import IDS, MASK
+from porting.suggesting.search.tables import ROW
+from porting.suggesting.subjects.arguments import IDS, MASK, Unmasked
 from porting.suggesting.subjects.subject import Subjects
 from porting.suggesting.subjects.tracing import Kind
 from porting.suggesting.verdict.beyond import Beyond
 from porting.suggesting.verdict.proving import Proof
-from porting.suggesting.verdict.reasons import elsewhere, fine, known, puzzles, several, unknown
+from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, unknown
 from porting.suggesting.verdict.stopping import stopped
 from porting.suggesting.verdict.suggestion import Reason, Stop, Verdict
 from porting.suggesting.verdict.surplus import is_last, surplus
@@ -71,7 +72,7 @@ def judge(
     place up to which all is proven; or an entry of the catalogue of causes that turns the reference into the module, to
     the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
     """
-    reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped), *behind.reasons])
+    reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped, behind), *behind.reasons])
     if not reasons and not any(is_last(found, one) for one in found.divergences) and not _own_parts(unmapped):
         reasons = [*_strange(found)]  # whatever else was noted on the way: what is returned has to be the reference's
     refused = {one.reference for one in found.divergences if one.what == "shape" and is_last(found, one)}
@@ -99,18 +100,20 @@ def judge(
         reasons=tuple(sorted(reasons, key=lambda one: (not one.shown, _small(one)))),
         missing=missing,
         stop=stop,
-        sentence=_sentence(verdict, proof, own, shown, stop) + _order(verdict, found),
-        difference=(own or proof).difference,
+        sentence=_sentence(verdict, proof, own, shown, stop, behind) + _order(verdict, found),
+        difference=max((one for one in ((own or proof).difference, behind.worst) if one is not None), default=None),
         shown=shown,
         limits=tuple(unshown(subjects, proof, own, behind)) if verdict in {Verdict.EXACT, Verdict.TRUNK} else (),
     )
 
 
 def _rows_left(subjects: Subjects, found: Found) -> Iterator[str]:
-    """Tables of which the module has the first row, in another table, and no place for the rest."""
-    for name in (piece.names[0] for move in found.moves if move.fold for piece in move.sources[1:]):
-        if len(subjects.twin.tensors[name]) > 1:
-            yield f"{name} but for row 0"
+    """Tables of which the module has the first row, in another table or alone, and no place for the rest."""
+    for move in found.moves:
+        alone = [piece for piece in move.sources if piece.axes == ROW]
+        for name in (piece.names[0] for piece in (*alone, *(move.sources[1:] if move.fold else ()))):
+            if len(subjects.twin.tensors[name]) > 1:
+                yield f"{name} but for row 0"
 
 
 def _own_parts(unmapped: Sequence[Unmapped]) -> bool:
@@ -131,6 +134,7 @@ def _all(
     fits: Sequence[Fault],
     checkpoint: Checkpoint,
     unmapped: Sequence[Unmapped],
+    behind: Beyond,
 ) -> Iterator[Reason]:
     parts = [*_mask(subjects), *_parts(subjects, found, proof, checkpoint), *surplus(found)]
     yield from parts
@@ -151,7 +155,7 @@ def _all(
     kinds |= {one.kind for one in (*causes, *tiny, *strange)}
     explained = bool(kinds) or any(one.cause for one in found.divergences)
     if proof.late:
-        yield Reason(kind="bound", said=f"the limit was met before the proof had ended: {_more()}")
+        yield met("the proof had ended")
     elif proof.report is None or not (proof.exact or explained or left or rounded):
         holds = "could not be run" if proof.report is None else "does not hold"
         yield Reason(kind="proof", said=f"the float64 proof {holds}: {_said(proof)}")
@@ -159,16 +163,10 @@ def _all(
         shown = one.code is Code.SHAPE_MISMATCH and proof.exact
         if shown or not explained:
             yield Reason(kind="fit", said=str(one), shown=shown)
-    if own is not None and not own.exact and proof.exact:
+    if own is not None and proof.exact and not (own.exact or own.differs_on_trials or behind.worst):
         yield Reason(kind="proof", said=f"the proof on the checkpoint itself does not hold: {_said(own)}")
     if found.exhausted:
-        yield Reason(
-            kind="bound", said=f"the search met its bound on seconds or trials before it was complete: {_more()}"
-        )
-
-
-def _more() -> str:
-    return told(called="limit= gives it more", typed="--limit gives it more")
+        yield met("the search was complete")
 
 
 def _rounded(found: Found, proof: Proof) -> Iterator[Reason]:
@@ -210,8 +208,13 @@ def _once(reasons: Sequence[Reason]) -> list[Reason]:
     return list(found.values())
 
 
-def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[int, int], stop: Stop | None) -> str:
+def _sentence(
+    verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[int, int], stop: Stop | None, behind: Beyond
+) -> str:
     where = "the checkpoint itself and a small random twin of it" if own is not None else "a small random twin"
+    if behind.worst and proof.agrees:
+        far = f"off by {behind.worst:.0e} of the output's scale"
+        return f"On the first batches it agrees with the reference in float64; on others it is {far}."
     if stop is not None:
         return stop.said
     best = own or proof
@@ -224,6 +227,8 @@ def _sentence(verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[in
         if not shown[0]:
             seen = "what each parameter does was not shown, as the forward switches gradients off"
         return f"Proven in float64 on {where}: off by {far} of the activations' scale at most; {seen}."
+    if best.agrees:  # what differs there is rounding, and no reason for anything
+        return f"Every activation that was compared agrees in float64 on {where}; the reasons are named below."
     return f"In float64, on {where}, it is off by {far} of the activations' scale."
 
 
@@ -275,15 +280,27 @@ def _mapped(found: Found) -> list[str]:
 
 
 def _mask(subjects: Subjects) -> Iterator[Reason]:
-    """A forward that nothing tells which words are padding."""
+    """A forward that nothing tells which words are padding, or that does not act on it."""
     way = subjects.way
-    if way.unmasked and not subjects.causal and MASK in subjects.available and IDS in way.named:
-        said = "the forward takes no attention mask: padded rows would be computed as if padding were words"
-        if way.loose:
-            listed = ", ".join(map(repr, way.loose))
-            how = told(called="inputs=", typed="--input")
-            said = f"the forward is given no mask, and nothing tells what {listed} is: say it with {how}"
-        yield Reason(kind="mask", said=said, shown=not way.loose)
+    if way.unmasked is None or subjects.causal or MASK not in subjects.available or IDS not in way.named:
+        return
+    name = way.argument(MASK)
+    match way.unmasked:
+        case Unmasked.STALE:
+            said = f"the forward takes {name} and keeps the mask of an earlier call: a later call's is not used"
+        case Unmasked.IGNORED:
+            said = f"the forward takes {name} and ignores it: padded rows are computed as if padding were words"
+        case Unmasked.PARTLY:
+            said = f"the forward takes {name}, but tokens that it masks still change what is computed for the others"
+        case _:
+            said = "the forward takes no attention mask: padded rows would be computed as if padding were words"
+    if way.loose and way.unmasked is Unmasked.ABSENT:
+        listed = ", ".join(map(repr, way.loose))
+        how = told(called="inputs=", typed="--input")
+        said = f"the forward is given no mask, and nothing tells what {listed} is: say it with {how}"
+        yield Reason(kind="mask", said=said)
+        return
+    yield Reason(kind="mask", said=said, shown=True)
 
 
 def _parts(subjects: Subjects, found: Found, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:

@@ -28,6 +28,9 @@ LARGE = 160_000_000
 """A checkpoint with fewer numbers than this is proven itself, besides its twin: two models in float64 take 16 bytes for
 each, and what runs on them a little more."""
 
+TRIED = 30_000_000
+"""One with fewer numbers than this is proven with all the trials of ``verify`` as well."""
+
 LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
 
 
@@ -40,21 +43,33 @@ class Proof:
         refused: why it could not.
         builder: the user's own builder was used, and took what the table's [config] gives it.
         late: there was no time to end it.
+        whole: it is what ``verify`` does by default: its own batches, its trials and float32.
     """
 
     report: Report | None
     refused: str = ""
     builder: bool = True
     late: bool = False
+    whole: bool = False
 
     @property
-    def exact(self) -> bool:
-        """Whether the float64 proof holds at every activation that was compared, with every weight as it was loaded."""
+    def agrees(self) -> bool:
+        """Whether float64 holds at every activation that was compared, with every weight as it was loaded."""
         found = self.report
         if found is None or not found.probes:
             return False
         bounded = all(probe.meaning.worst <= max(probe.bound.worst, MEANING) for probe in found.probes)
         return bounded and not (found.guilty or found.first_difference or found.shown.differing)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it agrees, and so it does on the trials, if there were any."""
+        return self.agrees and not self.differs_on_trials
+
+    @property
+    def differs_on_trials(self) -> bool:
+        """Whether all that differs was found by the trials, which say by themselves on what."""
+        return self.report is not None and bool(self.report.scope.differing or self.report.scope.impure)
 
     @property
     def difference(self) -> float | None:
@@ -83,6 +98,7 @@ def prove(
     tell: Progress | None = None,
     batches: Sequence[Case] | None = None,
     trials: bool = False,
+    whole: bool = False,
 ) -> Proof:
     """Run the proof.
 
@@ -97,10 +113,14 @@ def prove(
         causes: how many seconds the catalogue of causes may take, where something differs.
         tell: called with what is done, how many steps are done and how many there are.
         batches: others than the usual ones.
-        trials: run the trials of :mod:`porting.trials` as well, as ``verify`` does.
+        trials: run the trials of :mod:`porting.trials` as well, as ``verify`` does, with float32 as its measure of
+            what rounding explains.
+        whole: do what ``verify`` does by default, on its own batches, so that its verdict is the same.
     """
     config = checkpoint.config
-    made = batches or cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
+    made = batches
+    if made is None and not whole:
+        made = cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
     module = into if isinstance(into, nn.Module) else None
     arguments = {
         "architecture": subjects.twin.architecture,
@@ -108,12 +128,13 @@ def prove(
         "fresh": fresh,
         "seed": seed,
         "causes": causes,
-        "dtypes": (),
-        "trials": trials,
+        "dtypes": (torch.float32,) if trials or whole else (),
+        "trials": None if whole else trials,
         "progress": tell,
     }
     try:
-        return Proof(report=verify(checkpoint, module or into, table, **arguments))  # type: ignore[arg-type]  # by name
+        report = verify(checkpoint, module or into, table, **arguments)  # type: ignore[arg-type]  # by name
+        return Proof(report=report, whole=whole)
     except PortingError as error:
         first = str(error)
     if module is not None:
@@ -126,7 +147,7 @@ def prove(
             report = verify(checkpoint, change(built), table, **arguments)  # type: ignore[arg-type]
         except PortingError:
             continue
-        return Proof(report=report, builder=False)
+        return Proof(report=report, builder=False, whole=whole)
     return Proof(report=None, refused=first, builder=False)
 
 

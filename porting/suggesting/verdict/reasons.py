@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from porting.causes.catalogue import THEMES
 from porting.causes.finding import Finding
+from porting.errors import told
 from porting.suggesting.draft.generalise import indexed
 from porting.suggesting.search.finding import CLOSE
 from porting.suggesting.verdict.proving import Proof
@@ -115,6 +116,12 @@ def _mostly(one: Finding) -> Reason:
     detail = f" ({near.detail})" if near.detail else ""
     text = f"{near.name}{detail}, at {several(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
     return Reason(kind=_THEMES.get(near.name, "several"), said=text, size=one.difference)
+
+
+def met(before: str) -> Reason:
+    """The limit on time was met before something was done."""
+    more = told(called="limit= gives it more", typed="--limit gives it more")
+    return Reason(kind="bound", said=f"the limit was met before {before}: {more}")
 
 
 def _far(size: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from porting.suggesting.draft.unmapped import Near
-from porting.suggesting.search.finding import CLOSE, Divergence, Found
+from porting.suggesting.search.finding import Found
 from porting.suggesting.verdict.proving import Proof
 from porting.suggesting.verdict.suggestion import Stop
 
@@ -16,7 +16,7 @@ def stopped(found: Found, proof: Proof) -> Stop:
     proven = 0
     while proven < len(probes) and not (probes[proven].differs or probes[proven].guilty):
         proven += 1
-    first = next((one for one in found.divergences if _ends(one)), None)
+    first = next((one for one in found.divergences if one.ends), None)
     if first is not None:
         at, near = first.port, first.near or (((first.reference, math.nan),) if first.reference else ())
     else:
@@ -38,8 +38,3 @@ def _named(point: str) -> str:
     if path == ".":
         return f"its {inner}" if arrow else "what is returned"
     return f"the {inner} of {path}" if arrow else point
-
-
-def _ends(one: Divergence) -> bool:
-    """Whether what stands behind such a place is a guess."""
-    return one.what in {"extra", "shape"} or (one.what in {"activation", "norm"} and not one.size <= CLOSE)
