@@ -41,7 +41,7 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("byte-order mark", st_file(b"\xef\xbb\xbf{}"), "the header begins with '\\xef\\xbb\\xbf{}'"),
     ("lone surrogate", st_file(b'{"\\ud800":' + E3.encode() + b"}", b"abc"), "control character U+D800"),
     ("deeply nested", st_file(b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}"), "nested too deeply"),
-    ("digits without end", st_file(b'{"a":' + b"9" * 5000 + b"}"), "a number of thousands of digits"),
+    ("digits without end", st_file(b'{"a":' + b"9" * 5000 + b"}"), "a whole number of 5000 digits"),
     ("NaN", st_file(b'{"a":NaN}'), "NaN is not JSON"),
     ("truncated data", st_file(ONE, b"ab"), "1 are missing (the file was cut short: fetch it again)"),
     ("trailing bytes", st_file(ONE, b"abcd"), "1 bytes after the last tensor belong to no tensor"),

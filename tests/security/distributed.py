@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,6 +143,15 @@ def twice(folder: Path) -> None:
     (folder / METADATA).write_bytes(raw.replace(b"\x8c\x01b\x94", b"\x8c\x01a\x94"))
 
 
+def deep_chunk(folder: Path) -> None:
+    """Offsets of a chunk that are 500,000 tuples in one another."""
+    save(folder)
+    metadata = read(folder)
+    object.__setattr__(metadata.state_dict_metadata["a"].chunks[0], "offsets", "DEEP")
+    raw = pickle.dumps(metadata, protocol=2)  # which has no frames with lengths
+    (folder / METADATA).write_bytes(re.sub(rb"X\x04\0\0\0DEEP", b")" + b"\x85" * 500_000, raw, count=1))
+
+
 def named(name: object) -> Make:
     def change(metadata: Any) -> None:
         metadata.state_dict_metadata[name] = BytesStorageMetadata()
@@ -201,6 +211,7 @@ DISTRIBUTED: list[Row] = [
     seen("a memo without the entry", "the memo has no entry 7", metadata_is(b"\x80\x04h\x07.")),
     seen("a list of chunks in itself", "a chunk at None of None is no part of [6, 4]", changed(in_itself)),
     seen("one list of chunks for two tensors", "its chunks are those of another tensor", changed(one_list)),
+    seen("tuples 500,000 deep in a chunk", "nested too deeply", deep_chunk),
     seen("10^6 tensors of one description", "and 999980 more faults, not shown", million),
     seen("a name twice", "the key 'a' twice", twice),
     seen("a name that is a number", "the key '7' is a whole number", named(7)),

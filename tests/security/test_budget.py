@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from porting.limits import LimitError, Limits, charge, combinations, limits, reading, separately, spending
+from porting.notation.name import Name
 from tests.checkpoint.test_bin_file import entries, saved, zipped
 from tests.cli.conftest import Run, run
 from tests.guards.tree import ROOT
@@ -285,8 +286,9 @@ def test_a_process_of_its_own_stays_within_the_bound(
         ("[a" + ".a" * 20_000 + "]\nx = 1", "a name of more than 64 parts"),
         ('x = {"a"' + ' . "a"' * 20_000 + " = 1}", "a name of more than 64 parts"),
         ("[sizes]\nx = " + "9" * 5000, "a number of thousands of digits"),
-        ("[sizes]\nx = " + "9" * 4299, "expected a finite number"),
-        ("[sizes]\nx = -" + "9" * 4299, "expected a finite number"),
+        ("[sizes]\nx = " + "9" * 4299, "a whole number of more than 300 digits"),
+        ("[sizes]\nx = -" + "9" * 4299, "a whole number of more than 300 digits"),
+        ("[require]\na = [1, {b = 0o" + "7" * 500 + "}]", "a whole number of more than 300 digits"),
         ("x = 2024-13-99", "not-toml"),
         ("x = " + "[" * 100_000, "nested too deeply"),
         ("x = " + "{a=" * 50_000, "nested too deeply"),
@@ -413,3 +415,13 @@ def test_processor_time_is_charged_while_descriptions_are_read(monkeypatch: pyte
 def test_combinations_are_charged_before_they_are_made() -> None:
     with pytest.raises(LimitError, match="names from patterns"):
         combinations([range(10**9), range(10**9)], where="a table")
+
+
+def test_the_time_of_matching_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and patterns multiply, where one spelling of an index begins another."""
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
+    spellings = ",".join("x" * length for length in range(1, 40))
+    patterns = [Name.parse(f"{{p:{spellings}}}x{{q:x,xx}}y{number}") for number in range(3000)]
+    names = ["x" * (4000 - length) for length in range(1500)]
+    with spending(), pytest.raises(LimitError, match="seconds of reading descriptions"):
+        [pattern.read(name) for name in names for pattern in patterns]

@@ -54,7 +54,8 @@ CONFIGS: list[Row] = [
             ("a byte-order mark", "byte-order mark", b"\xef\xbb\xbf{}"),
             ("a key twice", "the key 'a' stands twice", b'{"a": 1, "a": 2}'),
             ("deeply nested", "nested too deeply", b"[" * 10**6),
-            ("a number of 10^4 digits", "a number of thousands of digits", b'{"a": ' + b"9" * 10**4 + b"}"),
+            ("a number of 10^4 digits", "a whole number of 10000 digits", b'{"a": ' + b"9" * 10**4 + b"}"),
+            ("a number of 4000 digits", "a whole number of 4000 digits", b'{"a": 1' + b"0" * 3999 + b"}"),
             ("17 MB", "at most 16777216 can be meant", b" " * 17_000_000),
         )
     ),
@@ -173,6 +174,8 @@ TABLES: list[Row] = [
     Row(of="tables", what="a link to /dev/zero", told="no regular file, expected a TOML table", code=2, make=endless),
     Row(of="tables", what="a directory", told="a directory, expected a TOML table", code=2, make=directory),
     table_row("not TOML", "not-toml", "[tensors\n"),
+    table_row("a number of 12,000 digits in base 16", "more than 300 digits", "[sizes]\nx = 0x" + "f" * 10_000),
+    table_row("a number of 15,000 digits in base 2", "more than 300 digits", "[sizes]\nx = 0b" + "1" * 50_000),
     table_row("not UTF-8", "not-toml", "x = '\udcff'".encode("utf-8", "surrogateescape").decode("latin-1") + "\x00"),
     table_row("an unknown key", "did you mean", '[mapping]\nnmae = "x"'),
     table_row("an unknown section", "unknown section [tensor]", '[tensor]\na = "b"'),
