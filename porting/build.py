@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -38,8 +39,26 @@ class Bounds:
     nbytes: int
 
 
-def bounds(tensors: Mapping[str, Described]) -> Bounds:
-    """What a checkpoint of these tensors can be loaded into, a module that takes them apart included."""
+SHARED_LAYERS = 256
+"""So many layers more than a checkpoint has tensors may share weights; each of them costs time in every pass."""
+
+_LAYERS = re.compile(r"(.*_)?(layers?|depth)")
+
+
+def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None = None) -> Bounds:
+    """What a checkpoint of these tensors can be loaded into, a module that takes them apart included.
+
+    Args:
+        tensors: the checkpoint's.
+        config: its config.
+
+    Raises:
+        TargetError: the config asks for more layers than these tensors can be meant for.
+    """
+    most = SHARED_LAYERS + len(tensors)
+    for name, value in (config or {}).items():
+        if isinstance(value, int) and value > most and _LAYERS.fullmatch(name):
+            raise _beyond(f"{name}={str(value)[:20]}, where at most {most} layers can be meant")
     nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors.values())
     return Bounds(parameters=10_000 + 64 * len(tensors), nbytes=(1 << 30) + 16 * nbytes)
 

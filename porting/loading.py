@@ -197,7 +197,7 @@ def fit(
     given = isinstance(into, nn.Module)
     with chosen_for(table, into, chosen):
         make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
-        module = make() if given else build(make, bounds(checkpoint.tensors)).eval()
+        module = make() if given else build(make, bounds(checkpoint.tensors, checkpoint.config)).eval()
         plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
     if not given:
         kind = kind if architecture is not None else recognise(chosen, module) or kind
@@ -251,7 +251,7 @@ def maker(
         where = f"{checkpoint.location}/config.json"
         return make_config(import_path(table.config_class, trust=trust, config=True), fields, where=where)
 
-    within = bounds(checkpoint.tensors)
+    within = bounds(checkpoint.tensors, checkpoint.config)
     return (lambda: call(target, config, fields, within)), kind
 
 

@@ -121,6 +121,9 @@ class TextModel:
 
     def _fit(self, ids: Sequence[int], type_ids: Sequence[int]) -> None:
         """Refuse what the model has no room for."""
+        if not ids:
+            message = "the tokenizer makes no word pieces of this text"
+            raise self._refused(Code.TEXT_REFUSED, message, "give it some words")
         positions = self.config.get("max_position_embeddings")
         if isinstance(positions, int) and len(ids) > positions:
             message = f"the text has {len(ids)} word pieces, the model has {positions} positions"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,9 @@ CONVENTIONS = re.compile(r"[A-Z][a-z]+(?:Normalizer|PreTokenizer|Processing)")
 MOST_PARTS = 32
 """Parts of a template or of a sequence."""
 
+MOST_CHARACTERS = 4096
+"""Characters of an added token, with what is noted of it."""
+
 ROOM = 768 << 20
 """Bytes of memory for the process that tries a tokenizer out, beside four times the file's."""
 
@@ -79,7 +83,22 @@ def is_known(content: Json) -> bool:
     if not isinstance(content, dict):
         return True  # it is none, and refused as soon as it is read
     steps = [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor")]
-    return all(_is_harmless(part) for step in steps for part in _parts(step))
+    added = content.get("added_tokens")
+    return (
+        all(_is_harmless(part) for step in steps for part in _parts(step))
+        and _is_plain(content.get("model"))
+        and all(len(str(one)) <= MOST_CHARACTERS for one in (added if isinstance(added, list) else ()))
+    )
+
+
+def _is_plain(model: Json) -> bool:
+    """Whether a model joins its pieces as those of GPT-2 and CLIP do; the library can abort on other joins."""
+    if not isinstance(model, Mapping):
+        return True  # it is none, and refused as soon as it is read
+    prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
+    if model.get("type") == "BPE":
+        return not prefix and suffix in (None, "", "</w>")
+    return not suffix and len(str(prefix)) <= MOST_PARTS
 
 
 def _parts(step: Json) -> Iterator[Json]:
@@ -119,7 +138,7 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         command = [sys.executable, "-I", "-c", TRIAL, *words]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603  # our own program
-    if done.returncode == PANIC:
+    if done.returncode in (PANIC, -signal.SIGABRT):
         message = "tried out in a process of its own, it made the tokenizers library fail"
         hint = "take the file from where the checkpoint came from"
         raise LimitError(Fault(code=Code.TOKENIZER_INVALID, where=where, message=message, hint=hint))

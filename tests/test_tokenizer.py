@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from porting.checkpoint.strict_json import Json
+from porting.errors import PortingError
 from porting.tokenizer import TextTokenizer, TokenizerError, read_tokenizer
+from porting.tokenizer_check import is_known
 from tests.small_checkpoint import WORDS, write_checkpoint
 
 
@@ -185,3 +188,35 @@ def test_a_file_that_is_not_what_its_name_says_is_named(
     with pytest.raises(TokenizerError, match=message) as caught:
         read_tokenizer(folder, where="c")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "known"),
+    [
+        ({"type": "BPE", "continuing_subword_prefix": None, "end_of_word_suffix": "</w>"}, True),
+        ({"type": "BPE", "continuing_subword_prefix": "", "end_of_word_suffix": ""}, True),
+        ({"type": "BPE", "continuing_subword_prefix": "#"}, False),
+        ({"type": "BPE", "end_of_word_suffix": "s" * 100}, False),
+        ({"type": "WordPiece", "continuing_subword_prefix": "##"}, True),
+        ({"type": "WordPiece", "continuing_subword_prefix": "#" * 100}, False),
+        ({"type": "Unigram"}, True),
+    ],
+)
+def test_models_that_the_library_may_abort_on_are_tried_out_first(model: dict[str, Json], known: bool) -> None:
+    assert is_known({"model": model}) is known
+
+
+def test_an_added_token_of_a_megabyte_is_tried_out_first() -> None:
+    assert is_known({"added_tokens": [{"content": "a" * 4000}]})
+    assert not is_known({"added_tokens": [{"content": "a" * 10**6}]})
+
+
+def test_a_library_that_aborts_is_a_line(tmp_path: Path) -> None:
+    """Pieces behind a prefix, of characters of several bytes: the library cuts one in the middle, and aborts."""
+    words = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "#€": 4, "€": 5, "a€": 6}
+    model = {
+        "type": "BPE", "vocab": words, "merges": ["a €"], "continuing_subword_prefix": "#", "unk_token": "[UNK]",
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    with pytest.raises(PortingError, match="tokenizers library"):
+        read_tokenizer(tmp_path, where="a folder")

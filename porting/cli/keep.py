@@ -209,18 +209,22 @@ def _arrays(path: str) -> dict[str, Tensor]:
         CheckpointError: it is no such file.
     """
     import zipfile
+    import zlib
 
     import numpy as np
     import torch
 
     from porting.checkpoint import CheckpointError
+    from porting.limits import charge
     from porting.opening import open_file
 
     opened = open_file(Path(path))
     try:
         with os.fdopen(opened.descriptor, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            inflated = sum(one.file_size - one.compress_size for one in file.zip.infolist())
+            charge("made", max(inflated, 0), where=path)
             return {name: torch.from_numpy(file[name]) for name in file.files}
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         message = f"it is no file of arrays that numpy.savez wrote: {error}"
         hint = "its arrays are the arguments of one batch by their names"
         raise CheckpointError(Fault(code=Code.NO_INPUTS, where=path, message=message, hint=hint)) from error

@@ -105,7 +105,7 @@ def check(
             tell("the plan", 0, 0)
             with chosen_for(table, make, chosen):
                 construct, kind = maker(chosen, checkpoint, make, architecture, trust=trust)
-                module = build(construct, bounds(checkpoint.tensors))
+                module = build(construct, bounds(checkpoint.tensors, checkpoint.config))
                 plan = hold(chosen, checkpoint, module, dtype=options.dtype_of(dtype), fresh=fresh)
             doubts = [*plan.warnings, *doubtful(chosen, checkpoint.tensors, module)]
             warnings = [*map(str, checkpoint.warnings), *map(str, doubts)]
@@ -333,7 +333,7 @@ def _holding(
         return filled(make, OWN_CODE)
     named = find_table(table, checkpoint.config)
     construct, _ = maker(named, checkpoint, make, architecture if named.architectures else None, trust=trust)
-    return filled(construct, bounds(checkpoint.tensors))
+    return filled(construct, bounds(checkpoint.tensors, checkpoint.config))
 
 
 def _opened(source: str | None) -> Checkpoint:

@@ -112,7 +112,9 @@ def draft_into_port(
             plan = check(chosen, checkpoint, places, dtype=dtype, fresh=fresh)
         else:
             make, _ = maker(chosen, checkpoint, into, architecture, trust=trust)
-            plan = check(chosen, checkpoint, build(make, bounds(checkpoint.tensors)), dtype=dtype, fresh=fresh)
+            plan = check(
+                chosen, checkpoint, build(make, bounds(checkpoint.tensors, checkpoint.config)), dtype=dtype, fresh=fresh
+            )
     except PlanError as error:
         if _recorded(checkpoint, chosen, None) is None:
             raise

@@ -117,7 +117,10 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     )
 
 
-LOOKED_FOR = (*WEIGHTS, ".jinja", ".json", ".model", ".py", ".pyc", ".so", ".tiktoken", ".yaml", ".yml")
+LOOKED_FOR = (
+    *WEIGHTS,
+    *(".bpe", ".jinja", ".json", ".model", ".py", ".pyc", ".so", ".spm", ".tiktoken", ".vocab", ".yaml", ".yml"),
+)
 """Endings of what a program that loads a model reads or runs when it lies beside the weights."""
 
 

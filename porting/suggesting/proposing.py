@@ -348,7 +348,7 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subject
         if isinstance(into, nn.Module):
             module: nn.Module = build_for(into, {}).module
         elif subjects.lazy:
-            with bounded_size(bounds(checkpoint.tensors)):
+            with bounded_size(bounds(checkpoint.tensors, checkpoint.config)):
                 module = build_for(into, subjects.config).module
             module = subjects.readied(module)
         else:
@@ -365,11 +365,13 @@ def _fits(checkpoint: Checkpoint, into: Builder, table: Table, subjects: Subject
 def _built(table: Table, checkpoint: Checkpoint, into: Builder, subjects: Subjects) -> nn.Module:
     """The module to the checkpoint's size: without memory for its weights, or built as it is where that is small."""
     try:
-        return build(maker(table, checkpoint, into, None, trust=False)[0], bounds(checkpoint.tensors))
+        return build(
+            maker(table, checkpoint, into, None, trust=False)[0], bounds(checkpoint.tensors, checkpoint.config)
+        )
     except TargetError:
         if sum(info.nbytes for info in checkpoint.tensors.values()) > BUILT:
             raise
-        with bounded_size(bounds(checkpoint.tensors)):
+        with bounded_size(bounds(checkpoint.tensors, checkpoint.config)):
             return build_for(into, subjects.config).module
 
 

@@ -105,7 +105,7 @@ def _living(
     *,
     loaded: bool,
 ) -> Contenders:
-    within = OWN_CODE if opened is None else bounds(opened.tensors)
+    within = OWN_CODE if opened is None else bounds(opened.tensors, opened.config)
     module = built_reference(given, {} if opened is None else opened.config, within)
     title = f"{type(module).__module__}.{type(module).__qualname__}"
     checkpoint = HeldWeights(module, title) if opened is None else opened
@@ -151,13 +151,15 @@ def built_reference(
 def _built(into: nn.Module | Callable[..., nn.Module], module: nn.Module, checkpoint: Checkpoint) -> nn.Module:
     if isinstance(into, nn.Module):
         return unwrapped(into)
-    return build(_like(into, module, checkpoint), bounds(checkpoint.tensors))
+    return build(_like(into, module, checkpoint), bounds(checkpoint.tensors, checkpoint.config))
 
 
 def _like(make: Callable[..., nn.Module], module: nn.Module, checkpoint: Checkpoint) -> Callable[[], nn.Module]:
     """Builds the port with what the reference calls its config, whatever that is."""
     fields = checkpoint.config
-    return lambda: call(make, lambda: getattr(module, "config", fields), fields, bounds(checkpoint.tensors))
+    return lambda: call(
+        make, lambda: getattr(module, "config", fields), fields, bounds(checkpoint.tensors, checkpoint.config)
+    )
 
 
 def _recorded(

@@ -147,6 +147,8 @@ def read_recording(path: str | Path) -> Recording:
         faults.append("it holds no case")
     titles = _read(metadata, "cases", list, faults)
     lowered = _read(metadata, "lowered", dict, faults)
+    if isinstance(lowered, dict) and not all(isinstance(one, list) for one in lowered.values()):
+        faults.append("its metadata's lowered is no object of lists of operations")
     if faults:
         raise VerifyError(
             Fault(code=Code.BAD_RECORDING, where=file.location, message=one, hint=MADE_BY) for one in faults

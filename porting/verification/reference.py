@@ -61,7 +61,7 @@ def load_reference(
         given["state_dict"] = {name: checkpoint.read(name) for name in checkpoint.tensors}
     if hasattr(make, "set_experts_implementation"):  # the first releases with 5 have one way for experts
         given["experts_implementation"] = "eager"
-    with quiet(), bounded(bounds(checkpoint.tensors)):
+    with quiet(), bounded(bounds(checkpoint.tensors, checkpoint.config)):
         try:
             model: nn.Module = make.from_pretrained(
                 None if "state_dict" in given else checkpoint.path,

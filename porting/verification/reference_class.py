@@ -198,7 +198,7 @@ def coverage(checkpoint: Checkpoint, name: str) -> Coverage | None:
     }
     try:
         with quiet():
-            with torch.device("meta"), bounded(bounds(checkpoint.tensors)):
+            with torch.device("meta"), bounded(bounds(checkpoint.tensors, checkpoint.config)):
                 model = make._from_config(make.config_class.from_dict(dict(checkpoint.config)))
             return _loaded(name, model, empty)
     except TargetError:

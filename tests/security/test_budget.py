@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -415,6 +416,55 @@ def test_processor_time_is_charged_while_descriptions_are_read(monkeypatch: pyte
 def test_combinations_are_charged_before_they_are_made() -> None:
     with pytest.raises(LimitError, match="names from patterns"):
         combinations([range(10**9), range(10**9)], where="a table")
+
+
+def _npz(path: Path, array: np.ndarray, change: Callable[[bytearray, int, int], None] | None = None) -> None:
+    """A file of arrays, changed at the beginning of its entry and of its place in the table of contents."""
+    np.savez_compressed(path, input_ids=array)
+    raw = bytearray(path.read_bytes())
+    if change is not None:
+        change(raw, 0, raw.index(b"PK\x01\x02"))
+    path.write_bytes(raw)
+
+
+def _flagged(raw: bytearray, entry: int, listed: int) -> None:
+    raw[entry + 6] |= 1
+    raw[listed + 8] |= 1
+
+
+def _unknown_method(raw: bytearray, entry: int, listed: int) -> None:
+    raw[entry + 8] = raw[listed + 10] = 99
+
+
+def _damaged(raw: bytearray, entry: int, listed: int) -> None:
+    start = entry + 30 + raw[entry + 26] + raw[entry + 28]
+    raw[start : start + 8] = b"\xff" * 8
+
+
+@pytest.mark.parametrize(
+    ("array", "change", "told"),
+    [
+        (np.ones((2, 3), np.int64), _flagged, "is encrypted"),
+        (np.ones((2, 3), np.int64), _unknown_method, "compression method"),
+        (np.ones((2, 3), np.int64), _damaged, "no file of arrays"),
+        (np.zeros(1 << 26, np.int64), None, "bytes that repeat others"),
+    ],
+    ids=["encrypted", "another method", "damaged", "a bomb"],
+)
+def test_arrays_that_cannot_be_read(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    array: np.ndarray,
+    change: Callable[[bytearray, int, int], None] | None,
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint(Path("m"))
+    _npz(Path("b.npz"), array, change)
+    result = run("record", "m", "--inputs", "b.npz", "--out", "out")
+    assert (result.exit_code, told in result.stderr) == (2, True), result.stderr
+    assert not Path("out").exists()
 
 
 def test_the_time_of_matching_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import transformers
 from torch import Tensor, nn
@@ -11,13 +15,13 @@ from porting.verification import verify
 from tests.causes.wrong_ports import table
 from tests.families.ported import draw
 
-SIZES = {
+SIZES: Mapping[str, Any] = {
     "vocab_size": 60, "hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 32, "num_hidden_layers": 2,
     "max_position_embeddings": 24, "pad_token_id": 0, "bos_token_id": 58, "eos_token_id": 59, "layer_norm_eps": 1e-5,
 }  # fmt: skip
 
 
-class Port(transformers.CLIPTextModel):
+class Port(transformers.CLIPTextModel):  # type: ignore[no-untyped-call]  # transformers does not type that
     """The reference itself, as its users run it: in torch's fused attention."""
 
     factor = 1.0
@@ -31,9 +35,10 @@ class Port(transformers.CLIPTextModel):
 
 def both() -> tuple[nn.Module, Port]:
     config = transformers.CLIPTextConfig(**SIZES)
-    reference = transformers.CLIPTextModel._from_config(config, attn_implementation="eager")
+    made = transformers.CLIPTextModel
+    reference = made._from_config(copy.deepcopy(config), attn_implementation="eager")  # type: ignore[no-untyped-call]  # as above
     draw(reference)
-    port = Port._from_config(transformers.CLIPTextConfig(**SIZES), attn_implementation="sdpa")
+    port = Port._from_config(copy.deepcopy(config), attn_implementation="sdpa")  # type: ignore[no-untyped-call]  # as above
     port.load_state_dict(reference.state_dict())
     return reference.eval(), port.eval()
 

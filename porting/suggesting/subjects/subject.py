@@ -92,7 +92,12 @@ def complete(config: Mapping[str, object], architecture: str) -> dict[str, objec
     kind: Any = getattr(transformers, architecture, None)
     if kind is None or not hasattr(kind, "config_class"):
         return dict(config)
-    made = kind.config_class.from_dict(dict(config))
+    try:
+        made = kind.config_class.from_dict(dict(config))
+    except Exception as error:  # it may raise anything of what a config says
+        said = " ".join(str(error).split())
+        message = f"transformers refuses the checkpoint's config for {architecture}: {said[:300]}"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
     found: dict[str, object] = {"num_labels": getattr(made, "num_labels", 2), **made.to_dict()}
     for name, path in NESTED.items():
         if name not in found and held(found, path):
@@ -152,7 +157,7 @@ def _sized(
 ) -> tuple[Twin, Built]:
     """The twin and the module: small if the module can be, else of the checkpoint's own sizes."""
     made = partial(make_twin, config, architecture, seed=seed, stored=frozenset(checkpoint.tensors))
-    within = bounds(checkpoint.tensors)
+    within = bounds(checkpoint.tensors, checkpoint.config)
     if isinstance(into, nn.Module):
         with bounded(within):
             return made(folder / "real", small=False), build_for(into, config)

@@ -142,7 +142,7 @@ def prove(
     full = complete(config, subjects.twin.architecture)
     for change in (subjects.readied, fitted):
         try:
-            with bounded(bounds(checkpoint.tensors)):
+            with bounded(bounds(checkpoint.tensors, checkpoint.config)):
                 built = build_for(into, full).module
             report = verify(checkpoint, change(built), table, **arguments)  # type: ignore[arg-type]
         except PortingError:
