@@ -22,8 +22,7 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV) $(if $(filter no,$(HASHES)),--no-hashes)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-slow test-all lint types wheel families references causes bench crash fuzz sbom audit format \
-	clean
+.PHONY: help verify test test-slow test-all lint types wheel families references causes bench crash fuzz sbom audit format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile

@@ -69,9 +69,8 @@ class PositionOffset(Cause):
                 ids = anatomy.tape[one.ids]
                 for offset in OFFSETS:
                     yield other(one.call, looked_up(one, ids + offset), f"off by {offset:+d}")
-                    for real in _real(anatomy, ids.shape[-1]) if ids.ndim == 2 else ():
-                        detail = f"off by {offset:+d}, but for padding"
-                        yield other(one.call, looked_up(one, ids + offset * real), detail)
+                    for real in _real(anatomy, ids):
+                        yield other(one.call, looked_up(one, ids + offset * real), f"off by {offset:+d}")
 
     def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
         """Each embedding of positions, by any other number for which the table has rows."""
@@ -125,7 +124,7 @@ class PositionsAroundPadding(Cause):
             if one.role != "positions" or ids.ndim != 2:
                 continue
             first = int(ids.min())
-            for real in _real(anatomy, ids.shape[-1]):
+            for real in _real(anatomy, ids):
                 full = real.bool().all(-1)
                 for start in dict.fromkeys((first, max(first - 1, 0))):
                     ways = (
@@ -139,15 +138,17 @@ class PositionsAroundPadding(Cause):
                             yield other(one.call, looked_up(one, start + counted))
 
 
-def _real(anatomy: Anatomy, length: int) -> Iterator[Tensor]:
-    """What is no padding [b s], 0 or 1: as the mask has it, and as the words themselves have it."""
-    mask = anatomy.inputs.get("attention_mask")
-    if mask is not None and mask.shape[-1] == length:
-        yield mask
+def _real(anatomy: Anatomy, ids: Tensor) -> Iterator[Tensor]:
+    """What is no padding [b s], 0 or 1, for positions [b s] or [1 s]: by the mask, and by the words themselves."""
+    masks = [anatomy.inputs.get("attention_mask")]
     for one in anatomy.embeddings:
-        word, ids = one.call.argument(2, "padding_idx"), anatomy.tape[one.ids]
-        if one.role == "words" and isinstance(word, int) and ids.ndim == 2 and ids.shape[-1] == length:
-            yield (ids != word).long()
+        word = one.call.argument(2, "padding_idx")
+        if one.role == "words" and isinstance(word, int):
+            masks.append((anatomy.tape[one.ids] != word).long())
+    for mask in masks:
+        fits = mask is not None and mask.ndim == ids.ndim == 2 and mask.shape[-1] == ids.shape[-1]
+        if fits and mask is not None and len(ids) in (1, len(mask)):
+            yield mask
 
 
 class PositionsFromTheEnd(Cause):

@@ -14,6 +14,8 @@ from porting.causes.tape import Recorder
 from tests.causes.wrong_ports import FAMILIES, Wrong, verified
 from tests.verification.conftest import one_thread
 
+pytestmark = pytest.mark.few(2)
+
 __all__ = ["one_thread"]  # a fixture that is used by all
 
 CLAMPED = "scores = (q @ k.transpose(-2, -1)).clamp(-0.1, 0.1) * (1.0 / math.sqrt(k.size(-1)))"

@@ -24,6 +24,8 @@ from tests.verification.conftest import checkpoint, one_thread
 from tests.verification.planted import becomes
 from tests.verification.user_bert import FUSED_TABLE, HEADS, FusedAttention, MyBert
 
+pytestmark = pytest.mark.few(2)
+
 __all__ = ["checkpoint", "one_thread"]  # fixtures
 
 Plant = Callable[[pytest.MonkeyPatch, Any], None]

@@ -22,6 +22,8 @@ from tests.families.pairs import PAIRS
 from tests.small_checkpoint import write_checkpoint
 from tests.verification.conftest import one_thread
 
+pytestmark = pytest.mark.few(1)
+
 __all__ = ["one_thread"]  # a fixture that is used by all
 
 

@@ -14,6 +14,8 @@ from tests.families.pairs import Pair
 from tests.families.ported import Ported, make
 from tests.verification.conftest import one_thread
 
+pytestmark = pytest.mark.few(3)
+
 __all__ = ["one_thread"]  # a fixture that is used by all
 
 

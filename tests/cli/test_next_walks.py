@@ -14,6 +14,8 @@ from tests.cli.test_next import advised
 from tests.models.twins import realistic
 from tests.pretraining import write_base, write_scratch
 
+pytestmark = pytest.mark.few(1)
+
 STEPS = 5
 
 HEADED = '''

@@ -19,6 +19,8 @@ from tests.cli.modules import write_own
 from tests.guards.tree import ROOT
 from tests.small_checkpoint import write_checkpoint
 
+pytestmark = pytest.mark.few(4)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

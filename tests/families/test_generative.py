@@ -28,6 +28,8 @@ from porting.verification import verify
 from tests.families.pairs import MARIAN, OPENAI_GPT, PAIRS, SEQ2SEQ, Pair
 from tests.families.ported import make
 
+pytestmark = pytest.mark.few(1)
+
 FAMILIES = {pair.table: pair for pair in PAIRS if pair.table in ("openai_gpt", "marian", "bart")}
 Weights = dict[str, Tensor]
 

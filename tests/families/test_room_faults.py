@@ -24,6 +24,8 @@ from porting.verification import verify
 from tests.families.pairs import ALBERT, BERT, DISTILBERT, ELECTRA, LONG_ROBERTA, MPNET, Pair
 from tests.families.ported import Ported, make
 
+pytestmark = pytest.mark.few(2)
+
 
 class NoBias(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own signature

@@ -22,6 +22,8 @@ from tests.checkpoint.test_dcp import flat
 from tests.guards.tree import ROOT
 from tests.sharding.saver import LAYOUTS
 
+pytestmark = pytest.mark.few(3)
+
 TABLE = """
 [mapping]
 name = "wide"

@@ -16,6 +16,8 @@ from porting.suggesting.verdict.proving import Proof
 from tests.suggesting.oracle import BOUND, apart, source
 from tests.suggesting.pairs import T5, Bart, Flat, Marian, MBart, TwoTables, Unbiased, Unfair
 
+pytestmark = pytest.mark.few(1)
+
 BART = {
     "vocab_size": 113, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 52, "decoder_ffn_dim": 52, "max_position_embeddings": 40,

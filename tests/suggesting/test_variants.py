@@ -11,6 +11,8 @@ from scripts.suggest_zoo import Outcome, tried
 from tests.suggesting.styles import FLAWS, SIZES, drawn
 from tests.suggesting.variants import Variant
 
+pytestmark = pytest.mark.few(1)
+
 WITHOUT = (4, 7, 8, 9, 11)
 """Seeds of BERT with a head that is tied by hand, ELECTRA, ALBERT, GPT-NeoX and ViT."""
 

@@ -13,6 +13,8 @@ from porting.suggesting import Suggestion, Verdict, suggest
 from tests.zoo.position_buffer import PositionAttribute
 from tests.zoo.test_zoo import HERE, ZOO, Animal
 
+pytestmark = pytest.mark.few(1)
+
 
 def same_weights(source: Path, animal: Animal, found: Suggestion) -> list[str]:
     """The names whose values through the suggested table are not those through the table of the zoo."""

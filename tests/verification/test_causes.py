@@ -17,6 +17,8 @@ from porting.reporting.because import LEAST
 from porting.verification import Report, verify
 from tests.verification.planted import BUGS, FAR_FROM_ZERO, ROUNDS_WORSE, Bug, becomes, epsilon, tanh_gelu
 
+pytestmark = pytest.mark.few(2)
+
 NAMES = {
     "query bias dropped": ("query bias missing", ""),
     "key bias dropped": ("key bias missing", ""),

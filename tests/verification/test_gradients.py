@@ -24,6 +24,8 @@ from tests.verification.planted import NoBias, becomes
 from tests.verification.test_faithful import DTYPES, REWRITTEN, rewritten
 from tests.verification.test_user_bert import PORTS
 
+pytestmark = pytest.mark.few(2)
+
 KEYS = tuple(f"bert.layers.{layer}.attention.key.bias" for layer in range(3))
 
 

@@ -25,6 +25,8 @@ from tests.verification.flags import FLAGS, complete_but_for_flags
 from tests.verification.planted import BUGS, becomes
 from tests.verification.user_bert import FUSED_TABLE, MyBert
 
+pytestmark = pytest.mark.few(2)
+
 
 def bert_table() -> str:
     (path,) = [one for one in shipped() if one.stem == "bert"]

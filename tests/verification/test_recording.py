@@ -24,6 +24,8 @@ from tests.small_checkpoint import tensors, write_checkpoint
 from tests.verification.planted import BUGS, ROUNDS_WORSE
 from tests.verification.user_bert import FUSED_TABLE, MyBert
 
+pytestmark = pytest.mark.few(3)
+
 
 @pytest.fixture(scope="module")
 def golden(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

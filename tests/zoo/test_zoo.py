@@ -26,6 +26,8 @@ from tests.zoo.sequence_first import SequenceFirst
 from tests.zoo.three_segments import ThreeSegments
 from tests.zoo.type_major import TypeMajor
 
+pytestmark = pytest.mark.few(1)
+
 HERE = Path(__file__).parent
 Bug = Callable[[nn.Module], object]
 
