@@ -40,7 +40,8 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
             them.
 
     Raises:
-        CheckpointError: the destination exists, is a link, touches a source, or its parent does not exist.
+        CheckpointError: the destination exists, is a link, a device, a pipe or a socket, touches a source, or its
+            parent does not exist.
     """
     place = path.parent.resolve() / path.name
     for source in sources:
@@ -53,6 +54,8 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
         raise refused(path, f"is a link to {quote(os.readlink(path))}", "remove the link, or pass what it leads to")
     if not path.parent.is_dir():
         raise refused(path, "lies in a directory that does not exist", f"run `mkdir -p {path.parent}`")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise refused(path, "is a device, a pipe or a socket", "choose another destination")
     if path.exists() and not overwrite:
         raise refused(path, "exists already", f"choose another destination, or pass {option('overwrite', True)}")
 

@@ -209,6 +209,10 @@ def test_destinations_that_are_refused(tmp_path: Path, weights: dict[str, torch.
     refused("is no plain file name", tmp_path / "new", {"../x": b""}, directory=True)
     refused("exists already", source / "config.json", weights)
     refused("is a directory", source, weights, overwrite=True)
+    os.mkfifo(tmp_path / "pipe")
+    refused("is a device, a pipe or a socket", tmp_path / "pipe", weights, overwrite=True)
+    refused("is a device, a pipe or a socket", tmp_path / "pipe", files, directory=True, overwrite=True)
+    assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "link").unlink()
     assert snapshot(tmp_path) == before
 
