@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,11 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_XET"] = "1"  # its transfers bypass Python's sockets, and with them the guard below
 os.environ["HF_TOKEN_PATH"] = os.devnull  # a developer's own token is nobody's business here
 os.environ.pop("HF_TOKEN", None)
+
+# A shell starts what runs in the background with SIGINT ignored, and children inherit that: those that tests interrupt
+# would never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, however long they take: a failure can be repeated, and no test is timed.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
