@@ -193,6 +193,8 @@ def _proposed(
     own = None
     if not fits and proof.exact and _numbers(checkpoint) < LARGE:
         own = prover.on(checkpoint, final, fresh=fresh, whole=_numbers(checkpoint) < TRIED)
+        if own.report is None and not own.late:  # verify's own rows may be longer than the module has positions for
+            own = prover.on(checkpoint, final, fresh=fresh, whole=False)
         own = None if own.late else own  # the twin's is a proof as well
     deep = replace(made, probes=final.probes, returned=final.returned) if own is None else None
     behind = prover.behind(made, fresh=fresh, deep=deep, own=own) if proof.exact and not fits else Beyond()

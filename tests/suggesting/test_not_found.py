@@ -119,7 +119,7 @@ def test_a_search_that_meets_its_bound_says_how_far_it_came(source: Path) -> Non
     found = suggest(source, Plain, trials=4)
     assert found.verdict is Verdict.NOT_FOUND
     assert found.reasons[-1].kind == "bound"
-    assert "the search met its bound" in found.reasons[-1].said
+    assert "the limit was met before the search was complete" in found.reasons[-1].said
     assert found.stop is not None
     assert (found.stop.behind, found.stop.at) == ("layers.0.act", "layers.0.down.weight")
     assert '"bert.embeddings.LayerNorm.{w:weight,bias}" = "norm.{w:weight,bias}"' in found.text
