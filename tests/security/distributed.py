@@ -261,7 +261,7 @@ DISTRIBUTED: list[Row] = [
                holding(with_pickle(pickle.dumps(RunsCode(), 2)))),
     read_whole("a chunk that is cut short", "its table of contents cannot be read",
                holding(archive(torch.zeros(6, 4))[:-30])),
-    read_whole("a chunk of no byte", "this is an empty file", moved(length=0)),
+    read_whole("a chunk of no byte", "needs 96 bytes and has 0", moved(length=0)),
     read_whole("a flipped bit", "the checksum of the record 'archive/data/0' does not match its bytes", flipped),
     seen("a good one", "", save, code=0),
 ]  # fmt: skip
