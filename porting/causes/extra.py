@@ -15,6 +15,9 @@ from porting.causes.functions import ACTIVATIONS
 Turned = Callable[[Tensor], Tensor]
 """The reference's value -> what the port has there."""
 
+ADDED = "a constant added"
+"""The weakest entry: a bias that is left out or added twice is one, too."""
+
 LONGEST = 4096
 """Along an axis that is longer no order is looked for."""
 
@@ -107,7 +110,7 @@ def _added(constant: Tensor) -> Extra:
     shown = ", ".join(f"{float(constant[one]):.4g} in channel {one}" for one in places[:3])
     more = f" and others in {len(places) - 3} more channels" if len(places) > 3 else ""
     return Extra(
-        name="a constant added",
+        name=ADDED,
         detail=f"{shown}{more}",
         what="every row differs from the reference's by the same numbers, as if a bias were another one",
         fix="see the bias of this part: whether it is added, all of it and once",

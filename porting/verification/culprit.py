@@ -14,6 +14,7 @@ import torch
 from porting.causes import broken
 from porting.causes.catalogue import CATALOGUE, ROUNDING
 from porting.causes.diverging import Divergence
+from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
 from porting.causes.naming import Search
 from porting.reporting.outcome import Probe
@@ -259,7 +260,11 @@ class _Trials:
 
         A part that is done in another order, or reads something else, computes nothing at a probe that stands between.
         """
-        open_ = [one for one in explained if not one.finding.name or (not one.chosen and len(explained) > 1)]
+        open_ = [
+            one
+            for one in explained
+            if not one.finding.name or one.finding.name == ADDED or (not one.chosen and len(explained) > 1)
+        ]
         if not open_:
             return None
         begun, before = time.monotonic(), sight.apart({})
