@@ -138,12 +138,14 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         command = [sys.executable, "-I", "-c", TRIAL, *words]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603  # our own program
-    if done.returncode in (PANIC, -signal.SIGABRT):
+    if done.returncode == PANIC:
         message = "tried out in a process of its own, it made the tokenizers library fail"
         hint = "take the file from where the checkpoint came from"
         raise LimitError(Fault(code=Code.TOKENIZER_INVALID, where=where, message=message, hint=hint))
     if done.returncode:
         message = f"tried out in a process of its own, it took more than {seconds} s, or {room} bytes of memory"
+        if done.returncode == -signal.SIGABRT:  # also how the library ends where memory runs out
+            message += ", or the tokenizers library aborted"
         hint = f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * seconds)}"
         raise LimitError(Fault(code=Code.LIMIT, where=where, message=message, hint=hint))
 
