@@ -71,6 +71,21 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A tensor with the numbers of one of the reference's, in another order or shape.
+
+    Attributes:
+        shape, expected: the shapes in the port and in the reference; equal where only the order is another.
+        line, code: the step since which that is so; empty where it is not known.
+    """
+
+    shape: tuple[int, ...]
+    expected: tuple[int, ...]
+    line: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Divergence:
     """Where the port leaves the reference.
 
@@ -83,7 +98,7 @@ class Divergence:
         code: that line's text; empty where there is no such file.
         also: an operand of the step that is not computed from weights and that the reference does not have, such as a
             mask or positions, by the ``file:line`` that makes it; empty where there is none.
-        reordered: the step's input has the reference's numbers in another order or shape: how, and since which line.
+        moved: the step's input, where it has the reference's numbers in another order or shape.
         instead: what the reference does with the same numbers.
     """
 
@@ -94,7 +109,7 @@ class Divergence:
     code: str = ""
     callers: tuple[str, ...] = ()
     also: str = ""
-    reordered: str = ""
+    moved: Moved | None = None
     instead: tuple[Step, ...] = ()
 
 
@@ -197,7 +212,7 @@ class _Region:
                 code=_code(call),
                 callers=tuple(map(from_here, call.lines[1:])),
                 also=self._unknown_operand(call),
-                reordered=self._reordered(call),
+                moved=self._moved(call),
                 instead=tuple(_instead(self._reference, known)),
             )
         return None
@@ -244,18 +259,18 @@ class _Region:
             for one in call.reads:
                 yield from self._through(one)
 
-    def _reordered(self, call: Call) -> str:
-        """How an operand has the numbers of tensors of the reference, and none of these tensors; empty if none has."""
+    def _moved(self, call: Call) -> Moved | None:
+        """An operand that has the numbers of tensors of the reference, and is none of them."""
         for ref in call.reads:
             shape = tuple(self._port[ref].shape)
             if not self._port.learned(ref) or ref in self._port.weights or self._in_order(ref) is not False:
                 continue
-            theirs = dict.fromkeys(tuple(self._reference[one].shape) for one in self._like[ref])
-            nearest = next((one for one in theirs if len(one) == len(shape)), next(iter(theirs)))
-            how = "in another order" if shape in theirs else f"as {list(shape)} for {list(nearest)}"
+            theirs = [tuple(self._reference[one].shape) for one in self._like[ref]]
+            expected = min(theirs, key=lambda one: (one != shape, len(one) != len(shape)))
             since = self._turning(ref)
-            return f"{how}, since {_line(since)}: {_code(since)}" if since else how
-        return ""
+            where = {"line": _line(since), "code": _code(since)} if since else {}
+            return Moved(shape=shape, expected=expected, **where)
+        return None
 
     def _in_order(self, ref: Ref) -> bool | None:
         """Whether the reference has a tensor, and not its numbers alone; None where it has not even these."""

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from porting.causes.diverging import Divergence, Kind, Step
+from porting.causes.diverging import Divergence, Kind, Moved, Step
 from porting.printable import is_printable, safe
 from porting.reporting.because import cause_lines
 from porting.reporting.learned_lines import tell_learned
@@ -238,12 +238,18 @@ def _divergence_lines(found: Divergence) -> Iterator[Text]:
         yield Text.assemble(f"  first step that differs: {found.step.operation} at ", (f"{found.line}{code}", "bold"))
         if found.callers:
             yield Text(f"    called from {', '.join(found.callers[:MOST_STEPS])}")
-        if found.reordered:
-            yield Text(f"    it is given numbers of the reference {found.reordered}")
+        if found.moved:
+            yield Text(f"    it is given numbers of the reference {_moved_text(found.moved)}")
         elif does:
             yield Text(f"    it is given what the reference has; the reference does this with it: {does}")
         if found.also:
             yield Text(f"    see its other operand too, made at {found.also}")
+
+
+def _moved_text(moved: Moved) -> str:
+    same = moved.shape == moved.expected
+    how = "in another order" if same else f"as {list(moved.shape)} for {list(moved.expected)}"
+    return f"{how}, since {moved.line}: {moved.code}" if moved.line else how
 
 
 def listed_steps(steps: Sequence[Step]) -> str:
