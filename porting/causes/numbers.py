@@ -83,7 +83,8 @@ class Rescaled(Cause):
         tape = anatomy.tape
         for call in tape.calls:
             if len(call.writes) == 1 and tape.learned(call.result) and call.name in STEPS:
-                detail = f"what {plain(call.name)} in {spelled(call.module)} gives is multiplied by {{}}".format
+                place = spelled(call.module).replace("{", "{{").replace("}", "}}")  # {i} for the layers' numbers
+                detail = f"what {plain(call.name)} in {place} gives is multiplied by {{}}".format
                 starts = tuple(10 ** (step / 3) for step in range(-9, 10))
                 yield dial(call, _by, detail, starts)
 

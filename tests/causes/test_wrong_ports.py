@@ -24,6 +24,12 @@ MORE = {
     "positions left out": Wrong(
         "vit", {"return x + self.position_embeddings": "return x"}, ("step left out",), "add in"
     ),
+    "a step of a layer multiplied by a number": Wrong(
+        "marian",
+        {"shares = scores.softmax(-1)": "shares = scores.softmax(-1) * 0.999"},
+        ("scaled by a number", "another factor"),
+        "multiplied by 0.999",
+    ),
     "tanh twice": Wrong(
         "bert", {"torch.tanh(self.dense(x[:, 0]))": "torch.tanh(torch.tanh(self.dense(x[:, 0])))"}, ("step done twice",)
     ),
