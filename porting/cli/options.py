@@ -27,6 +27,13 @@ class DType(StrEnum):
     float16 = "float16"
 
 
+class Half(StrEnum):
+    """The floating-point types that autocast casts to."""
+
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 Source = Annotated[
     str | None,
     typer.Argument(

@@ -41,6 +41,10 @@ Training = Annotated[
     bool,
     typer.Option("--training", help="Compare in training mode as well, with the same dropout masks; and gradients."),
 ]
+Autocast = Annotated[
+    options.Half | None,
+    typer.Option("--autocast", help="Compare under torch.autocast with this dtype as well, with float32 weights."),
+]
 Gradients = Annotated[bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")]
 Steps = Annotated[
     int,
@@ -203,6 +207,7 @@ def verify(
     seed: Seed = 0,
     gradients: Gradients = False,
     training: Training = False,
+    autocast: Autocast = None,
     steps: Steps = 0,
     stream: Stream = False,
     longest: Longest = 512,
@@ -226,7 +231,7 @@ def verify(
       porting verify
       porting verify ./my-checkpoint --dtype float32 --dtype bfloat16
       porting verify ./my-checkpoint --gradients --steps 3
-      porting verify ./my-checkpoint --training
+      porting verify ./my-checkpoint --training --autocast bfloat16
       porting verify ./my-checkpoint --into my_model.py:build --reference golden.safetensors
       porting verify --reference old_model.py:build --into new_model.py:build --inputs batch.safetensors
       porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
@@ -264,6 +269,7 @@ def verify(
                 seed=seed,
                 gradients=gradients,
                 training=training,
+                autocast=None if autocast is None else getattr(torch, autocast.value),
                 steps=steps,
                 stream=stream,
                 longest=longest,
@@ -278,6 +284,7 @@ def verify(
             seed=seed or None,
             gradients=gradients,
             training=training,
+            autocast=autocast and autocast.value,
             steps=steps or None,
             stream=stream,
             longest=None if longest == 512 else longest,

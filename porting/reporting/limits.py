@@ -122,8 +122,11 @@ def _failures(scope: Scope) -> Iterator[str]:
 
 def _limits(report: Outcome) -> Iterator[str]:
     trained = report.learned is not None and report.learned.training is not None and report.learned.training.same_masks
-    known = {"gradients": report.learned is not None, "training mode": trained, "autocast": False}
-    yield _listed([what for what, done in known.items() if not done])
+    casts = any(dtype.startswith("autocast") for dtype in report.scope.dtypes)
+    known = {"gradients": report.learned is not None, "training mode": trained, "autocast": casts}
+    left = [what for what, done in known.items() if not done]
+    if left:
+        yield _listed(left)
     if report.scope.returned is None:
         yield "trials beyond the batches above"
     yield from _failures(report.scope)

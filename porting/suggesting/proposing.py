@@ -43,6 +43,7 @@ from porting.suggesting.verdict.judging import Judgement, judge
 from porting.suggesting.verdict.proving import LARGE, TRIED, Proof, differing, prove
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.target import TargetError
+from porting.tracing.environment import limit_threads
 from porting.tracing.faults import VerifyError
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW
@@ -261,12 +262,15 @@ def _searched(
         copies=subjects.twin.copies,
     )
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
+    threads = torch.get_num_threads()
+    limit_threads(sum(one.numel() for one in subjects.built.module.parameters()))
     try:
         found = search.search()
         steady(port, AGAIN)
         bound = LOOSE if found.divergences else NEAR
         return found, attention_probes(attention(port), attention(reference), bound)
     finally:
+        torch.set_num_threads(threads)
         with torch.no_grad():
             for name, tensor in reference.leaves.items():
                 tensor.data.copy_(kept[name])

@@ -1,4 +1,4 @@
-"""What a verification runs in: the versions of what takes part, and torch as nobody has set it."""
+"""What a verification runs in: the versions of what takes part, and torch's settings, which are put back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+SMALL = 1 << 23
+"""Parameters: the passes of a smaller model are not faster with two threads than with one."""
+
 
 @contextmanager
 def undisturbed(seed: int) -> Iterator[None]:
-    """Whatever the caller has switched on or off, and with torch's random state as before afterwards."""
+    """Whatever the caller has switched on or off; torch's random state and threads are as before afterwards."""
+    threads = torch.get_num_threads()
     with (
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(mode=False),
@@ -22,7 +26,22 @@ def undisturbed(seed: int) -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
     ):
         torch.manual_seed(seed)
-        yield
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def limit_threads(elements: int) -> None:
+    """Use one thread for a small model, until :func:`undisturbed` ends.
+
+    Threads that share such small operations mostly wait for one another, on busy cores for ten times as long.
+
+    Args:
+        elements: the number of parameters.
+    """
+    if elements < SMALL:
+        torch.set_num_threads(1)
 
 
 def versions() -> dict[str, str]:

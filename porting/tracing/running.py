@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from porting.errors import Code, Fault, option
 from porting.frames import is_users, signature_of, users_line
 from porting.tracing.activations import Activations
+from porting.tracing.conditions import Conditions
 from porting.tracing.draws import SameDraws
 from porting.tracing.faults import VerifyError
 from porting.tracing.kept_graph import KeptGraph
@@ -42,6 +43,8 @@ class Side:
         lifted: which modules asked for less than float64 in a run in float64, where they get float64.
         written: the arguments that a pass wrote to; each pass is given copies.
         draws: replaces random numbers, for a model in training mode; None in eval mode.
+        autocast: the dtype that torch.autocast casts to around each pass; None without autocast.
+        conditions: is told of the conditions on tensors that each pass meets; None to leave them alone.
     """
 
     title: str
@@ -52,6 +55,8 @@ class Side:
     lifted: Lifted = field(default_factory=dict)
     written: dict[str, None] = field(default_factory=dict)
     draws: SameDraws | None = None
+    autocast: torch.dtype | None = None
+    conditions: Conditions | None = None
 
     def run(
         self,
@@ -135,7 +140,9 @@ class Side:
             exact = lifting and any(one.dtype == torch.float64 for one in self.module.parameters())
             nothing: nullcontext[Lifted] = nullcontext({})
             drawn = self.draws.again() if self.draws is not None else nullcontext()
-            with drawn, _eagerly(), lifted(self.module) if exact else nothing as found:
+            watched = self.conditions or nullcontext()
+            casting = torch.autocast("cpu", dtype=self.autocast, enabled=self.autocast is not None)
+            with watched, drawn, casting, _eagerly(), lifted(self.module) if exact else nothing as found:
                 seen = work(lambda module: module(*places, **names))
         except VerifyError:
             raise

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product, zip_longest
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
+from porting.trials.combinations import covering, de_bruijn
 from porting.trials.scope import Kind
 from porting.verification.inputs import DECODER, Case
 from porting.verification.padding import DECODER_MASK, MASK
@@ -38,6 +39,12 @@ WIDTH = 64
 
 HALF = {"right padding": 2, "left padding": 2, "gaps": 1}
 """The row of a mask, see :func:`_masks`, that hides about half of its places."""
+
+MOST_NAMED = 8
+"""So many token ids that the port's code names are tried as the first of a row."""
+
+MOST_WORDS = 256
+"""So many words of such token ids are tried: those of three, or of two, or each by itself."""
 
 POOL = 4096
 """So many token ids are tried at most: the lowest, the highest, those around powers of two, and random ones."""
@@ -75,6 +82,7 @@ class Model:
         special: token ids that have a meaning.
         mask_kinds: the mask may also be given as bool or as float: the port takes the reference's own.
         given: the batches are somebody's own: only rows of them are tried, since nothing says what else is legal.
+        numbers: what the port's code compares tensors with.
     """
 
     config: Mapping[str, object]
@@ -87,6 +95,7 @@ class Model:
     special: Sequence[int] = ()
     mask_kinds: bool = True
     given: bool = False
+    numbers: Sequence[int] = ()
 
 
 def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[Trial]:
@@ -152,6 +161,7 @@ class _Rows:
             lengths = [max(short - place % short, 1) for place in range(rows)]
             yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", self._padded(lengths))
         yield from self._tokens(usual)
+        yield from self._named()
         yield from self._special(usual)
         yield from self._arguments(usual)
         yield from self._combined(longest)
@@ -248,7 +258,8 @@ class _Rows:
         right = kinds.get("right padding")
         if right is not None:
             ids = self._ids(*right.shape)
-            yield self._trial(Kind.MASK, "masked places that hold ordinary tokens", self._given(ids, right))
+            for mask in (torch.ones_like(right), right, right.flip(1)):  # the same ids in each
+                yield self._trial(Kind.MASK, "masked places that hold ordinary tokens", self._given(ids, mask))
         kept = self._ids(3, width)
         kept[1, width // 2] = kept[2, 0] = self._padding
         yield self._trial(Kind.MASK, KEPT, self._given(kept))
@@ -271,8 +282,9 @@ class _Rows:
             f"segments {last} 0": (third == 0).long() * last,
             "random segments": torch.randint(0, self._types, (width,), generator=self._generator),
         }
+        ids = self._ids(2, width)  # the same for all: what is kept from a call with these ids would show
         for what, kind in kinds.items():
-            given = self._given(self._ids(2, width)) | {SEGMENTS: kind.expand(2, -1).clone()}
+            given = self._given(ids) | {SEGMENTS: kind.expand(2, -1).clone()}
             yield self._trial(Kind.SEGMENTS, what, given)
 
     def _positions(self, width: int) -> Iterator[Trial]:
@@ -285,8 +297,9 @@ class _Rows:
             kinds[f"positions from {min(most, 3)}"] = plain + min(most, 3)
         kinds["positions that repeat"] = plain // 2
         kinds["positions that differ from row to row"] = torch.stack([plain, plain.flip(0)])
+        ids = self._ids(2, width)
         for what, kind in kinds.items():
-            given = self._given(self._ids(2, width)) | {POSITIONS: kind.expand(2, -1).clone()}
+            given = self._given(ids) | {POSITIONS: kind.expand(2, -1).clone()}
             yield self._trial(Kind.POSITIONS, what, given)
         if self._masked and width > 2:
             mask = dict(_masks(width, self._generator))["left padding"]
@@ -313,6 +326,25 @@ class _Rows:
         if len(filled) == rows * across:
             for block in torch.split(filled.view(rows, across), 8):
                 yield self._trial(Kind.TOKENS, "rows through the vocabulary", self._given(self._ended(block.clone())))
+
+    def _named(self) -> Iterator[Trial]:
+        """The token ids that the port's code names, each behind each other one, at the start and at the end of rows."""
+        own = {self._padding, self._end}
+        named = [one for one in dict.fromkeys(self.model.numbers) if 0 <= one < self._vocabulary and one not in own]
+        if not named:
+            return
+        order = max(order for order in (1, 2, 3) if order == 1 or len(named) ** order <= MOST_WORDS)
+        width = min(WIDTH, self.model.longest) - (self._end is not None)
+        for first in named[:MOST_NAMED]:  # a row begins with it, and the next one ends with it
+            ids = torch.tensor(de_bruijn([first, *(one for one in named if one != first)], order))
+            if first == named[0]:
+                starts = range(0, max(len(ids) - order + 1, 1), max(width - order + 1, 1))
+                rows = torch.stack([ids[torch.arange(start, start + width) % len(ids)] for start in starts])
+            else:
+                rows = torch.stack([ids[:width], ids[:width].flip(0)])
+            if self._end is not None:
+                rows = torch.cat([rows, torch.full((len(rows), 1), self._end)], 1)
+            yield self._trial(Kind.TOKENS, "token ids that your code names", self._given(rows))
 
     def _special(self, width: int) -> Iterator[Trial]:
         """Tokens that have a meaning, at the start, in the middle and at the end of rows that have no mask."""
@@ -500,36 +532,6 @@ def _masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor
     hidden = torch.ones(3, width, dtype=torch.long)
     hidden[1] = 0
     yield "a row that is all padding", hidden
-
-
-def covering(properties: Mapping[str, Sequence[str]], generator: torch.Generator) -> list[dict[str, str]]:
-    """Choices of a value for each property, so that each two values of two properties stand together in one of them.
-
-    Most faults of software depend on one or two conditions (Kuhn, Wallace and Gallo, "Software fault interactions and
-    implications for software testing", 2004): that takes few choices, where trying all takes the product.
-
-    Args:
-        properties: name -> its values.
-        generator: draws the choices; of several, the one with the most pairs that are not covered yet is taken.
-    """
-    values = [[(name, value) for value in some] for name, some in properties.items()]
-    missing = {pair for some, others in combinations(values, 2) for pair in product(some, others)}
-    found: list[dict[str, str]] = []
-    while missing:
-        fixed = dict(min(missing))  # this pair is covered whatever is drawn, so that this comes to an end
-        drawn = [
-            {some[0][0]: some[int(torch.randint(len(some), (), generator=generator))][1] for some in values} | fixed
-            for _ in range(CANDIDATES)
-        ]
-        new = [missing.intersection(combinations(choice.items(), 2)) for choice in drawn]
-        best = max(range(CANDIDATES), key=[len(one) for one in new].__getitem__)
-        missing -= new[best]
-        found.append(drawn[best])
-    return found
-
-
-CANDIDATES = 20
-"""So many choices are drawn, of which one is taken."""
 
 
 def integers(config: Mapping[str, object]) -> list[int]:

@@ -16,7 +16,7 @@ from porting.tracing.measure import error
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, Point, select
 from porting.trials.battery import IDS, Model, Trial, battery
-from porting.trials.purity import impurities
+from porting.trials.purity import Judge, impurities
 from porting.trials.run import MakeSide, returned_only, run_trial, to_place
 from porting.trials.scope import OTHERWISE, Impurity, Kind, NotRun, Result, Returned, Scope, Status, of_kind
 from porting.verification.inputs import Case
@@ -102,7 +102,7 @@ class Explorer:
         for number, trial in enumerate(trials):
             self.tell(number, len(trials))
             results.append(table_only._tried(trial))
-        found = self._pure(trials, results, table)
+        found = self._pure(trials, results, table, masked=not model.internal)
         scope = _scope(model, cases, trials, results)
         scope = replace(
             scope,
@@ -125,8 +125,16 @@ class Explorer:
                 return replace(again, said=OTHERWISE)
         return result
 
-    def _pure(self, trials: Sequence[Trial], results: Sequence[Result], table: Table) -> list[Impurity]:
-        """In which ways the port is impure, on an unpadded batch and on padded ones that both sides take."""
+    def _pure(
+        self, trials: Sequence[Trial], results: Sequence[Result], table: Table, *, masked: bool
+    ) -> list[Impurity]:
+        """In which ways the port is impure, on an unpadded batch and on padded ones that both sides take.
+
+        Args:
+            trials, results: what was tried.
+            table: with the probes of what is returned.
+            masked: the mask may hide any token, which no port can know that finds padding by the token ids.
+        """
         done = [(trial, one) for trial, one in zip(trials, results, strict=True) if not trial.past]
         taken = [trial.case for trial, one in done if one.status is Status.SAME]
         plain = [case for case in taken if bool((case.inputs.get(MASK, torch.ones(1)) != 0).all())][:1]
@@ -139,6 +147,19 @@ class Explorer:
         if not plain:
             return []
         cases = [plain[0], _reversed(plain[0]), *(padded or others)]
+        lengths = [trial.case for trial, one in done if trial.kind is Kind.LENGTH and one.status is Status.SAME]
+        short = lengths[:STATES] or cases[:1]
+        short += [one for one in _varied(short[-1]) if masked or torch.equal(one.inputs[MASK], short[-1].inputs[MASK])]
+        return impurities(
+            lambda: self.plain(cases),
+            self.dtype,
+            self._judge(cases, table),
+            self.plain(short),
+            self._judge(short, table),
+        )
+
+    def _judge(self, cases: Sequence[Case], table: Table) -> Judge:
+        """Measures what the port returns against the reference in float64."""
         exact: list[tuple[Mapping[Point, Tensor], Mapping[str, Tensor]]] = []
         for case in cases:
             side = self.reference(case)
@@ -159,9 +180,7 @@ class Explorer:
                 for point, one in pairing.pairs.items()
             )
 
-        lengths = [trial.case for trial, one in done if trial.kind is Kind.LENGTH and one.status is Status.SAME]
-        short = lengths[:STATES] or cases[:1]
-        return impurities(lambda: self.plain(cases), self.dtype, judge, self.plain([*short, *_varied(short[-1])]))
+        return judge
 
 
 def _reversed(case: Case) -> Case:

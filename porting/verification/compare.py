@@ -17,6 +17,7 @@ from porting.errors import Code
 from porting.notation.table import Table
 from porting.reporting.outcome import Probe, View
 from porting.tracing.activations import Activations
+from porting.tracing.conditions import Conditions
 from porting.tracing.executed import Executed
 from porting.tracing.faults import VerifyError
 from porting.tracing.lift import spelled
@@ -34,16 +35,23 @@ Errors = dict[Point, list[Error]]
 
 @dataclass
 class Tier:
-    """The errors of both sides in one working dtype, by the port's point, pooled over the cases."""
+    """The errors of both sides in one working dtype, by the port's point, pooled over the cases.
+
+    Attributes:
+        dtype: in which the values are rounded: of the weights, or the one that autocast casts to.
+        autocast: both ran with float32 weights under torch.autocast.
+        port, reference: view -> point -> the error there.
+    """
 
     dtype: torch.dtype
+    autocast: bool = False
     port: dict[str, dict[Point, Error]] = field(default_factory=dict)
     reference: dict[str, dict[Point, Error]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """``"float32"``."""
-        return str(self.dtype).removeprefix("torch.")
+        """``"float32"``, or ``"autocast bfloat16"``."""
+        return f"{'autocast ' if self.autocast else ''}{str(self.dtype).removeprefix('torch.')}"
 
 
 END, ALONE = "end_to_end", "isolated"
@@ -86,6 +94,7 @@ class Comparison:
         padded: the port's points that differ at padded places alone, and by how much.
         written: the arguments that either side wrote to, by its title.
         executed: which of the port's own instructions ran in float64; None before it did.
+        conditions: how the conditions on tensors in its code turned out in float64; None before it did.
     """
 
     def __init__(
@@ -105,6 +114,7 @@ class Comparison:
         self._lowered = {point: Span(lowered=operations) for point, operations in (lowered or {}).items()}
         self._tiers: list[Tier] = []
         self.executed: Executed | None = None
+        self.conditions: Conditions | None = None
         self.leaks: Mapping[str, Mapping[Point, float]] | None = None
         self.found_from: int | None = None
         self.lifted = False
@@ -142,6 +152,7 @@ class Comparison:
     def meaning(self, port: Side, observer: Observer) -> None:
         """Run the port in float64, end to end and isolated, in the cases that the reference has run in since."""
         self.executed = self.executed or Executed(port.module)
+        self.conditions = port.conditions = self.conditions or Conditions(port.module)
         for case, exact in list(enumerate(self.exact))[len(self.pairings) :]:
             with self.executed.watched():
                 found = port.keep(case)
@@ -227,8 +238,13 @@ class Comparison:
         return pair(self._table, _shapes(exact), _shapes(found), self.sizes)
 
     def rounding(self, reference: Side, port: Side, dtype: torch.dtype) -> None:
-        """Run both in a working dtype, end to end and isolated: both sides go on with the exact values, rounded."""
-        tier = Tier(dtype)
+        """Run both in a working dtype, end to end and isolated: both sides go on with the exact values, rounded.
+
+        Args:
+            reference, port: the sides, with weights of that dtype, or both of them under autocast.
+            dtype: the working dtype.
+        """
+        tier = Tier(dtype, autocast=port.autocast is not None)
         for view in (END, ALONE):
             ours: Errors = {}
             theirs: Errors = {}
@@ -367,6 +383,11 @@ class Comparison:
         return {
             tier.name: max((one.largest for one in tier.reference[END].values()), default=0.0) for tier in self._tiers
         }
+
+    @property
+    def working(self) -> tuple[str, ...]:
+        """The working dtypes that were compared, ``"autocast bfloat16"`` among them."""
+        return tuple(tier.name for tier in self._tiers)
 
     @property
     def skipped(self) -> tuple[Point, ...]:

@@ -80,6 +80,8 @@ def explore(
     def ours(case: Case) -> Side:
         side = port_side(port.module, torch.float64, table, [theirs.taken(case)], clock)
         side.wanted = [point for point in side.wanted if _root(point)]
+        if comparison.conditions is not None and comparison.conditions.open:
+            side.conditions = comparison.conditions
         return side
 
     def plain(several: Sequence[Case]) -> Side:
@@ -98,7 +100,8 @@ def explore(
         seed=seed,
         otherwise=partial(_with_sdpa, double) if getattr(double, "_supports_sdpa", False) else None,
     )
-    model = replace(_model(theirs, module, table, batch, cases), given=given)
+    numbers = comparison.conditions.numbers if comparison.conditions is not None else ()
+    model = replace(_model(theirs, module, table, batch, cases), given=given, numbers=numbers)
     return explorer.explore(model, cases, returned, module)
 
 

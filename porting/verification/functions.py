@@ -298,6 +298,7 @@ def possible(
     inputs: Sequence[Case] | None,
     *,
     gradients: bool,
+    autocast: bool = False,
 ) -> tuple[list[torch.dtype], list[str]]:
     """What a reference that is no module can be asked for.
 
@@ -306,6 +307,7 @@ def possible(
         dtypes: the working dtypes that are wanted.
         inputs: the batches that were given.
         gradients: whether gradients are wanted.
+        autocast: whether a run under autocast is wanted.
 
     Returns:
         The working dtypes that the reference was run in or can be run in, and what is lost by the others, in words.
@@ -313,6 +315,10 @@ def possible(
     Raises:
         VerifyError: it cannot give what is wanted.
     """
+    if autocast and reference is not None and not has_parts(reference):
+        message = f"autocast needs a reference that is a torch.nn.Module, and {reference.title} is none"
+        hint = "pass the module itself as the reference, or leave autocast out"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     if isinstance(reference, Recorded):
         refuse_with_recording(reference.recording, inputs, gradients=gradients)
         known, why = reference.recording.dtypes, "was not recorded"

@@ -20,7 +20,7 @@ from porting.reporting.limits import never_ran
 from porting.reporting.outcome import Cost, Probe
 from porting.reporting.report import Report
 from porting.tables import chosen_for
-from porting.tracing.environment import peak, undisturbed, versions
+from porting.tracing.environment import limit_threads, peak, undisturbed, versions
 from porting.tracing.faults import VerifyError
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ROOT
@@ -83,6 +83,7 @@ def verify(
     gradients: bool = False,
     steps: int = 0,
     training: bool = False,
+    autocast: torch.dtype | None = None,
     causes: bool | float = True,
     trials: bool | None = None,
     stream: bool = False,
@@ -112,6 +113,8 @@ def verify(
         steps: compare the weights after this many steps of SGD and of AdamW as well; more than 0 implies gradients.
         training: compare both in training mode as well, with the same dropout masks: where values are dropped, at which
             rates, what comes out, and the gradients; implies gradients.
+        autocast: compare both under torch.autocast with this dtype as well, with float32 weights; ``torch.bfloat16`` or
+            ``torch.float16``.
         trials: compare what is returned on many other batches, and check that the port is a pure function: see
             :mod:`porting.trials`.  None: of ``inputs`` that are given only other rows are tried, since nothing says
             what else is legal; True: everything.  Without trials the scope of the verdict is the batches.
@@ -137,7 +140,9 @@ def verify(
     batches = as_cases(inputs)
     learns = gradients or training or steps > 0
     if stream:
-        refuse_beside_streaming(loaded=loaded, gradients=learns, into=into, reference=reference is not None)
+        refuse_beside_streaming(
+            loaded=loaded, gradients=learns, autocast=autocast is not None, into=into, reference=reference is not None
+        )
         prove: Prove = verify_streamed
     else:
         prove = partial(
@@ -145,6 +150,7 @@ def verify(
             gradients=learns,
             steps=steps,
             training=training,
+            autocast=autocast,
             causes=causes,
             trials=trials,
         )
@@ -178,6 +184,7 @@ def _verify(
     gradients: bool,
     steps: int,
     training: bool,
+    autocast: torch.dtype | None,
     causes: bool | float,
     trials: bool | None,
     tell: Progress,
@@ -185,8 +192,8 @@ def _verify(
     begun = time.perf_counter()
     checkpoint, chosen = given.checkpoint, given.table
     recorded = given.reference.recording if isinstance(given.reference, Recorded) else None
-    dtypes, lost = possible(given.reference, dtypes, inputs, gradients=gradients)
-    stages = 3 + len(dtypes) + gradients
+    dtypes, lost = possible(given.reference, dtypes, inputs, gradients=gradients, autocast=autocast is not None)
+    stages = 3 + len(dtypes) + (autocast is not None) + gradients
     tell("loading", 0, stages)
     with chosen_for(None if by_default else chosen, given.into, chosen):
         subject = prepare(
@@ -199,6 +206,7 @@ def _verify(
             trust=trust,
             reference=given.reference.title if given.reference else "",
         )
+    limit_threads(sum(one.numel() for one in subject.module.parameters()))
     theirs, random = _opponent(given, subject)
     running = time.perf_counter()
     inputs = recorded.cases if recorded else inputs
@@ -234,12 +242,10 @@ def _verify(
     trier = _explorer(theirs, subject, chosen, batch, returned, comparison, seed, clock, trials, own=inputs is not None)
     exact = meant(comparison, doubled, theirs, port(torch.float64), chosen, batch, cases, seed, trier)
 
-    for number, dtype in enumerate(dtypes):
-        tell(f"both in {str(dtype).removeprefix('torch.')}", 3 + number, stages)
-        comparison.rounding(reference(dtype), port(dtype), dtype)
+    _round(comparison, reference, port, dtypes, autocast, lambda what, done: tell(what, 3 + done, stages))
     learned = None
     if gradients and pairs is not None:
-        tell("gradients and training" if steps else "gradients", 3 + len(dtypes), stages)
+        tell("gradients and training" if steps else "gradients", stages - 1, stages)
         learned = learn(reference, port, comparison, pairs, dtypes=dtypes, steps=steps, seed=seed, training=training)
     probes = tuple(
         replace(probe, rules=writers(subject.plan, probe.span)) if probe.guilty else probe
@@ -267,7 +273,7 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        scope=_scope(exact.scope, comparison, probes, dtypes, returned),
+        scope=_scope(exact.scope, comparison, probes, returned),
         padded=comparison.padded,
         unseen=(*exact.failed, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
@@ -289,6 +295,24 @@ def _verify(
         ),
         approximate=chosen.approximate,
     )
+
+
+def _round(
+    comparison: Comparison,
+    reference: Callable[[torch.dtype], Side],
+    port: Callable[[torch.dtype], Side],
+    dtypes: Sequence[torch.dtype],
+    autocast: torch.dtype | None,
+    tell: Callable[[str, int], None],
+) -> None:
+    """Compare both sides in each working dtype, and under autocast with float32 weights."""
+    for number, dtype in enumerate(dtypes):
+        tell(f"both in {str(dtype).removeprefix('torch.')}", number)
+        comparison.rounding(reference(dtype), port(dtype), dtype)
+    if autocast is not None:
+        tell("both under autocast", len(dtypes))
+        theirs, ours = (replace(make(torch.float32), autocast=autocast) for make in (reference, port))
+        comparison.rounding(theirs, ours, autocast)
 
 
 def _explorer(
@@ -397,9 +421,7 @@ def _with_returned(
     return with_returned(table, theirs, ours, theirs.returned(0), random)
 
 
-def _scope(
-    scope: Scope, comparison: Comparison, probes: Sequence[Probe], dtypes: Sequence[torch.dtype], returned: Returned
-) -> Scope:
+def _scope(scope: Scope, comparison: Comparison, probes: Sequence[Probe], returned: Returned) -> Scope:
     """The scope with what the passes showed that were run for the probes.
 
     A trial whose difference rounding explains, by the bound of the returned value, is no difference: it shrinks with
@@ -417,7 +439,7 @@ def _scope(
     return replace(
         scope,
         results=results,
-        dtypes=("float64", *(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+        dtypes=("float64", *comparison.working),
         returned=returned,
         impurities=(*scope.impurities, *(Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name) for name in wrote)),
     )

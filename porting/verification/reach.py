@@ -18,7 +18,7 @@ class Reach:
     """What of a port's forward did not come to anything.
 
     Attributes:
-        branches: code of the port that never ran.
+        branches: code of the port that never ran, and conditions on tensors that had one outcome only.
         unseen: what else was not shown, in words.
     """
 
@@ -31,9 +31,10 @@ def reached(comparison: Comparison, port: Side) -> Reach:
     if comparison.executed is None:
         return Reach()
     names = not_watched(comparison.executed, port.module, comparison.ran)
+    conditions = comparison.conditions.branches() if comparison.conditions is not None else ()
     hidden = [f"which branches of {', '.join(names)} run (compiled, or without its source)"]
     return Reach(
-        branches=never_ran_in(comparison.executed, port.module),
+        branches=(*never_ran_in(comparison.executed, port.module), *conditions),
         unseen=(*(hidden if names else ()), *never_given(port.module, port.arguments)),
     )
 

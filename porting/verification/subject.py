@@ -108,7 +108,7 @@ def prepare_lazily(
     return _against(fitted.module, fitted.plan, checkpoint, fitted.architecture, architecture)
 
 
-def refuse_beside_streaming(*, loaded: bool, gradients: bool, into: Into, reference: bool) -> None:
+def refuse_beside_streaming(*, loaded: bool, gradients: bool, autocast: bool, into: Into, reference: bool) -> None:
     """Refuse what needs a whole model in memory.
 
     Raises:
@@ -119,6 +119,8 @@ def refuse_beside_streaming(*, loaded: bool, gradients: bool, into: Into, refere
         wrong.append("a module that is built already: pass its class, or a function that builds it")
     if gradients:
         wrong.append("gradients and training: they keep every layer's weights")
+    if autocast:
+        wrong.append("autocast: compare it on a model of the same class with fewer layers")
     if reference:
         wrong.append("another reference than the checkpoint in transformers")
     if wrong:

@@ -126,6 +126,40 @@ def _remembered(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dic
     return out
 
 
+def _memory(*names: str) -> Change:
+    """Gives any earlier answer again where these arguments are the same, whatever the others."""
+
+    def remembered(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+        known: dict[Any, dict[str, Tensor]] = port.__dict__.setdefault("known", {})
+        values = [given[name] for name in names]
+        key = (
+            out["logits"].dtype,
+            *(None if one is None else (one.shape, tuple(one.flatten().tolist())) for one in values),
+        )
+        return known.setdefault(key, out)
+
+    return remembered
+
+
+def _behind(token: int, *before: int) -> Change:
+    """Wrong at a token that has these before it, chosen without a branch of the code."""
+
+    def changed(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+        ids = given["input_ids"]
+        hit = ids == token
+        for back, other in enumerate(before, 1):
+            hit = hit & (ids.roll(back, 1) == other)
+        return {**out, "logits": torch.where(hit[..., None], 1.001 * out["logits"], out["logits"])}
+
+    return changed
+
+
+def _repeated(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+    """Wrong in rows that hold a token five times."""
+    hit = (given["input_ids"] == 23).sum(1, keepdim=True) > 4
+    return {**out, "logits": torch.where(hit[..., None], 1.001 * out["logits"], out["logits"])}
+
+
 def _writes(given: dict[str, Any], port: Any) -> None:
     if given["attention_mask"] is not None:
         given["attention_mask"][:, -1] = 1
@@ -162,6 +196,13 @@ INPUTS = {
     ),
     "padding in front of long rows": where(lambda given: _left(given) and given["input_ids"].shape[1] > 13),
     "positions given with gaps in the mask": where(lambda given: _gaps(given) and given["position_ids"] is not None),
+    "a token behind another one": _behind(31, 7),
+    "a token behind two others": _behind(31, 7, 44),
+    "a token behind a list of others": _behind(8, 21, 35),
+    "a token five times in a row of tokens": _repeated,
+    "a row that begins with a token and ends with another": where(
+        lambda given: bool(((given["input_ids"][:, 0] == 19) & (given["input_ids"][:, -1] == 19)).any())
+    ),
     "a mask of bool": where(
         lambda given: given["attention_mask"] is not None and given["attention_mask"].dtype == torch.bool
     ),
@@ -173,6 +214,10 @@ WAYS: dict[str, tuple[Change, Callable[[dict[str, Any], nn.Module], None] | None
     "keeps its outputs": (_kept, None),
     "draws from the system": (_drawn, None),
     "remembers by token ids": (_remembered, None),
+    "remembers all by token ids": (_memory("input_ids"), None),
+    "remembers all by token ids and mask": (_memory("input_ids", "attention_mask"), None),
+    "remembers all but the positions": (_memory("input_ids", "attention_mask", "token_type_ids"), None),
+    "remembers all but the mask": (_memory("input_ids", "token_type_ids", "position_ids"), None),
     "writes to its mask": (lambda out, given, port: out, _writes),
     "moves a weight": (lambda out, given, port: out, _moves),
     "is another with gradients": (

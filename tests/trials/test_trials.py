@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
@@ -15,7 +16,8 @@ import porting
 from porting import verify
 from porting.reporting.report import Report
 from porting.trials import Kind, Status
-from porting.trials.battery import Model, battery, covering, integers
+from porting.trials.battery import Model, battery, integers
+from porting.trials.combinations import covering, de_bruijn
 from porting.verification.inputs import Case
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
 
@@ -63,6 +65,37 @@ def test_a_port_that_is_wrong_on_some_inputs_is_different(what: str) -> None:
 def test_a_port_that_is_no_pure_function_is_different(what: str) -> None:
     report = verified(wrong(*WAYS[what]))
     assert report.verdict == "different", str(report)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda x, ids: x.clamp(-1e4, 1e4), "clamp never changed a value"),
+        (lambda x, ids: torch.where(x > 1e4, 0.0, x), "gt was never true"),
+        (lambda x, ids: torch.where(((ids == 17) & (ids == 18))[..., None], 0.0, x), "__and__ was never true"),
+        (lambda x, ids: x.masked_fill((ids < 0)[..., None], 0.0), "lt was never true"),
+        (lambda x, ids: torch.minimum(x, torch.full_like(x, 1e4)), "minimum never changed a value"),
+        (lambda x, ids: x * (ids != -100)[..., None], "ne was never false"),
+    ],
+)
+def test_a_condition_on_tensors_with_one_outcome_is_part_of_the_scope(
+    change: Callable[[Tensor, Tensor], Tensor], named: str
+) -> None:
+    """What it would do was compared with nothing."""
+    report = verified(wrong(lambda out, given, port: {**out, "logits": change(out["logits"], given["input_ids"])}))
+    assert report.faithful, str(report)
+    assert any(named in one.condition for one in report.not_taken), report.not_taken
+    assert named in " ".join(str(report).split())
+    assert "branches of its code" in " ".join(str(report).split())
+
+
+def test_a_condition_with_both_outcomes_in_the_trials_is_no_limit_of_the_scope() -> None:
+    """The token is in no row of the first batches: they hold eight tokens here."""
+    seen = verified(
+        wrong(lambda out, given, port: {**out, "pooled": out["pooled"] * (1 + 0 * (given["input_ids"][:, :1] == 33))})
+    )
+    assert seen.faithful
+    assert not [one for one in seen.not_taken if "was never" in one.condition]
 
 
 def test_what_was_not_pure_is_named() -> None:
@@ -217,3 +250,14 @@ def test_modules_that_compute_on_nested_tensors_are_skipped_and_the_output_decid
     assert report.scope.returned is not None
     assert "logits" in report.scope.returned.pairs
     assert not report.scope.failed, str(report)
+
+
+@pytest.mark.parametrize(
+    ("letters", "order"), [((5,), 3), ((5, 7), 2), ((3, 1, 4), 3), (tuple(range(9)), 2), ((2, 8), 1)]
+)
+def test_every_word_of_the_letters_stands_in_the_row(letters: tuple[int, ...], order: int) -> None:
+    """Once each, and the row begins with the first letter."""
+    row = de_bruijn(letters, order)
+    words = [tuple(row[start : start + order]) for start in range(len(row) - order + 1)]
+    assert sorted(words) == sorted(product(letters, repeat=order))
+    assert row[0] == letters[0]

@@ -1,0 +1,164 @@
+"""The conditions on tensors in a port's own code: which were never true, or never false, in any pass.
+
+``torch.where(ids == 17, ...)`` is a branch that no instruction shows: both arms run, and the condition chooses element
+by element.  What it would do was not compared where it was the same for all elements of all batches.  The numbers that
+token ids are compared with are the inputs that would turn it, as in the dictionary of a fuzzer.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from porting.frames import from_here
+from porting.tracing.branches import Branch
+from porting.tracing.executed import MODELS, is_own
+
+_COMPARES = frozenset(
+    f"{before}{name}{after}"
+    for name in ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "isin")
+    for before, after in (("", ""), ("__", "__"), ("logical_", ""), ("bitwise_", ""))
+)
+_CLAMPS = frozenset({"clamp", "clamp_", "clip", "clamp_min", "clamp_max", "hardtanh", "minimum", "maximum"})
+
+_ENGINE = str(Path(__file__).parent.parent)
+
+MOST_NUMBERS = 64
+"""A tensor of more numbers is no list of constants."""
+
+
+@dataclass
+class _Site:
+    """One operation of one line.
+
+    Attributes:
+        code, line: where it stands.
+        name: of the operation.
+        true, false: whether any element of its result was; of a clamp, whether it changed a value and left one.
+        numbers: the whole numbers that were compared with.
+    """
+
+    code: CodeType
+    line: int
+    name: str
+    true: bool = False
+    false: bool = False
+    numbers: set[int] = field(default_factory=set)
+
+    @property
+    def turned(self) -> bool:
+        """Whether both outcomes occurred."""
+        return self.true and self.false
+
+    def branch(self) -> Branch:
+        """What of it did not occur, as code that never ran."""
+        if self.name in _CLAMPS:
+            said = "never changed a value" if not self.true else "changed every value"
+        else:
+            said = "was never true" if not self.true else "was never false"
+        source = linecache.getline(self.code.co_filename, self.line).partition("#")[0].strip()
+        return Branch(
+            where=f"{from_here(self.code.co_filename)}:{self.line}",
+            condition=f"{source}  [{self.name} {said}]",
+            function=self.code.co_qualname,
+            lines=1,
+            first=self.line,
+            constants=tuple(sorted(self.numbers)),
+        )
+
+
+class Conditions(TorchFunctionMode):
+    """Gathers, over several passes, the outcomes of the conditions on tensors in a port's own code.
+
+    Args:
+        module: the port.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._package = type(module).__module__.partition(".")[0]
+        self._own: dict[CodeType, bool] = {}
+        self._sites: dict[tuple[CodeType, int], _Site] = {}  # by instruction: a line may hold several
+
+    @property
+    def open(self) -> bool:
+        """Whether a condition had one outcome only."""
+        return any(not one.turned for one in self._sites.values())
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The whole numbers that tensors were compared with."""
+        return tuple(sorted({number for one in self._sites.values() for number in one.numbers}))
+
+    def branches(self) -> Iterator[Branch]:
+        """The outcomes that did not occur, in the order in which the conditions first ran."""
+        for one in self._sites.values():
+            if not one.turned:
+                yield one.branch()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # whatever torch's function gives
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if (name in _COMPARES or name in _CLAMPS) and isinstance(result, Tensor) and result.numel() > 1:
+            frame = sys._getframe(1)  # the caller's line; inspect.stack reads every file of the stack
+            while _is_engine(frame) and frame.f_back is not None:  # other modes hand the call on
+                frame = frame.f_back
+            if self._is_own(frame):
+                self._note(frame, name, result.detach(), args)
+        return result
+
+    def _is_own(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        if code not in self._own:
+            self._own[code] = is_own(str(frame.f_globals.get("__name__", "")), code.co_filename, self._package)
+        return self._own[code]
+
+    def _note(self, frame: FrameType, name: str, result: Tensor, args: tuple[Any, ...]) -> None:
+        holds = _outcome(name, result, args)
+        if holds is None:
+            return
+        code, line = frame.f_code, frame.f_lineno
+        site = self._sites.setdefault((code, frame.f_lasti), _Site(code, line, name))
+        site.numbers.update(_constants(args))
+        if not site.turned:
+            site.true = site.true or bool(holds.any())
+            site.false = site.false or not bool(holds.all())
+
+
+def _outcome(name: str, result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
+    """Where a condition holds, or a clamp changed a value; None for what is no condition."""
+    if name not in _CLAMPS:
+        return result if result.dtype is torch.bool else None  # else the bits of whole numbers
+    given = args[0].detach() if args and isinstance(args[0], Tensor) else None
+    if given is None or given.shape != result.shape or given is result or name.endswith("_"):
+        return None
+    return (given != result) & ~(given.isnan() & result.isnan())
+
+
+def _constants(args: tuple[Any, ...]) -> Iterator[int]:
+    """The whole numbers among the operands; a tensor counts as a list of constants beside a larger one."""
+    most = max((one.numel() for one in args if isinstance(one, Tensor)), default=0)
+    for one in args:
+        if isinstance(one, int) and not isinstance(one, bool):
+            yield one
+        elif isinstance(one, Tensor) and one.dtype is torch.long and one.numel() <= min(MOST_NUMBERS, most - 1):
+            yield from one.flatten().tolist()
+
+
+def _is_engine(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_ENGINE) and not str(frame.f_globals.get("__name__")).startswith(MODELS)
