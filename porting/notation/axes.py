@@ -288,7 +288,8 @@ def solve(axis: Axis, total: int, sizes: MutableMapping[str, int]) -> bool:
             if len(unknown) == 1:
                 known = [size for part in parts if (size := size_of(part, sizes)) is not None]
                 left = _divided(axis, total, known) if isinstance(axis, Product) else total - sum(known)
-                if left < 1:
+                dropped = isinstance(axis, Concatenation) and str(unknown[0]).startswith("_")  # it may be empty
+                if left < (0 if dropped else 1):
                     raise Mismatch(f"nothing is left of {total} for {unknown[0]} in {axis}")
                 return solve(unknown[0], left, sizes)
     expected = size_of(axis, sizes)

@@ -17,7 +17,7 @@ from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, Point, select
 from porting.trials.battery import IDS, Model, Trial, battery
 from porting.trials.purity import Judge, impurities
-from porting.trials.run import MakeSide, returned_only, run_trial, to_place
+from porting.trials.run import MakeSide, is_empty, returned_only, run_trial, to_place
 from porting.trials.scope import OTHERWISE, Impurity, Kind, NotRun, Result, Returned, Scope, Status, of_kind
 from porting.verification.inputs import Case
 from porting.verification.padding import MASK
@@ -173,7 +173,7 @@ class Explorer:
             try:
                 pairing = pair(table, shapes[0], shapes[1], self.sizes)
             except VerifyError:
-                return torch.inf
+                return 0.0 if is_empty(ours) else torch.inf
             values = {point: ours[point].double() for point in pairing.pairs}
             return max(
                 error(values[point], one.anchor(theirs, given, values[point])).largest

@@ -233,7 +233,8 @@ class _Fits:
         found: dict[str, _Match] = {}
         for name in ours:
             used = {one.source for one in (*taken.values(), *found.values())}
-            free = [one for one in self._fitting[name].values() if one.source not in used]
+            whole = [one for one in self._fitting[name].values() if "|" not in one.axes[0]]  # a cut has to fit by value
+            free = [one for one in whole if one.source not in used]
             place = self._order.index(name)
             at_place = [one for one in free if place < len(self._places) and one.source == _point(self._places[place])]
             if free:
@@ -275,7 +276,7 @@ Lay = Callable[[Tensor], Tensor]
 
 
 def layouts(reference: Sequence[int], port: Sequence[int]) -> Iterator[tuple[tuple[str, str], Lay]]:
-    """The ways in which the axes of one shape may be those of the other: in another order, or merged.
+    """The ways in which the axes of one shape may be those of the other: in another order, merged, or cut.
 
     Yields:
         The axes of both sides in the notation, empty where they are the same, and what lays a tensor of the one shape
@@ -283,13 +284,19 @@ def layouts(reference: Sequence[int], port: Sequence[int]) -> Iterator[tuple[tup
 
     >>> [axes for axes, _ in layouts((2, 3, 4), (3, 2, 4))], [axes for axes, _ in layouts((2, 3, 4), (6, 4))]
     ([('a b c', 'b a c')], [('a b c', '(a b) c'), ('a b c', '(b a) c')])
+    >>> [axes for axes, _ in layouts((2, 3, 4), (2, 4))]
+    [('a (_rest|1) c', 'a c'), ('a (1|_rest) c', 'a c')]
     """
     reference, port = tuple(reference), tuple(port)
     if reference == port:
         yield ("", ""), lambda one: one
-    if math.prod(reference) != math.prod(port) or len(reference) > MOST_AXES:
+    if len(reference) > MOST_AXES:
         return
     letters = "abcde"[: len(reference)]
+    if math.prod(reference) != math.prod(port):
+        for axis in range(1, len(reference)):  # a batch is not cut
+            yield from _cut(reference, port, axis, letters)
+        return
     for order in permutations(range(len(reference))):
         if order == tuple(range(len(reference))) and reference == port:
             continue
@@ -299,6 +306,31 @@ def layouts(reference: Sequence[int], port: Sequence[int]) -> Iterator[tuple[tup
         left = " ".join("1" if size == 1 else letter for letter, size in zip(letters, reference, strict=True))
         right = " ".join(_axis([letters[order[one]] for one in group]) for group in groups)
         yield (left, right), partial(_laid, order=order, shape=port)
+
+
+def _cut(
+    reference: tuple[int, ...], port: tuple[int, ...], axis: int, letters: str
+) -> Iterator[tuple[tuple[str, str], Lay]]:
+    """The last places of an axis, such as the last position's logits, and the first ones.
+
+    One place may be kept as an axis or without it; of several, the number of those that are left out is the constant.
+    """
+    before, after = reference[:axis], reference[axis + 1 :]
+    size, alone = reference[axis], port == before + after
+    kept = 1 if alone else port[axis] if len(port) == len(reference) else 0
+    if not 0 < kept < size or not (alone or port == (*before, kept, *after)):
+        return
+    left = ["1" if one == 1 else letter for letter, one in zip(letters, reference, strict=True)]
+    name, rest = ("1", "_rest") if kept == 1 else (letters[axis], f"_{size - kept}")
+    right = [*left[:axis], *([] if alone else [name]), *left[axis + 1 :]]
+    for part, start in ((f"({rest}|{name})", size - kept), (f"({name}|{rest})", 0)):
+        lay = partial(torch.narrow, dim=axis, start=start, length=kept)
+        axes = " ".join([*left[:axis], part, *left[axis + 1 :]]), " ".join(right)
+        yield axes, partial(_narrowed, lay=lay, shape=port)
+
+
+def _narrowed(value: Tensor, *, lay: Lay, shape: Sequence[int]) -> Tensor:
+    return lay(value).reshape(*shape)
 
 
 def _laid(value: Tensor, *, order: Sequence[int], shape: Sequence[int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -146,6 +147,7 @@ def pair(
     groups = [table.probes, *((rule,) for rule in table.returned)]  # one of these may read what another reads
     for call, rules in product(sorted({split(point)[1] for point in (*reference, *port)}), groups):
         theirs, ours = _of_call(reference, call), _of_call(port, call)
+        ours = {name: shape for name, shape in ours.items() if math.prod(shape) or name in theirs}
         if table.where == EQUAL_NAMES:  # nobody has said that these are the same: parts may do their work otherwise
             others = [name for name in theirs if name != ROOT and name in ours and theirs[name] != ours[name]]
             theirs = {name: shape for name, shape in theirs.items() if name not in others}

@@ -37,8 +37,16 @@ def returning(make: Callable[[dict[str, Tensor]], Any]) -> Report:
         lambda out: out["logits"].transpose(0, 1),
         lambda out: out["logits"].flatten(0, 1),
         lambda out: {"deep": {"logits": (out["logits"],)}},
+        lambda out: out["logits"][:, -1],
+        lambda out: out["logits"][:, 0],
+        lambda out: out["logits"][:, -1:],
+        lambda out: out["logits"][:, 1:],
+        lambda out: out["logits"][..., :-2],
     ],
-    ids=["tensor", "tuple", "list", "dict", "object", "object with scores", "sequence first", "flat", "nested"],
+    ids=[
+        *["tensor", "tuple", "list", "dict", "object", "object with scores", "sequence first", "flat", "nested"],
+        *["the last position", "the first", "the last as an axis", "all but the first", "all but two classes"],
+    ],
 )
 def test_outputs_are_paired_whatever_they_are_packed_in(make: Callable[[dict[str, Tensor]], Any]) -> None:
     report = returning(make)
@@ -55,8 +63,12 @@ def test_outputs_are_paired_whatever_they_are_packed_in(make: Callable[[dict[str
         lambda out: (out["logits"], -3 * out["pooled"]),
         lambda out: {"logits": out["logits"] + 1e-6},
         lambda out: {**out, "pooled": out["pooled"].flip(0)},
+        lambda out: 1.001 * out["logits"][:, -1],
     ],
-    ids=["doubled", "softmax", "a factor", "a millionth", "rows exchanged"],
+    ids=[
+        *["doubled", "softmax", "a factor", "a millionth", "rows exchanged"],
+        "a factor at the last position",
+    ],
 )
 def test_an_output_that_is_altered_is_different(make: Callable[[dict[str, Tensor]], Any]) -> None:
     report = returning(make)
@@ -88,8 +100,17 @@ def test_names_come_before_values() -> None:
     assert report.verdict == "different"
 
 
-def test_what_is_returned_and_equals_nothing_is_unproven() -> None:
-    report = returning(lambda out: out["logits"].mean(1).sum(-1))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda out: out["logits"].mean(1).sum(-1),
+        lambda out: out["logits"][:, -2 if out["logits"].shape[1] > 1 else -1],
+        lambda out: out["logits"][:, :-1].flip(-1),
+    ],
+    ids=["a sum of means", "the last position but one", "classes exchanged"],
+)
+def test_what_is_returned_and_equals_nothing_is_unproven(make: Callable[[dict[str, Tensor]], Any]) -> None:
+    report = returning(make)
     assert report.verdict == "unproven"
     assert not report.as_claimed
     assert "nothing; your model does not return logits, pooled; your model also returns output" in " ".join(
