@@ -12,7 +12,7 @@ from torch import Tensor
 from porting.plan.move import Casts
 
 SLICE = 1 << 16
-"""Elements whose losses are counted at a time: counting takes memory of its own."""
+"""Elements of a window whose losses are counted at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +53,20 @@ class CountedCasts(Casts):
         self.losses = NONE
 
     def put(self, values: Tensor, place: Tensor) -> None:
-        """Put values to a place; rows of them in slices."""
+        """Put values to their place."""
         if values.dtype == place.dtype:
             raw = _INTEGERS[values.dtype.itemsize]  # no dtype is too strange to be moved so, and no NaN changes
             place.view(raw).copy_(values.view(raw))
-        elif not (values.is_floating_point() and place.is_floating_point()):
-            place.copy_(values)
-        elif values.ndim == 1:
-            for start in range(0, len(values), SLICE):
-                self._settled(values[start : start + SLICE], place[start : start + SLICE])
-        else:
-            self._settled(values, place)
-
-    def _settled(self, values: Tensor, place: Tensor) -> None:
+            return
         place.copy_(values)
-        self.losses += settle(values, place)
+        if values.is_floating_point() and place.is_floating_point():
+            lost = settle(values, place)
+            self.losses = self.losses if lost is NONE else self.losses + lost
+
+    def put_window(self, values: Tensor, place: Tensor) -> None:
+        """Put a window in slices: counting takes memory of its own."""
+        for start in range(0, len(values), SLICE):
+            self.put(values[start : start + SLICE], place[start : start + SLICE])
 
     def finish(self, computed: Tensor) -> None:
         """Give every NaN the same bits: where the result is as wide as what was computed there was no cast."""

@@ -62,6 +62,10 @@ class Casts:
         """Put values, whose dtype may be another, to a place of the same sizes."""
         place.copy_(values)
 
+    def put_window(self, values: Tensor, place: Tensor) -> None:
+        """Put all values of a window, in one row, to memory of the same length."""
+        self.put(values, place)
+
     def cast(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Values in another dtype."""
         if values.dtype == dtype:
@@ -109,7 +113,7 @@ def compute(
         for copy in recipe.copies:
             for values, part in read(copy):
                 arithmetic.sum.add(_place(part, wide), casts.cast(values, recipe.work))
-        casts.put(wide, block)  # one rounding, that of the sum; then that of what is computed of it
+        casts.put_window(wide, block)  # one rounding, that of the sum; then that of what is computed of it
     else:
         _begin(recipe, where, block, base, casts)
         for copy in recipe.copies:
@@ -121,13 +125,13 @@ def compute(
     if wide is not None and arithmetic.constants:
         wide.copy_(block)
         arithmetic.apply(wide)
-        casts.put(wide, block)
+        casts.put_window(wide, block)
     if arithmetic:
         casts.finish(block)
     if recipe.dtype == recipe.work:
         return block
     result = take(count, recipe.dtype)
-    casts.put(block, result)
+    casts.put_window(block, result)
     return result
 
 
