@@ -125,7 +125,11 @@ def compute(
     if wide is not None and arithmetic.constants:
         wide.copy_(block)
         arithmetic.apply(wide)
-        casts.put_window(wide, block)
+        if recipe.covered:
+            casts.put_window(wide, block)
+        else:  # a fill is what the rule says, and an element of the base what it was
+            for part in (part for copy in recipe.copies for part in where.clip(copy)):
+                casts.put(_place(part, wide), _place(part, block))
     if arithmetic:
         casts.finish(block)
     if recipe.dtype == recipe.work:
