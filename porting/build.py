@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from porting.errors import Code, Fault, PortingError, nearest, told
 from porting.frames import users_line
-from porting.plan.move import Described
+from porting.plan.recipe import Described
 from porting.target import TargetError, named_tensors
 
 

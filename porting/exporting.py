@@ -301,7 +301,7 @@ def _tensors(
         if read is not None and _untouched(step, plan, values, read):
             found.update({name: cast(read(name), values[step.targets[0]].dtype) for name in step.sources})
         else:
-            found.update(backward(step, plan.sources, values.__getitem__, plan.scale(step), read))
+            found.update(backward(step, plan.sources, values.__getitem__, plan.arithmetic(step), read))
     if checkpoint is None or origin.changed:
         return found, (), origin.left_out
     copied = []
@@ -315,10 +315,10 @@ def _tensors(
 
 
 def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> bool:
-    """Whether what a step cannot undo exactly, a sum or a factor, still has the value that it was loaded with."""
-    if not step.rule.fold and step.rule.scale is None:
+    """Whether what a step cannot undo exactly still has the value that it was loaded with."""
+    if step.rule.exact:
         return False
-    loaded = forward(step, plan.targets, read, plan.scale(step))
+    loaded = forward(step, plan.targets, read, plan.arithmetic(step))
     return all(same_bits(cast(value, values[name].dtype), values[name].cpu()) for name, value in loaded)
 
 

@@ -211,7 +211,7 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
         read = {name: checkpoint.read(name, own=own) for name in step.sources}
         if plan.dtype is not None:
             read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
-        values.update(forward(step, plan.targets, read.__getitem__, plan.scale(step)))
+        values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
     return values
 
 

@@ -22,8 +22,8 @@ from porting.plan.check import check
 from porting.plan.config import sizes
 from porting.plan.imagine import a_like, imagine
 from porting.plan.matching import Matcher
-from porting.plan.move import Described
 from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.plan.recipe import Described
 from porting.plan.wording import group_alike, listed
 from porting.tables import find_table, shipped
 from porting.target import slots

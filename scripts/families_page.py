@@ -12,6 +12,7 @@ from porting.notation.extends import SHIPPED, gather
 from porting.notation.rule import Rule
 from porting.notation.sections import Entry
 from porting.notation.table import Table, read_table
+from porting.ops import CONSTANTS
 from porting.tables import shipped
 
 INTO = "_into_"
@@ -104,10 +105,7 @@ def _overview(found: Sequence[Table], where: Mapping[str, str]) -> Iterator[str]
 
 
 def _inexact(rule: Rule) -> Iterator[str]:
-    if rule.fold:
-        yield "folded"
-    if rule.scale is not None:
-        yield "scaled"
+    yield from (kind.done for kind in rule.operations)
 
 
 def _section(table: Table, room: str) -> Iterator[str]:
@@ -132,9 +130,11 @@ def _section(table: Table, room: str) -> Iterator[str]:
         "Folded, a number among the axes being the row that is taken",
         (_rule(rule) for rule in table.rules if rule.fold),
     )
-    yield from _item(
-        "Scaled", (f"{_rule(rule)}, times `{rule.scale}`" for rule in table.rules if rule.scale is not None)
-    )
+    for kind in CONSTANTS.values():
+        spelled = ((rule, dict(rule.constants).get(kind)) for rule in table.rules)
+        numbers = ((rule, number) for rule, number in spelled if number is not None)
+        entries = (f"{_rule(rule)}, {kind.preposition} `{number}`" for rule, number in numbers)
+        yield from _item(kind.done.capitalize(), entries)
     yield from _item("Cut off", _cut(table))
     yield from _item("Dropped, after proof that nothing is lost", _copies(table))
     yield from _item("Dropped where the module has no place for it", _dropped(table))

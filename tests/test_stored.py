@@ -14,8 +14,9 @@ from porting.checkpoint import open_checkpoint
 from porting.converting import convert, making
 from porting.converting.sides import places_of
 from porting.notation.table import parse_table
+from porting.ops import NOTHING
 from porting.plan.check import check
-from porting.plan.recipe import recipes
+from porting.plan.recipe import forward_recipes
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box
 from porting.sharding.ranges import Ranges
@@ -55,13 +56,13 @@ def test_any_box_of_the_result_is_read_from_pieces(drawn: Drawn, turned: bool, m
         plan = check(table, checkpoint, places_of(table, checkpoint.tensors, {}))
         reader = Ranges(checkpoint)
         for step in plan.steps:
-            for recipe in recipes(step, plan.sources, plan.targets, None):
+            for recipe in forward_recipes(step, plan.sources, plan.targets, NOTHING):
                 starts = tuple(more.draw(st.integers(0, size - 1)) for size in recipe.shape)
                 sizes = tuple(
                     more.draw(st.integers(1, size - at)) for size, at in zip(recipe.shape, starts, strict=True)
                 )
                 box = tuple(slice(at, at + size) for at, size in zip(starts, sizes, strict=True))
-                found = compute_box(recipe, Box(starts, sizes, (0,) * len(sizes)), recipe.dtype, reader)
+                found = compute_box(recipe, Box(starts, sizes, (0,) * len(sizes)), reader)
                 assert bits(found) == bits(drawn.targets[recipe.name][box])
 
 

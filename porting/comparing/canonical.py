@@ -77,10 +77,9 @@ def _side(checkpoint: Checkpoint, table: Table) -> Side:
 
 def _refused(rule: Rule) -> Fault | None:
     """The fault of a rule after which the values themselves are others."""
-    if not rule.fold and rule.scale is None:
+    if rule.exact:
         return None
-    what = "adds tensors, and the sum does not show them" if rule.fold else "multiplies, which rounds"
-    message = f"'{rule}' {what}: a checkpoint and its port have no digest in common"
+    message = f"'{rule}' {rule.operations[0].effect}: a checkpoint and its port have no digest in common"
     return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint="`porting diff` compares the two")
 
 
@@ -190,7 +189,9 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
         for name in step.sources:
             copies = tuple(copy.inverse for copy in step.copies if copy.source == name)
             fill = step.rule.fill if step.rule.fill is not None else _lost(step.rule)
-            found.append(Recipe(name=spelled + name, shape=shapes[name], dtype=dtype, copies=copies, fill=fill))
+            found.append(
+                Recipe(name=spelled + name, shape=shapes[name], work=dtype, dtype=dtype, copies=copies, fill=fill)
+            )
     return Canonical(recipes=tuple(found), left_out=left_out)
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, nearest, option
-from porting.notation.expression import Expression
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
-from porting.plan.config import effective, refused, sizes
+from porting.plan.config import effective, refused, sizes, uncomputable
 from porting.plan.matching import Matcher
 from porting.plan.members import sort_names
 from porting.plan.plan import PlanError
-from porting.plan.recipe import Recipe, as_it_is, recipes
+from porting.plan.recipe import Recipe, as_it_is, forward_recipes
 from porting.plan.ties import present
 
 
@@ -93,7 +92,9 @@ def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
         prefix=table.prefix,
         target_prefix=table.target_prefix,
     )
-    faults = [*refused(table, config), *faults, *alignment.faults]
+    values = effective(table, config)
+    unusable = uncomputable((step.rule for step in alignment.steps), values)
+    faults = [*refused(table, config), *faults, *alignment.faults, *unusable]
     if faults:
         raise PlanError(faults)
     if not alignment.steps:
@@ -103,7 +104,7 @@ def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     pairs = [
         Counterpart(recipe=recipe, left=a, right=b, name=recipe.name)
         for step in alignment.steps
-        for recipe in recipes(step, a.tensors, b.tensors, _scale(step.rule.scale, table, config))
+        for recipe in forward_recipes(step, a.tensors, b.tensors, step.rule.arithmetic(values))
     ]
     dropped, left_out, only_a = _unread(table, alignment, a)
     tied, only_b = _unwritten(table, alignment, b)
@@ -117,10 +118,6 @@ def reads(table: Table, checkpoint: Checkpoint, side: str) -> int:
     else:
         found = sort_names(table.rules, checkpoint.tensors, "target", table.target_prefix)
     return len(checkpoint.tensors) - len(found.unmatched)
-
-
-def _scale(scale: Expression | None, table: Table, config: Mapping[str, object]) -> float | None:
-    return None if scale is None else float(scale.evaluate(effective(table, config)))
 
 
 def _unread(

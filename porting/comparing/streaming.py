@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from threading import local
 from typing import TypeVar
@@ -15,6 +16,7 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint
 from porting.plan.clipping import window
 from porting.plan.copies import Copy
+from porting.plan.move import Window, compute
 from porting.plan.recipe import Recipe
 from porting.staging import Staging, bytes_of
 from porting.stored import Stored, stored
@@ -75,7 +77,7 @@ class Reader:
         moves = [one for copy in recipe.copies for one in self._moves(copy)]
         found = self._run(recipe, moves, start, stop)
         if found is None:
-            found = recipe.window(start, stop, self._read, self._memory)
+            found = self._computed(recipe, start, stop)
         for one in moves:
             one.file.require_unchanged()
         return found
@@ -83,7 +85,7 @@ class Reader:
     def _run(self, recipe: Recipe, moves: Sequence[Stored], start: int, stop: int) -> Tensor | None:
         """A window that is one run of a file, read straight into its place; None when it is not."""
         dtype = recipe.dtype
-        plain = len(moves) == 1 and not recipe.fold and recipe.scale is None and dtype != torch.bool
+        plain = len(moves) == 1 and not recipe.arithmetic and dtype != torch.bool
         if not plain or self._checkpoint.tensors[moves[0].copy.source].dtype != dtype:
             return None
         parts = list(window(moves[0].copy, start, stop))
@@ -93,6 +95,18 @@ class Reader:
         at = moves[0].extent.start + parts[0].source_offset * dtype.itemsize
         moves[0].file.read_into(bytes_of(found), at)
         return found
+
+    def _computed(self, recipe: Recipe, start: int, stop: int) -> Tensor:
+        """A window whose elements are sorted out in this memory; what is computed in float64 takes more beside it."""
+        rooms = [self._memory]
+
+        def take(count: int, dtype: torch.dtype) -> Tensor:
+            nbytes = count * dtype.itemsize
+            room = rooms.pop() if rooms else torch.empty(nbytes, dtype=torch.uint8)
+            return room[:nbytes].view(dtype)
+
+        read = partial(self._read, start=start, stop=stop)
+        return compute(recipe, Window.of_row(start, stop), read, take=take)
 
     def _read(self, copy: Copy, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
         dtype = self._checkpoint.tensors[copy.source].dtype

@@ -9,6 +9,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from porting.plan.move import Casts
+
+SLICE = 1 << 16
+"""Elements of a window whose losses are counted at a time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
@@ -35,6 +40,38 @@ NONE = Losses()
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class CountedCasts(Casts):
+    """Casts values and counts what that loses; values of the same dtype are moved as bits.
+
+    Attributes:
+        losses: what was lost so far.
+    """
+
+    def __init__(self) -> None:
+        self.losses = NONE
+
+    def put(self, values: Tensor, place: Tensor) -> None:
+        """Put values to their place."""
+        if values.dtype == place.dtype:
+            raw = _INTEGERS[values.dtype.itemsize]  # no dtype is too strange to be moved so, and no NaN changes
+            place.view(raw).copy_(values.view(raw))
+            return
+        place.copy_(values)
+        if values.is_floating_point() and place.is_floating_point():
+            lost = settle(values, place)
+            self.losses = self.losses if lost is NONE else self.losses + lost
+
+    def put_window(self, values: Tensor, place: Tensor) -> None:
+        """Put a window in slices: counting takes memory of its own."""
+        for start in range(0, len(values), SLICE):
+            self.put(values[start : start + SLICE], place[start : start + SLICE])
+
+    def finish(self, computed: Tensor) -> None:
+        """Give every NaN the same bits: where the result is as wide as what was computed there was no cast."""
+        if computed.is_floating_point():
+            unify(computed)
 
 
 @cache

@@ -1,41 +1,52 @@
-"""Recipes for the two directions: a checkpoint into the port's layout, and back.
-
-They say the same as :func:`porting.plan.move.forward` and :func:`porting.plan.move.backward` do with whole tensors.
-"""
+"""What a conversion makes: the recipes of a checkpoint in the port's layout, and of a port's tensors back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from porting.converting.recipe import Recipe, Recipes
 from porting.errors import Code, Fault, option
 from porting.plan.align import Step
-from porting.plan.copies import Copy
 from porting.plan.imagine import a_like
-from porting.plan.move import Described
 from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.plan.recipe import Described, Recipe, backward_recipes, cast_to, forward_recipes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipes:
+    """Everything that an output holds, and what it does not.
+
+    Attributes:
+        tensors: in the order in which the output lists them.
+        left_out: the tensors of the input that are not carried over, with the reasons.
+        tied: names of the output that are not stored, because they are other names of a tensor that is.
+        absent: names of the output that the input has nothing for, by leave of the table.
+        same: pairs of tensors of the input that have to be equal, for the output holds one of them only.
+        warnings: what is allowed and should be known.
+    """
+
+    tensors: tuple[Recipe, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    same: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(one.nbytes for one in self.tensors)
 
 
 def into_port(plan: Plan) -> Recipes:
     """The port's tensors from the checkpoint's."""
-    found: dict[str, Recipe] = {}
-    for step in plan.steps:
-        by_target = _grouped(step.copies, lambda copy: copy.target)
-        dtype = _cast(plan.sources[step.sources[0]].dtype, plan.dtype)
-        for name in step.targets:
-            found[name] = Recipe(
-                name=name,
-                shape=tuple(plan.targets[name].shape),
-                work=dtype,
-                dtype=dtype,
-                copies=by_target[name],
-                fill=step.rule.fill,
-                fold=step.rule.fold,
-                factor=plan.scale(step),
-            )
+    found = {
+        recipe.name: recipe
+        for step in plan.steps
+        for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step), plan.dtype)
+    }
     return Recipes(
         tensors=tuple(found[name] for name in plan.targets if name in found),
         left_out=plan.left_out,
@@ -63,18 +74,12 @@ def back_from_port(
     found: dict[str, Recipe] = {}
     faults: dict[str, Fault] = {}
     for step in plan.steps:
-        by_source = _grouped(step.copies, lambda copy: copy.source)
-        for number, name in enumerate(step.sources):
-            if name in found:  # a fold's further source that serves several targets: zero in each
+        for recipe in backward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step), dtype, kept=like):
+            if recipe.name in found:  # a fold's further source that serves several targets: zero in each
                 continue
-            found[name] = _back(plan, step, name, by_source[name], dtype, emptied=step.rule.fold and number > 0)
-            if found[name].covered:
-                continue
-            if name in like:
-                blanks = () if found[name].copies else tuple(copy.inverse for copy in by_source[name])
-                found[name] = replace(found[name], base=name, fill=None, blanks=blanks)
-            elif found[name].fill is None:
-                faults[step.rule.where] = _irreversible(step, name)
+            found[recipe.name] = recipe
+            if not recipe.covered and not recipe.base and recipe.fill is None:
+                faults[step.rule.where] = _irreversible(step, recipe.name)
     if faults:
         raise PlanError(faults.values())
     not_written = []
@@ -105,23 +110,6 @@ def _moved(step: Step, like: Mapping[str, Described]) -> str:
     return f"values moved: {total}, and zero stands in {emptied} {how}: the same function, other numbers than before"
 
 
-def _back(
-    plan: Plan, step: Step, name: str, copies: tuple[Copy, ...], dtype: torch.dtype | None, *, emptied: bool
-) -> Recipe:
-    """A source of a step from its targets: what :func:`into_port` did, undone."""
-    work = plan.targets[step.targets[0]].dtype
-    return Recipe(
-        name=name,
-        shape=tuple(plan.sources[name].shape),
-        work=work,
-        dtype=_cast(work, dtype),
-        copies=() if emptied else tuple(copy.inverse for copy in copies),
-        fill=0.0 if emptied else step.rule.fill,
-        factor=None if emptied else plan.scale(step),
-        divide=True,
-    )
-
-
 def _restored(
     left: LeftOut,
     plan: Plan,
@@ -133,7 +121,7 @@ def _restored(
     if left.equals in found:
         return replace(found[left.equals], name=left.name)
     work = like[left.name].dtype if left.name in like else plan.sources[left.name].dtype
-    blank = Recipe(name=left.name, shape=tuple(plan.sources[left.name].shape), work=work, dtype=_cast(work, dtype))
+    blank = Recipe(name=left.name, shape=tuple(plan.sources[left.name].shape), work=work, dtype=cast_to(work, dtype))
     match left.equals:
         case "arange":
             return replace(blank, arange=True)
@@ -147,14 +135,3 @@ def _irreversible(step: Step, name: str) -> Fault:
     return Fault(
         code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint=f"give the rule a fill, or {a_like()}"
     )
-
-
-def _grouped(copies: Iterable[Copy], name: Callable[[Copy], str]) -> dict[str, tuple[Copy, ...]]:
-    groups: dict[str, list[Copy]] = {}
-    for copy in copies:
-        groups.setdefault(name(copy), []).append(copy)
-    return {key: tuple(group) for key, group in groups.items()}
-
-
-def _cast(dtype: torch.dtype, to: torch.dtype | None) -> torch.dtype:
-    return to if to is not None and dtype.is_floating_point else dtype

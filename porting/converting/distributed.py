@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 from porting.checkpoint.dcp_archive import frame
 from porting.checkpoint.names import DCP_ENDING
+from porting.converting.directions import Recipes
 from porting.converting.outline import Outline, Shard, divided
-from porting.converting.recipe import Recipe, Recipes
 from porting.errors import Code, Fault, option
+from porting.plan.recipe import Recipe
 from porting.target import TargetError
 
 FORMAT = "dcp"

@@ -15,10 +15,9 @@ from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.names import DCP_METADATA
 from porting.converting.digests import of_bytes
-from porting.converting.directions import back_from_port, into_port
+from porting.converting.directions import Recipes, back_from_port, into_port
 from porting.converting.distributed import outline_distributed, part_of
 from porting.converting.outline import Outline, outline
-from porting.converting.recipe import Recipe, Recipes
 from porting.converting.record import RECORD, read_record, versions
 from porting.converting.sides import held, places_of, sources_of
 from porting.errors import Code, Fault, option
@@ -28,8 +27,8 @@ from porting.notation.table import Table
 from porting.opening import Folder, Member
 from porting.origin import ImaginedCheckpoint, require_named, respelled
 from porting.plan.check import check
-from porting.plan.move import Described
 from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.plan.recipe import Described, Recipe
 from porting.tables import find_table
 
 

@@ -7,7 +7,6 @@ a block is read as runs of the source (:mod:`porting.plan.pieces`), gathered, ca
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,15 +17,16 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint
 from porting.converting.carrying import in_long_runs, in_order
-from porting.converting.casts import NONE, Losses, settle, unify
+from porting.converting.casts import NONE, CountedCasts, Losses
 from porting.converting.digests import PIECE, Sum, of_range
 from porting.converting.hearing import Hearing
 from porting.converting.output import BLOCK, Output
 from porting.converting.positioned import read_back
-from porting.converting.recipe import Recipe
 from porting.plan.clipping import window
 from porting.plan.copies import Copy
+from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading
+from porting.plan.recipe import Recipe, as_it_is
 from porting.staging import Staging, bytes_of
 from porting.stored import Stored, stored
 
@@ -41,11 +41,6 @@ CAST = 1 << 19
 
 LONG = 1 << 14
 """Bytes: runs shorter than this, on the average, make a block larger, for each costs a call of the system."""
-
-SLICE = 1 << 16
-"""Elements whose losses are counted at a time."""
-
-_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +100,7 @@ class Maker:
             file, extent = pieces[0].file, pieces[0].extent
             digest = of_range(file, extent.start, extent.stop, self._view)
         else:
-            info = self._checkpoint.tensors[name]
-            whole = Copy(name, name, (math.prod(info.shape),), 0, (1,), 0, (1,))
-            itself = Recipe(name=name, shape=info.shape, work=info.dtype, dtype=info.dtype, copies=(whole,))
-            for block, _ in self._blocks(itself):
+            for block, _ in self._blocks(as_it_is(name, self._checkpoint.tensors[name])):
                 state.update(bytes_of(block))
             digest = state.hexdigest()
         for piece in pieces:
@@ -187,7 +179,7 @@ class Maker:
         raw = bytes_of(self._block)
         dtypes = [self._checkpoint.tensors[one.copy.source].dtype for one in moves]
         whole = self._is_whole(recipe)
-        lost = NONE
+        casts = CountedCasts()
         filled, room = 0, max(1, out.room // width)
         for run in in_order([one.copy for one in moves]):
             move, dtype = moves[run.move], dtypes[run.move]
@@ -201,7 +193,7 @@ class Maker:
                 move.file.read_into(piece, move.extent.start + at)
                 if cast:
                     values = self._staging.memory[: len(piece)].view(dtype)
-                    lost += _put(values, self._block[filled * width : end * width].view(recipe.dtype))
+                    casts.put(values, self._block[filled * width : end * width].view(recipe.dtype))
                 if not whole:
                     self._hear(move, at, [piece])
                 done, filled = done + some, end
@@ -209,7 +201,7 @@ class Maker:
                     out.put(raw[: filled * width])
                     filled, room = 0, max(1, out.room // width)
         out.put(raw[: filled * width])
-        return lost
+        return casts.losses
 
     # ------------------------------------------------------------------------------------------ block by block
 
@@ -238,10 +230,10 @@ class Maker:
     def _length(self, recipe: Recipe) -> int:
         """Elements of a block: so many that the source is read in long runs, as far as the memory goes."""
         width = recipe.work.itemsize
-        cost = width + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0) + 8 * recipe.arithmetic
+        cost = width + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0) + recipe.arithmetic.nbytes
         most = max(1, (self._block.numel() - 256) // cost)
         moves = tuple((one.sizes, one.source_strides, one.target_strides) for one in recipe.copies)
-        key = (moves, recipe.work, recipe.dtype, recipe.numel, recipe.arithmetic)
+        key = (moves, recipe.work, recipe.dtype, recipe.numel, recipe.arithmetic.nbytes)
         if key not in self._lengths:
             length = min(most, max(1, BLOCK // width))
             while length < min(most, recipe.numel) and not self._reads_long_runs(recipe, length):
@@ -278,49 +270,16 @@ class Maker:
 
     def _filled(self, recipe: Recipe, start: int, stop: int) -> tuple[Tensor, Losses]:
         """The elements ``[start, stop)`` of a tensor, as they go into the file."""
-        count = stop - start
-        take = _Taken(self._block)
-        block = take(count, recipe.work)
-        sums = take(count, torch.float64) if recipe.arithmetic else None
-        lost = self._begin(recipe, block, start, stop)
-        if recipe.fold and sums is not None:
-            sums.zero_()
-        for copy in recipe.copies:
-            if recipe.fold and sums is not None:
-                for staged, place in self._read(copy, start, stop, recipe.work):
-                    term = staged.to(recipe.work)
-                    lost += settle(staged, term) if staged.dtype != recipe.work else NONE
-                    _placed(sums, place).add_(term)
-            else:
-                lost += self._move(copy, block, start, stop)
-        for copy in recipe.blanks:
-            for part in window(copy, start, stop):
-                _placed(block, part).zero_()
-        if sums is not None:
-            lost += _computed(recipe, block, sums)
-        if recipe.dtype == recipe.work:
-            return block, lost
-        result = take(count, recipe.dtype)
-        return result, lost + _put_all(block, result)
-
-    def _begin(self, recipe: Recipe, block: Tensor, start: int, stop: int) -> Losses:
-        """What stands in a block before any move."""
-        if recipe.arange:
-            last = recipe.shape[-1] if recipe.shape else 1
-            block.copy_(torch.arange(start, stop).remainder_(last))
-        elif recipe.base:
-            copy = Copy(recipe.base, recipe.name, (recipe.numel,), 0, (1,), 0, (1,))
-            return self._move(copy, block, start, stop, like=True)
-        elif not recipe.covered:
-            block.fill_(recipe.fill if recipe.fill is not None else 0.0)
-        return NONE
-
-    def _move(self, copy: Copy, block: Tensor, start: int, stop: int, *, like: bool = False) -> Losses:
-        """What a move brings into the elements ``[start, stop)`` of its target, laid into their block."""
-        lost = NONE
-        for staged, part in self._read(copy, start, stop, block.dtype, like=like):
-            lost += _put(staged, _placed(block, part))
-        return lost
+        casts = CountedCasts()
+        found = compute(
+            recipe,
+            Window.of_row(start, stop),
+            partial(self._read, start=start, stop=stop, to=recipe.work),
+            base=partial(self._read, start=start, stop=stop, to=recipe.work, like=True),
+            take=_Taken(self._block),
+            casts=casts,
+        )
+        return found, casts.losses
 
     def _read(
         self, copy: Copy, start: int, stop: int, to: torch.dtype, *, like: bool = False
@@ -344,37 +303,3 @@ class _Taken:
         size = count * dtype.itemsize
         start, self._end = self._end, self._end + (size + 63) // 64 * 64
         return self._buffer[start : start + size].view(dtype)
-
-
-def _placed(block: Tensor, part: Copy) -> Tensor:
-    """Where a part lands in a block."""
-    return block.as_strided(part.sizes, part.target_strides, block.storage_offset() + part.target_offset)
-
-
-def _put(values: Tensor, place: Tensor) -> Losses:
-    """Move values to their place, cast to its dtype."""
-    if values.dtype == place.dtype:
-        raw = _RAW[values.dtype.itemsize]  # bits as they are: no dtype is too strange to be moved, and no NaN changes
-        place.view(raw).copy_(values.view(raw))
-        return NONE
-    place.copy_(values)
-    return settle(values, place) if values.is_floating_point() and place.is_floating_point() else NONE
-
-
-def _put_all(values: Tensor, place: Tensor) -> Losses:
-    """The same for whole blocks, in slices: counting takes memory of its own."""
-    lost = NONE
-    for start in range(0, values.numel(), SLICE):
-        lost += _put(values[start : start + SLICE], place[start : start + SLICE])
-    return lost
-
-
-def _computed(recipe: Recipe, block: Tensor, sums: Tensor) -> Losses:
-    """The result of a fold or a factor, computed in float64, into the block."""
-    lost = _put_all(sums, block) if recipe.fold else NONE  # one rounding, that of the sum; then that of the product
-    if recipe.factor is not None:
-        sums.copy_(block)
-        sums.div_(recipe.factor) if recipe.divide else sums.mul_(recipe.factor)
-        lost += _put_all(sums, block)
-    unify(block)  # where it is as wide as the sum there was no cast
-    return lost

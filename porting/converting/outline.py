@@ -9,7 +9,7 @@ from functools import cached_property
 
 from porting.checkpoint.header import Header, new_header
 from porting.checkpoint.names import SAFETENSORS, SAFETENSORS_INDEX
-from porting.converting.recipe import Recipe
+from porting.plan.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from porting.converting.digests import ALGORITHM, of_bytes
 from porting.errors import Code, Fault
 from porting.opening import Folder
 from porting.origin import Imagined
-from porting.plan.move import Described
+from porting.plan.recipe import Described
 
 RECORD = "provenance.json"
 FORMAT = "porting-provenance-1"

@@ -17,8 +17,8 @@ from porting.plan.align import align
 from porting.plan.config import sizes
 from porting.plan.imagine import imagine
 from porting.plan.matching import Matcher
-from porting.plan.move import Described
 from porting.plan.plan import LeftOut, PlanError
+from porting.plan.recipe import Described
 from porting.plan.ties import present
 from porting.target import Slot
 

@@ -22,10 +22,10 @@ from porting.converting.outline import Shard
 from porting.converting.output import Output
 from porting.converting.positioned import write_at
 from porting.converting.progress import Meter
-from porting.converting.recipe import Recipe
 from porting.converting.record import RECORD, record_bytes, versions
 from porting.converting.team import Team, same_everywhere, shares
 from porting.converting.workplace import Workplace, require_room
+from porting.plan.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

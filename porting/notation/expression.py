@@ -145,6 +145,7 @@ def _apply(op: ast.operator, left: Number, right: Number) -> Number:
         raise NotationError(Code.BAD_EXPRESSION, f"{left} and {right}: {error}") from error
     if isinstance(value, complex) or not abs(value) <= LARGEST:
         raise NotationError(
-            Code.BAD_EXPRESSION, f"{left} and {right} give {value}, outside of what a size or a scale can be"
+            Code.BAD_EXPRESSION,
+            f"{left} and {right} give {value}, outside of what a size or a constant of a rule can be",
         )
     return value

@@ -16,6 +16,7 @@ from porting.notation.field import read_field
 from porting.notation.name import Name
 from porting.notation.rule import Rule, Term, make_rule
 from porting.notation.sections import KEYS, Body, Entry, Sections
+from porting.ops import CONSTANTS, Sum
 
 Read = TypeVar("Read")
 Given = ParamSpec("Given")
@@ -228,10 +229,10 @@ class Reader:
         for key in ("source", "target"):
             if key not in body:
                 self._note(Code.MISSING_KEY, where, f"[[rule]] has no {key!r}")
-        fold, optional = self._flag(body, "fold"), self._flag(body, "optional")
+        fold, optional = self._flag(body, Sum.key), self._flag(body, "optional")
         sources = self._terms(body["source"], rows=fold) if "source" in body else None
         targets = self._terms(body["target"], rows=False) if "target" in body else None
-        scale = self._expression(body["scale"]) if "scale" in body else None
+        constants = {key: self._expression(body[key]) for key in CONSTANTS if key in body}
         fill = self._number(body["fill"]) if "fill" in body else None
         if sources is None or targets is None or first is None:
             return None
@@ -240,7 +241,7 @@ class Reader:
             make_rule,
             sources,
             targets,
-            scale=scale,
+            constants={key: one for key, one in constants.items() if one is not None},
             fold=fold,
             fill=fill,
             optional=optional,

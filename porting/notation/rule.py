@@ -7,7 +7,7 @@ needs; read from right to left it is the inverse.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, whole
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
 from porting.notation.name import Literal, Name
+from porting.ops import CONSTANTS, Arithmetic, Constant, Operation, Sum
 
 REST = "..."
 """Stands for all the axes of a term that names none."""
@@ -117,7 +118,7 @@ class Rule:
     Attributes:
         sources, targets: the terms.
         pairs: which piece fills which; derived.
-        scale: a constant that the elements are multiplied by; the inverse divides.
+        constants: what is computed with a constant, in the order in which that is done, and the constants.
         fold: the target is the sum of the sources; the inverse gives it to the first, zeros to the others.
         fill: the value of elements that have no counterpart on the other side; None when they cannot be made up.
         optional: the rule may match nothing on either side.
@@ -127,11 +128,30 @@ class Rule:
     sources: tuple[Term, ...]
     targets: tuple[Term, ...]
     pairs: tuple[Pair, ...]
-    scale: Expression | None = None
+    constants: tuple[tuple[type[Constant], Expression], ...] = ()
     fold: bool = False
     fill: float | None = None
     optional: bool = False
     where: str = ""
+
+    @property
+    def operations(self) -> tuple[type[Operation], ...]:
+        """What is computed, in the order in which that is done; nothing where elements are only moved."""
+        return (*([Sum] if self.fold else []), *(kind for kind, _ in self.constants))
+
+    @property
+    def exact(self) -> bool:
+        """Whether the rule can be undone to the bit."""
+        return all(kind.exact for kind in self.operations)
+
+    def arithmetic(self, values: Mapping[str, object]) -> Arithmetic:
+        """What is computed, its constants evaluated over the config.
+
+        Raises:
+            NotationError: a constant cannot be evaluated.
+        """
+        constants = (kind(float(expression.evaluate(values))) for kind, expression in self.constants)
+        return Arithmetic((*([Sum()] if self.fold else []), *constants))
 
     @cached_property
     def outer(self) -> tuple[str, ...]:
@@ -166,13 +186,18 @@ def make_rule(
     sources: Sequence[Term],
     targets: Sequence[Term],
     *,
-    scale: Expression | None = None,
+    constants: Mapping[str, Expression] | None = None,
     fold: bool = False,
     fill: float | None = None,
     optional: bool = False,
     where: str = "",
 ) -> Rule:
     """A rule from its terms, held to the law that every index stands on both sides.
+
+    Args:
+        sources, targets: the terms.
+        constants: the expressions of the operations with a constant, by their keys.
+        fold, fill, optional, where: as in :class:`Rule`.
 
     Raises:
         NotationError: an index stands on one side only, an enumeration has another size on the other side, one side
@@ -189,11 +214,12 @@ def make_rule(
     if not fold and any(isinstance(axis, Row) for term in (*sources, *targets) for axis in term.axes or ()):
         raise NotationError(Code.BAD_AXES, "a row can be taken in a fold only")
     pairs = _fold(sources, targets) if fold else _pair(sources, targets)
+    given = constants or {}
     return Rule(
         sources=tuple(sources),
         targets=tuple(targets),
         pairs=pairs,
-        scale=scale,
+        constants=tuple((kind, given[key]) for key, kind in CONSTANTS.items() if key in given),
         fold=fold,
         fill=fill,
         optional=optional,

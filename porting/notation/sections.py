@@ -15,6 +15,7 @@ from porting.limits import DIGITS, reading
 from porting.notation.faults import TableError
 from porting.notation.position import Path as KeyPath
 from porting.notation.position import Places, locate
+from porting.ops import CONSTANTS, Sum
 
 DEEPEST = 64
 """Parts of a name: each prefix of a key is looked up, so that time and memory grow with their square."""
@@ -30,7 +31,7 @@ MOST_RULES = 20_000
 KEYS = {
     "approximate": ("reason", "within"),
     "mapping": ("by_name", "config", "description", "model_types", "name", "prefix", "target_prefix"),
-    "rule": ("fill", "fold", "optional", "scale", "source", "target"),
+    "rule": tuple(sorted((*CONSTANTS, Sum.key, "fill", "optional", "source", "target"))),
 }
 """The keys of the sections that have keys of ours."""
 

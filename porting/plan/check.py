@@ -10,13 +10,12 @@ from torch import nn
 
 from porting.errors import Code, Fault, alike, option, told
 from porting.limits import separately
-from porting.notation.faults import NotationError
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
-from porting.plan.config import effective, refused, sizes
+from porting.plan.config import effective, refused, sizes, uncomputable
 from porting.plan.leftovers import leave_out, renew
-from porting.plan.move import Described
 from porting.plan.plan import Plan, PlanError
+from porting.plan.recipe import Described
 from porting.plan.ties import parted, resolve_ties
 from porting.plan.wording import Nearest
 from porting.target import Slot, slots, unsaved_tensors
@@ -90,7 +89,7 @@ def check(
     faults += _idle(alignment, near)
     faults += _dtypes(alignment, source.tensors, places, dtype)
     faults += _unfilled(alignment)
-    faults += _scales(alignment, effective(table, source.config))
+    faults += uncomputable((step.rule for step in alignment.steps), effective(table, source.config))
     if faults:
         raise PlanError(alike(faults))
     return Plan(
@@ -173,18 +172,3 @@ def _unfilled(alignment: Alignment) -> Iterator[Fault]:
             message = f"'{rule}' has a part on the right that no source fills"
             hint = "write it as a [[rule]] with fill = 0.0, or another value"
             yield Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=hint)
-
-
-def _scales(alignment: Alignment, config: Mapping[str, object]) -> Iterator[Fault]:
-    for rule in {id(step.rule): step.rule for step in alignment.steps}.values():
-        if rule.scale is None:
-            continue
-        try:
-            value = rule.scale.evaluate(config)
-        except NotationError as error:
-            message = f"scale = {rule.scale.text!r}: {error}"
-            yield Fault(code=error.code, where=rule.where, message=message, hint=error.hint)
-        else:
-            if value == 0:
-                message = f"scale = {rule.scale.text!r} is {value}, and the inverse divides by it"
-                yield Fault(code=Code.BAD_EXPRESSION, where=rule.where, message=message)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from porting.errors import Code, Fault
 from porting.notation.faults import NotationError
 from porting.notation.field import held, value_of, with_field
+from porting.notation.rule import Rule
 from porting.notation.table import Table
 
 
@@ -54,6 +55,26 @@ def sizes(table: Table, config: Mapping[str, object]) -> tuple[dict[str, int], l
             message = f"[sizes] {index} = {expression.text!r}: {error}"
             faults.append(Fault(code=error.code, where=table.where, message=message, hint=error.hint))
     return found, faults
+
+
+def uncomputable(rules: Iterable[Rule], values: Mapping[str, object]) -> Iterator[Fault]:
+    """A fault for each constant of a rule that has no value under this config, or one that cannot be used.
+
+    Args:
+        rules: the rules that are applied; one that is given several times counts once.
+        values: the config, as :func:`effective` gives it.
+    """
+    for rule in {id(rule): rule for rule in rules}.values():
+        for kind, expression in rule.constants:
+            spelled = f"{kind.key} = {expression.text!r}"
+            try:
+                number = expression.evaluate(values)
+            except NotationError as error:
+                yield Fault(code=error.code, where=rule.where, message=f"{spelled}: {error}", hint=error.hint)
+                continue
+            why = kind.fault(number)
+            if why:
+                yield Fault(code=Code.BAD_EXPRESSION, where=rule.where, message=f"{spelled} is {number}, and {why}")
 
 
 def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:

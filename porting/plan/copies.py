@@ -7,7 +7,7 @@ port is ever written twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -85,3 +85,24 @@ def order_copy(
         target_offset,
         tuple(one[2] for one in merged),
     )
+
+
+def whole(source: str, target: str, numel: int) -> Copy:
+    """The move of a whole tensor of so many elements, each to the same place of another."""
+    return Copy(source, target, (numel,), 0, (1,), 0, (1,))
+
+
+def by_source(copies: Iterable[Copy]) -> dict[str, tuple[Copy, ...]]:
+    """Moves by the tensor that they read, in their order."""
+    groups: dict[str, list[Copy]] = {}
+    for copy in copies:
+        groups.setdefault(copy.source, []).append(copy)
+    return {name: tuple(group) for name, group in groups.items()}
+
+
+def by_target(copies: Iterable[Copy]) -> dict[str, tuple[Copy, ...]]:
+    """Moves by the tensor that they write, in their order."""
+    groups: dict[str, list[Copy]] = {}
+    for copy in copies:
+        groups.setdefault(copy.target, []).append(copy)
+    return {name: tuple(group) for name, group in groups.items()}

@@ -16,8 +16,8 @@ from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
 from porting.plan.fitting import axes_of
 from porting.plan.members import Members, count_members, members_under, outer_keys, sort_names
-from porting.plan.move import Described
 from porting.plan.plan import PlanError
+from porting.plan.recipe import Described
 
 Shape = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from porting.notation.rule import Rule, Term
 from porting.notation.table import Drop, Table
 from porting.plan.align import Alignment, Lone
 from porting.plan.matching import Match, Matcher
-from porting.plan.move import Described
 from porting.plan.plan import LeftOut
+from porting.plan.recipe import Described
 from porting.plan.ties import present
 from porting.plan.wording import MOST_HINTS, MOST_PATTERNS, Nearest, common_front, group_alike, listed, resembles
 from porting.target import Slot

@@ -1,112 +1,209 @@
-"""Carrying moves out on tensors: a view where the layout allows it, else one copy."""
+"""Carrying recipes out: any window of any tensor, in bounded memory; a view where nothing has to be computed.
+
+There is one executor, :func:`compute`.  Whoever needs elements of a tensor chooses the window, the memory, and how the
+sources are read; whole tensors in memory are the window that is all of them (:func:`forward`, :func:`backward`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from porting.ops import NOTHING, Arithmetic
 from porting.plan.align import Step
-from porting.plan.copies import Copy
+from porting.plan.clipping import ENDLESS, clip, window
+from porting.plan.copies import Copy, whole
+from porting.plan.recipe import Recipe, Tensors, backward_recipes, forward_recipes
 
 Read = Callable[[str], Tensor]
 
+ReadParts = Callable[[Copy], Iterable[tuple[Tensor, Copy]]]
+"""What a move brings into a window: parts of it, their target counted from its beginning, each with its elements."""
 
-class Described(Protocol):
-    """What is known of a tensor before it is read."""
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A box of a tensor.
+
+    Attributes:
+        shape: the tensor's.
+        starts, sizes: the box, axis by axis.
+    """
+
+    shape: Sequence[int]
+    starts: Sequence[int]
+    sizes: Sequence[int]
+
+    @classmethod
+    def of_row(cls, start: int, stop: int) -> Window:
+        """The elements from ``start`` to ``stop`` in row-major order."""
+        return cls((ENDLESS,), (start,), (stop - start,))
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.sizes)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its dtype."""
-
-
-def forward(
-    step: Step, targets: Mapping[str, Described], read: Read, scale: float | None
-) -> Iterator[tuple[str, Tensor]]:
-    """The target tensors of a step, in the source's dtype; views of what ``read`` gives where that is possible.
-
-    Args:
-        step: the step.
-        targets: shapes of its targets.
-        read: gives a source tensor.
-        scale: what the elements are multiplied by, in float64; None for most steps.
-    """
-    by_target = _grouped(step.copies, lambda copy: copy.target)
-    for name in step.targets:
-        copies = by_target[name]
-        if step.rule.fold:
-            value = _sum(copies, targets[name].shape, read)
-        else:
-            value = gather(copies, targets[name].shape, read, step.rule.fill)
-        yield name, value if scale is None else (value.double() * scale).to(value.dtype)
+    def clip(self, copy: Copy) -> Iterator[Copy]:
+        """What a move brings into it."""
+        if self.shape == (ENDLESS,):
+            return window(copy, self.starts[0], self.starts[0] + self.sizes[0])
+        return clip(copy, self.shape, self.starts, self.sizes)
 
 
-def backward(
-    step: Step,
-    sources: Mapping[str, Described],
-    read: Read,
-    scale: float | None,
-    base: Read | None = None,
-) -> Iterator[tuple[str, Tensor]]:
-    """The source tensors of a step from its targets, in the targets' dtype: :func:`forward` read from right to left.
+class Casts:
+    """Puts values to their places, cast to the dtype there; a subclass may count what that loses."""
 
-    In a fold the first source receives the sum and what the others added to it becomes zero.
+    def put(self, values: Tensor, place: Tensor) -> None:
+        """Put values, whose dtype may be another, to a place of the same sizes."""
+        place.copy_(values)
 
-    Args:
-        step: the step.
-        sources: shapes of its sources.
-        read: gives a target tensor.
-        scale: what :func:`forward` multiplied by: the elements are divided by it, in float64.
-        base: gives a source tensor as it was, for the parts that the targets do not hold; without it these parts are
-            the rule's ``fill``, and zero in the sources of a fold that are not the first.
-    """
-    by_source = _grouped(step.copies, lambda copy: copy.source)
-    for number, name in enumerate(step.sources):
-        shape = sources[name].shape
-        if step.rule.fold and number > 0:
-            yield name, _emptied(by_source[name], shape, read(step.targets[0]), base)
-            continue
-        value = gather([copy.inverse for copy in by_source[name]], shape, read, step.rule.fill, base)
-        yield name, value if scale is None else (value.double() / scale).to(value.dtype)
+    def put_window(self, values: Tensor, place: Tensor) -> None:
+        """Put all values of a window, in one row, to memory of the same length."""
+        self.put(values, place)
+
+    def cast(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Values in another dtype."""
+        if values.dtype == dtype:
+            return values
+        result = torch.empty(values.shape, dtype=dtype, device=values.device)
+        self.put(values, result)
+        return result
+
+    def finish(self, computed: Tensor) -> None:
+        """Look at values that were computed and rounded."""
 
 
-def pullback(step: Step, source: str, shape: tuple[int, ...], read: Read, scale: float | None) -> Tensor:
-    """The gradient of one of a step's sources from those of its targets, in float64: the transpose of :func:`forward`.
-
-    A move is carried back, each term of a sum receives the gradient of the sum, what was multiplied is multiplied
-    again, and what was broadcast is summed.  An element that no copy reads has none: zero.
+def compute(
+    recipe: Recipe,
+    where: Window,
+    read: ReadParts,
+    *,
+    base: ReadParts | None = None,
+    take: Callable[[int, torch.dtype], Tensor] | None = None,
+    casts: Casts | None = None,
+) -> Tensor:
+    """Elements of a tensor as they come about from others.
 
     Args:
-        step: the step.
-        source, shape: one of its sources.
-        read: gives the gradient of a target.
-        scale: what :func:`forward` multiplies by.
+        recipe: how the tensor comes about.
+        where: which elements.
+        read: gives what a move of the recipe brings there.
+        base: the same of the moves that bring the elements of ``recipe.base``.
+        take: gives memory for so many elements of a dtype, in one row: for the elements in ``recipe.work``, in float64
+            where something is computed, and in ``recipe.dtype`` where that is another; its own when left out.
+        casts: puts values to their places.  A recipe that counts (``arange``) needs a window of one row.
+
+    Returns:
+        A 1-D tensor of ``recipe.dtype``: the elements in row-major order.
+
+    Raises:
+        ValueError: some elements are written by no move, and the recipe has nothing to put there.
     """
-    result = torch.zeros(shape, dtype=torch.float64)
-    for copy in step.copies:
-        if copy.source != source:
-            continue
-        given = read(copy.target).to("cpu", torch.float64).contiguous()
-        box = given.as_strided(copy.sizes, copy.target_strides, given.storage_offset() + copy.target_offset)
-        broadcast = [place for place, stride in enumerate(copy.source_strides) if stride == 0]
-        box = box.sum(broadcast) if broadcast else box
-        kept = [(size, stride) for size, stride in zip(copy.sizes, copy.source_strides, strict=True) if stride]
-        result.as_strided([one[0] for one in kept], [one[1] for one in kept], copy.source_offset).add_(box)
-    return result if scale is None else result.mul_(scale)
+    take, casts = take or _allocate, casts or Casts()
+    arithmetic, count = recipe.arithmetic, where.numel
+    block = take(count, recipe.work)
+    wide = take(count, torch.float64) if arithmetic else None
+    if wide is not None and arithmetic.sum is not None:
+        wide.zero_()
+        for copy in recipe.copies:
+            for values, part in read(copy):
+                arithmetic.sum.add(_place(part, wide), casts.cast(values, recipe.work))
+        casts.put_window(wide, block)  # one rounding, that of the sum; then that of what is computed of it
+    else:
+        _begin(recipe, where, block, base, casts)
+        for copy in recipe.copies:
+            for values, part in read(copy):
+                casts.put(values, _place(part, block))
+        for copy in recipe.blanks:
+            for part in where.clip(copy):
+                _place(part, block).zero_()
+    if wide is not None and arithmetic.constants:
+        wide.copy_(block)
+        arithmetic.apply(wide)
+        if recipe.covered:
+            casts.put_window(wide, block)
+        else:  # a fill is what the rule says, and an element of the base what it was
+            for part in (part for copy in recipe.copies for part in where.clip(copy)):
+                casts.put(_place(part, wide), _place(part, block))
+    if arithmetic:
+        casts.finish(block)
+    if recipe.dtype == recipe.work:
+        return block
+    result = take(count, recipe.dtype)
+    casts.put_window(block, result)
+    return result
 
 
-def _grouped(copies: Iterable[Copy], name: Callable[[Copy], str]) -> dict[str, list[Copy]]:
-    groups: dict[str, list[Copy]] = {}
-    for copy in copies:
-        groups.setdefault(name(copy), []).append(copy)
-    return groups
+def _allocate(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(count, dtype=dtype)
+
+
+def _begin(recipe: Recipe, where: Window, block: Tensor, base: ReadParts | None, casts: Casts) -> None:
+    """What stands in a window before any move."""
+    if recipe.arange:
+        last = recipe.shape[-1] if recipe.shape else 1
+        start = where.starts[0]
+        block.copy_(torch.arange(start, start + where.numel).remainder_(last))
+    elif recipe.covered:
+        return
+    elif recipe.base and base is not None:
+        for values, part in base(whole(recipe.base, recipe.name, recipe.numel)):
+            casts.put(values, _place(part, block))
+    elif recipe.fill is not None:
+        block.fill_(recipe.fill)
+    else:  # check() and export() refuse this with a fault before any tensor is read
+        missing = recipe.numel - sum(copy.numel for copy in recipe.copies)
+        raise ValueError(f"{missing} elements of {recipe.name!r} have no counterpart and no fill")
+
+
+def _place(copy: Copy, tensor: Tensor) -> Tensor:
+    """The elements that a move writes."""
+    return tensor.as_strided(copy.sizes, copy.target_strides, tensor.storage_offset() + copy.target_offset)
+
+
+def _box(copy: Copy, tensor: Tensor) -> Tensor:
+    """The elements that a move reads."""
+    tensor = tensor.contiguous()
+    return tensor.as_strided(copy.sizes, copy.source_strides, tensor.storage_offset() + copy.source_offset)
+
+
+# --------------------------------------------------------------------------------------------------- whole tensors
+
+
+def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: torch.device | None = None) -> Tensor:
+    """A tensor as it comes about from others in memory; a view of one of them where that is possible.
+
+    Args:
+        recipe: how it comes about.
+        read: gives a tensor that it is made of.
+        base: gives ``recipe.base``.
+        device: where it is computed; that of its first source when left out.
+
+    Raises:
+        ValueError: as :func:`compute`.
+    """
+    moves = recipe.copies
+    if len(moves) == 1 and moves[0].numel == recipe.numel and recipe.arithmetic.sum is None:
+        return recipe.arithmetic.applied(_box(moves[0], read(moves[0].source)).reshape(recipe.shape))
+    if device is None:
+        device = read(moves[0].source).device
+
+    def whole_of(tensors: Read) -> ReadParts:
+        return lambda copy: [(_box(copy, tensors(copy.source)), copy)]
+
+    found = compute(
+        recipe,
+        Window.of_row(0, recipe.numel),
+        whole_of(read),
+        base=None if base is None else whole_of(base),
+        take=lambda count, dtype: torch.empty(count, dtype=dtype, device=device),
+    )
+    return found.view(recipe.shape)
 
 
 def gather(
@@ -127,51 +224,82 @@ def gather(
     Raises:
         ValueError: some elements are written by no copy, and neither fill nor base is given.
     """
-    numel = math.prod(shape)
-    if len(copies) == 1 and copies[0].numel == numel:
-        return _box(copies[0], read(copies[0].source)).reshape(shape)
-    first = read(copies[0].source)
-    covered = sum(copy.numel for copy in copies)
-    if covered == numel:
-        result = torch.empty(shape, dtype=first.dtype, device=first.device)
-    elif base is not None:
-        result = _like(base(copies[0].target), first)
-    elif fill is not None:
-        result = torch.full(shape, fill, dtype=first.dtype, device=first.device)
-    else:  # check() and export() refuse this with a fault before any tensor is read
-        raise ValueError(f"{numel - covered} elements of {copies[0].target!r} have no counterpart and no fill")
-    for copy in copies:
-        _place(copy, result).copy_(_box(copy, read(copy.source)))
+    name, first = copies[0].target, read(copies[0].source)
+    recipe = Recipe(
+        name=name,
+        shape=shape,
+        work=first.dtype,
+        dtype=first.dtype,
+        copies=tuple(copies),
+        fill=fill,
+        base=name if base is not None else "",
+    )
+    return compute_whole(recipe, read, base)
+
+
+def forward(step: Step, targets: Tensors, read: Read, arithmetic: Arithmetic = NOTHING) -> Iterator[tuple[str, Tensor]]:
+    """The target tensors of a step, in the source's dtype; views of what ``read`` gives where that is possible.
+
+    Args:
+        step: the step.
+        targets: shapes of its targets.
+        read: gives a source tensor.
+        arithmetic: what its rule computes.
+    """
+    for recipe in forward_recipes(step, _Read(read), targets, arithmetic):
+        yield recipe.name, compute_whole(recipe, read)
+
+
+def backward(
+    step: Step, sources: Tensors, read: Read, arithmetic: Arithmetic = NOTHING, base: Read | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The source tensors of a step from its targets, in the targets' dtype: :func:`forward` read from right to left.
+
+    Args:
+        step: the step.
+        sources: shapes of its sources.
+        read: gives a target tensor.
+        arithmetic: what :func:`forward` computed, to be undone.
+        base: gives a source tensor as it was, for the parts that the targets do not hold; without it these parts are
+            the rule's ``fill``, and zero in the sources of a sum to which its inverse gives nothing.
+    """
+    kept = () if base is None else step.sources
+    for recipe in backward_recipes(step, sources, _Read(read), arithmetic, kept=kept):
+        device = None if recipe.copies else read(step.targets[0]).device
+        yield recipe.name, compute_whole(recipe, read, base, device)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Tensors that are described by reading them."""
+
+    read: Read
+
+    def __getitem__(self, name: str, /) -> Tensor:
+        return self.read(name)
+
+
+def pullback(step: Step, source: str, shape: tuple[int, ...], read: Read, arithmetic: Arithmetic = NOTHING) -> Tensor:
+    """The gradient of one of a step's sources from those of its targets, in float64: the transpose of :func:`forward`.
+
+    A move is carried back, what is computed is transposed, and what was broadcast is summed.  An element that no copy
+    reads has none: zero.
+
+    Args:
+        step: the step.
+        source, shape: one of its sources.
+        read: gives the gradient of a target.
+        arithmetic: what :func:`forward` computes.
+    """
+    result = torch.zeros(shape, dtype=torch.float64)
+    for copy in step.copies:
+        if copy.source != source:
+            continue
+        given = read(copy.target).to("cpu", torch.float64).contiguous()
+        box = _place(copy, given)
+        broadcast = [place for place, stride in enumerate(copy.source_strides) if stride == 0]
+        box = box.sum(broadcast) if broadcast else box
+        kept = [(size, stride) for size, stride in zip(copy.sizes, copy.source_strides, strict=True) if stride]
+        result.as_strided([one[0] for one in kept], [one[1] for one in kept], copy.source_offset).add_(box)
+    arithmetic.transpose(result)
     return result
-
-
-def _sum(copies: Sequence[Copy], shape: tuple[int, ...], read: Read) -> Tensor:
-    first = read(copies[0].source)
-    result = torch.zeros(shape, dtype=torch.float64, device=first.device)
-    for copy in copies:
-        _place(copy, result).add_(_box(copy, read(copy.source)))
-    return result.to(first.dtype)  # one rounding, that of the result
-
-
-def _emptied(copies: Sequence[Copy], shape: tuple[int, ...], example: Tensor, base: Read | None) -> Tensor:
-    """A further source of a fold: zero where it was added, as it was everywhere else."""
-    if base is None:
-        return torch.zeros(shape, dtype=example.dtype, device=example.device)
-    result = _like(base(copies[0].source), example)
-    for copy in copies:
-        _box(copy, result).zero_()
-    return result
-
-
-def _like(tensor: Tensor, example: Tensor) -> Tensor:
-    """A contiguous copy that may be written to."""
-    return tensor.to(example.device, example.dtype, copy=True, memory_format=torch.contiguous_format)
-
-
-def _box(copy: Copy, tensor: Tensor) -> Tensor:
-    tensor = tensor.contiguous()
-    return tensor.as_strided(copy.sizes, copy.source_strides, tensor.storage_offset() + copy.source_offset)
-
-
-def _place(copy: Copy, tensor: Tensor) -> Tensor:
-    return tensor.as_strided(copy.sizes, copy.target_strides, copy.target_offset)

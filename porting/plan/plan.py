@@ -10,9 +10,10 @@ import torch
 
 from porting.errors import Fault, PortingError
 from porting.notation.table import Table
+from porting.ops import Arithmetic
 from porting.plan.align import Step
 from porting.plan.by_rule import moves_by_rule
-from porting.plan.move import Described
+from porting.plan.recipe import Described
 
 
 class PlanError(PortingError):
@@ -69,9 +70,9 @@ class Plan:
     dtype: torch.dtype | None = None
     warnings: tuple[Fault, ...] = ()
 
-    def scale(self, step: Step) -> float | None:
-        """The constant that a step multiplies by; None for most steps."""
-        return None if step.rule.scale is None else float(step.rule.scale.evaluate(self.config))
+    def arithmetic(self, step: Step) -> Arithmetic:
+        """What a step computes; nothing for most steps."""
+        return step.rule.arithmetic(self.config)
 
     @property
     def summary(self) -> str:

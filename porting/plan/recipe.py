@@ -1,75 +1,90 @@
-"""One tensor as it comes about from others, computed a window at a time: what :func:`forward` does, in fixed memory."""
+"""How one tensor comes about from others: what a step does, in either direction, a tensor at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from porting.ops import NOTHING, Arithmetic
 from porting.plan.align import Step
 from porting.plan.clipping import window
-from porting.plan.copies import Copy
-from porting.plan.move import Described
+from porting.plan.copies import Copy, by_source, by_target, whole
 
-ReadParts = Callable[[Copy, int, int], Iterable[tuple[Tensor, Copy]]]
-"""What a move brings into a window of its target: parts of it, each with its elements."""
+
+class Described(Protocol):
+    """What is known of a tensor before it is read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+
+
+class Tensors(Protocol):
+    """Descriptions of tensors by their names."""
+
+    def __getitem__(self, name: str, /) -> Described:
+        """That of one tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one tensor comes about.
+    """How one tensor comes about; :func:`porting.plan.move.compute` computes any part of it.
+
+    Its elements are gathered in ``work`` (every source is cast to that as it is read), computed in float64 where
+    there is something to compute, rounded to ``work``, and then cast to ``dtype``.
 
     Attributes:
         name: the tensor.
-        shape, dtype: what it holds.
-        copies: the moves that fill it; they cover it, except when there is a ``fill``.
-        fold: the moves overlap, and are added in float64.
-        scale: what the elements are multiplied by, in float64; None for most.
+        shape: its extents.
+        work: the dtype in which it is gathered.
+        dtype: its dtype in the end.
+        copies: the moves that bring its elements; disjoint boxes of it, except in a sum.
+        arithmetic: what is computed of the elements that moves bring, and of no others.
         fill: the value of elements that no move writes.
+        arange: it counts from 0 along its last axis, and is read from nowhere.
+        base: the tensor whose elements stand where no move writes, as it was before; empty for none.
+        blanks: moves whose targets become zero after ``base`` was copied.
     """
 
     name: str
     shape: tuple[int, ...]
+    work: torch.dtype
     dtype: torch.dtype
-    copies: tuple[Copy, ...]
-    fold: bool = False
-    scale: float | None = None
+    copies: tuple[Copy, ...] = ()
+    arithmetic: Arithmetic = NOTHING
     fill: float | None = None
+    arange: bool = False
+    base: str = ""
+    blanks: tuple[Copy, ...] = ()
 
     @property
     def numel(self) -> int:
         """How many elements the tensor has."""
         return math.prod(self.shape)
 
-    def window(self, start: int, stop: int, read: ReadParts, memory: Tensor) -> Tensor:
-        """The elements from ``start`` to ``stop`` in row-major order.
+    @property
+    def nbytes(self) -> int:
+        """Its bytes, in its last dtype."""
+        return self.numel * self.dtype.itemsize
 
-        Args:
-            start, stop: the window.
-            read: gives the parts of a move that land there, their target counted from ``start``, with their elements.
-            memory: bytes to hold them; not used for a sum or a product.
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors that it is made of, each once."""
+        return tuple(dict.fromkeys(copy.source for copy in self.copies))
 
-        Returns:
-            A 1-D tensor of ``dtype``.
-        """
-        if self.fold:
-            result = torch.zeros(stop - start, dtype=torch.float64)
-        else:
-            result = memory[: (stop - start) * self.dtype.itemsize].view(self.dtype)
-            if self.fill is not None:
-                result.fill_(self.fill)
-        for copy in self.copies:
-            for values, part in read(copy, start, stop):
-                place = result.as_strided(part.sizes, part.target_strides, part.target_offset)
-                if self.fold:
-                    place.add_(values)
-                else:
-                    place.copy_(values)
-        result = result.to(self.dtype)  # of a fold one rounding, that of the sum
-        return result if self.scale is None else (result.double() * self.scale).to(self.dtype)
+    @cached_property
+    def covered(self) -> bool:
+        """Whether its moves write all of it."""
+        return self.arithmetic.sum is not None or sum(copy.numel for copy in self.copies) == self.numel
 
     def origin(self, position: int) -> tuple[str, int] | None:
         """The first tensor, and the place in it, that the element at ``position`` is read from; None for a fill."""
@@ -81,32 +96,79 @@ class Recipe:
 
 def as_it_is(name: str, described: Described) -> Recipe:
     """The recipe of a tensor that is itself."""
-    numel = math.prod(described.shape)
-    copy = Copy(name, name, (numel,), 0, (1,), 0, (1,))
-    return Recipe(name=name, shape=tuple(described.shape), dtype=described.dtype, copies=(copy,))
+    copy = whole(name, name, math.prod(described.shape))
+    return Recipe(name=name, shape=tuple(described.shape), work=described.dtype, dtype=described.dtype, copies=(copy,))
 
 
-def recipes(
-    step: Step, sources: Mapping[str, Described], targets: Mapping[str, Described], scale: float | None
+def forward_recipes(
+    step: Step,
+    sources: Tensors,
+    targets: Tensors,
+    arithmetic: Arithmetic,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[Recipe]:
-    """The recipes of a step's targets, in the sources' dtype.
+    """The recipes of a step's targets.
 
     Args:
         step: the step.
         sources, targets: what its tensors hold.
-        scale: the constant that it multiplies by, if any.
+        arithmetic: what its rule computes.
+        dtype: what floating-point sources are cast to as they are read; None keeps theirs.
     """
+    copies = by_target(step.copies)
     for name in step.targets:
-        copies = tuple(copy for copy in step.copies if copy.target == name)
+        work = cast_to(sources[copies[name][0].source].dtype, dtype)
         yield Recipe(
             name=name,
             shape=tuple(targets[name].shape),
-            dtype=sources[copies[0].source].dtype,
-            copies=copies,
-            fold=step.rule.fold,
-            scale=scale,
+            work=work,
+            dtype=work,
+            copies=copies[name],
+            arithmetic=arithmetic,
             fill=step.rule.fill,
         )
+
+
+def backward_recipes(
+    step: Step,
+    sources: Tensors,
+    targets: Tensors,
+    arithmetic: Arithmetic,
+    dtype: torch.dtype | None = None,
+    kept: Collection[str] = (),
+) -> Iterator[Recipe]:
+    """The recipes of a step's sources from its targets: :func:`forward_recipes`, undone.
+
+    Args:
+        step: the step.
+        sources, targets: what its tensors hold.
+        arithmetic: what its rule computes, as in :func:`forward_recipes`.
+        dtype: what floating-point tensors are cast to, last of all; None keeps the targets' dtype.
+        kept: sources whose elements are known as they were: they stand where the targets hold nothing, and before the
+            rule's ``fill``.
+    """
+    copies = by_source(step.copies)
+    for number, name in enumerate(step.sources):
+        back = tuple(copy.inverse for copy in copies[name])
+        returned = arithmetic.returns_to(number)
+        work = targets[back[0].source].dtype
+        recipe = Recipe(
+            name=name,
+            shape=tuple(sources[name].shape),
+            work=work,
+            dtype=cast_to(work, dtype),
+            copies=back if returned else (),
+            arithmetic=arithmetic.inverse if returned else NOTHING,
+            fill=step.rule.fill if returned else 0.0,
+        )
+        if name in kept and not recipe.covered:
+            recipe = replace(recipe, base=name, fill=None, blanks=() if returned else back)
+        yield recipe
+
+
+def cast_to(dtype: torch.dtype, to: torch.dtype | None) -> torch.dtype:
+    """The dtype after a cast of floating-point tensors."""
+    return to if to is not None and dtype.is_floating_point else dtype
 
 
 def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ module, and nothing goes from one process to another but the news that something
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault
+from porting.plan.copies import Copy
+from porting.plan.move import Window, compute
 from porting.plan.plan import LeftOut, Plan, PlanError
-from porting.plan.recipe import Recipe, recipes
+from porting.plan.recipe import Recipe, forward_recipes
 from porting.sharding.layout import Box, boxes, is_dtensor
 from porting.sharding.ranges import PIECE, Ranges
 from porting.target import TargetError, assign, named_tensors
@@ -72,55 +74,36 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
     values: dict[str, Tensor] = {}
     faults: list[Fault] = []
     for step in plan.steps:
-        for recipe in recipes(step, plan.sources, plan.targets, plan.scale(step)):
-            target = tensors[recipe.name]
-            dtype = plan.dtype if plan.dtype is not None and recipe.dtype.is_floating_point else recipe.dtype
+        for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step), plan.dtype):
+            target, dtype = tensors[recipe.name], recipe.dtype
             if is_dtensor(target) and not target.is_meta and target.dtype != dtype:
                 message = f"its shards hold {target.dtype}, and {dtype} is to be loaded".replace("torch.", "")
                 hint = "cast the module before it is sharded, or load it on the meta device"
                 faults.append(Fault(code=Code.DTYPE_CHANGE, where=recipe.name, message=message, hint=hint))
                 continue
-            values[recipe.name] = _part(recipe, target, dtype, reader)
+            values[recipe.name] = _part(recipe, target, reader)
     if faults:
         raise TargetError(faults)
     return Filled(values=values, nbytes=reader.nbytes)
 
 
-def _part(recipe: Recipe, target: Tensor, dtype: torch.dtype, reader: Ranges) -> Tensor:
+def _part(recipe: Recipe, target: Tensor, reader: Ranges) -> Tensor:
     """What this process holds of one tensor."""
     shape = tuple(target.to_local().shape) if is_dtensor(target) else tuple(target.shape)  # type: ignore[attr-defined]  # a DTensor has it
-    found = torch.empty(shape, dtype=dtype)
+    found = torch.empty(shape, dtype=recipe.dtype)
     for box in boxes(target, name=recipe.name):
         place = tuple(slice(low, low + size) for low, size in zip(box.local, box.sizes, strict=True))
-        found[place] = compute_box(recipe, box, dtype, reader)
+        found[place] = compute_box(recipe, box, reader)
     return found
 
 
-def compute_box(recipe: Recipe, box: Box, dtype: torch.dtype, reader: Ranges) -> Tensor:
-    """The elements of a box, computed as :meth:`Recipe.window` computes those of a window."""
-    total = torch.Size(box.sizes).numel()
-    working = torch.float64 if recipe.fold else dtype
-    found = (
-        torch.full((total,), recipe.fill or 0.0, dtype=working)
-        if _has_gaps(recipe)
-        else torch.empty(total, dtype=working)
-    )
-    for copy in recipe.copies:
-        for piece, values in reader.clipped(copy, recipe.shape, box.starts, box.sizes):
-            place = found.as_strided(piece.sizes, piece.target_strides, piece.target_offset)
-            cast = values.to(dtype)  # before the sum, as for whole tensors
-            if recipe.fold:
-                place.add_(cast)
-            else:
-                place.copy_(cast)
-    found = found.to(dtype)
-    if recipe.scale is not None:
-        found = (found.double() * recipe.scale).to(dtype)
-    return found.view(box.sizes)
+def compute_box(recipe: Recipe, box: Box, reader: Ranges) -> Tensor:
+    """The elements of a box of a tensor."""
 
+    def read(copy: Copy) -> Iterator[tuple[Tensor, Copy]]:
+        return ((values, part) for part, values in reader.clipped(copy, recipe.shape, box.starts, box.sizes))
 
-def _has_gaps(recipe: Recipe) -> bool:
-    return recipe.fold or recipe.fill is not None
+    return compute(recipe, Window(recipe.shape, box.starts, box.sizes), read).view(box.sizes)
 
 
 def _as_shard(value: Tensor, target: Tensor) -> Tensor:

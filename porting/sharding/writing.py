@@ -27,7 +27,7 @@ from porting.plan.align import Step
 from porting.plan.clipping import clip, window
 from porting.plan.copies import Copy, order_copy
 from porting.plan.plan import LeftOut, Plan
-from porting.plan.recipe import Recipe, recipes
+from porting.plan.recipe import Recipe, forward_recipes
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor
 from porting.sharding.places import PIECE, Layout, Places, layout
@@ -83,7 +83,7 @@ def write_shards(
         with crew.step():
             changed = _changed_steps(module, plan, checkpoint)
         changed = set().union(*crew.gather(changed))
-        steps = [step for number, step in enumerate(plan.steps) if number in changed or _is_exact(step)]
+        steps = [step for number, step in enumerate(plan.steps) if number in changed or step.rule.exact]
         copies = {left.equals: left.name for left in left_out if left.equals}
         with crew.step(), Places(placed, temporary) as places:
             if placed.same and _has_same_dtypes(module, plan):
@@ -99,11 +99,6 @@ def write_shards(
             stack.close()
     total = sum(crew.gather(infinite + places.infinite), start=Counter[str]())
     return tuple(sorted({*files, *placed.sizes})), dict(total)
-
-
-def _is_exact(step: Step) -> bool:
-    """Whether what a step does can be undone to the bit: it neither adds nor multiplies."""
-    return not step.rule.fold and step.rule.scale is None
 
 
 def _require_values(module: nn.Module, plan: Plan) -> None:
@@ -211,16 +206,16 @@ def _written_back(copy: Copy) -> Copy:
 
 
 def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set[int]:
-    """Sums and factors, which cannot be undone exactly, whose values here are not those that were loaded."""
+    """Steps that cannot be undone exactly, and whose values here are not those that were loaded."""
     tensors = dict(named_tensors(module))
     reader = Ranges(checkpoint)
     changed = set()
     for number, step in enumerate(plan.steps):
-        if _is_exact(step):
+        if step.rule.exact:
             continue
-        for recipe in recipes(step, plan.sources, plan.targets, plan.scale(step)):
+        for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step)):
             for box, held in _held(recipe, tensors[recipe.name]):
-                loaded = compute_box(recipe, box, recipe.dtype, reader).to(held.dtype)
+                loaded = compute_box(recipe, box, reader).to(held.dtype)
                 if not torch.equal(held.view(-1).view(torch.uint8), loaded.reshape(-1).view(torch.uint8)):
                     changed.add(number)
     return changed
@@ -234,25 +229,25 @@ def _held(recipe: Recipe, tensor: Tensor) -> Iterable[tuple[Box, Tensor]]:
 
 
 def _put(step: Step, plan: Plan, module: nn.Module, places: Places, copies: Mapping[str, str], crew: Crew) -> None:
-    """The values of a step's targets into the places of its sources; in a fold the first gets all, the others zeros."""
+    """Put the values of a step's targets, what was computed undone, to the places of its sources, or zeros there."""
     tensors = dict(named_tensors(module))
-    scale = plan.scale(step)
-    for recipe in recipes(step, plan.sources, plan.targets, None):
-        if step.rule.fold and crew.rank == 0:
+    arithmetic = plan.arithmetic(step)
+    returned = {name for number, name in enumerate(step.sources) if arithmetic.returns_to(number)}
+    for recipe in forward_recipes(step, plan.sources, plan.targets, arithmetic):
+        kept = [copy for copy in recipe.copies if copy.source in returned]
+        if crew.rank == 0:
             for copy in recipe.copies:
-                if copy.source != step.sources[0]:
+                if copy.source not in returned:
                     places.clear(copy)
         if not _writes(tensors[recipe.name], crew):
             continue
         for box, held in _held(recipe, tensors[recipe.name]):
-            values = held if scale is None else (held.double() / scale).to(held.dtype)
-            for copy in recipe.copies:
-                if step.rule.fold and copy.source != step.sources[0]:
-                    continue
+            values = arithmetic.inverse.applied(held).view(-1)
+            for copy in kept:
                 for part in clip(copy, recipe.shape, box.starts, box.sizes):
-                    places.put(part, values.view(-1))
+                    places.put(part, values)
                     if copy.source in copies:
-                        places.put(part, values.view(-1), name=copies[copy.source])
+                        places.put(part, values, name=copies[copy.source])
 
 
 def _writes(tensor: Tensor, crew: Crew) -> bool:

@@ -48,13 +48,12 @@ class Counterpart:
 
     @property
     def movable(self) -> bool:
-        """Whether one optimiser step on both sides moves both alike: not where a rule sums, scales or repeats."""
+        """Whether one optimiser step on both sides moves both alike: not where a rule computes or repeats."""
         return (
             len(self.steps) == 1
             and not self.buffer
             and not any(
-                step.rule.fold or step.rule.scale is not None or any(0 in copy.source_strides for copy in step.copies)
-                for step in self.steps
+                not step.rule.exact or any(0 in copy.source_strides for copy in step.copies) for step in self.steps
             )
         )
 
@@ -74,7 +73,7 @@ class Counterparts:
 
     Attributes:
         table: their rules.
-        config: what a rule's scale is computed from.
+        config: what a rule's constants are computed from.
         found: one for each parameter of the reference that is trained on either side.
         alone: parameters of the port that nothing of the reference is carried into.
     """
@@ -94,14 +93,11 @@ class Counterparts:
     def parts(self, one: Counterpart, gradients: Mapping[str, Tensor]) -> list[Tensor]:
         """The same, step by step: what each place of the port adds to it."""
         return [
-            pullback(step, name, one.shape, gradients.__getitem__, self._scale(step))
+            pullback(step, name, one.shape, gradients.__getitem__, step.rule.arithmetic(self.config))
             for step in one.steps
             for name in step.sources
             if name in one.names
         ]
-
-    def _scale(self, step: Step) -> float | None:
-        return None if step.rule.scale is None else float(step.rule.scale.evaluate(self.config))
 
 
 def counterparts(

@@ -332,7 +332,7 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
     shapes = {name: _Shaped(shape) for name, shape in targets.items()}
     given: dict[str, Tensor] = {}
     for step in alignment.steps:
-        for point, value in forward(step, shapes, inputs.__getitem__, None):
+        for point, value in forward(step, shapes, inputs.__getitem__):
             name, _, kind = point.partition(" -> ")
             given[name] = _mask(value, kind, dtype)
     return given

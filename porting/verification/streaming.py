@@ -274,7 +274,7 @@ def lazy_reference(reference: nn.Module, dtype: torch.dtype, *, hollow: bool) ->
 def lazy_port(module: nn.Module, plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, *, hollow: bool) -> nn.Module:
     """A copy of a port without weights, whose weights the plan makes of the checkpoint's where they are used.
 
-    In float64 what the table sums or scales is computed in float64.
+    In float64, what the table computes is computed in float64.
     """
     tensors = dict(named_tensors(module))
     sources: dict[int, Callable[[], Tensor]] = {}
@@ -286,10 +286,9 @@ def lazy_port(module: nn.Module, plan: Plan, checkpoint: Checkpoint, dtype: torc
 
 def _moved(step: Step, name: str, plan: Plan, checkpoint: Checkpoint, exact: bool) -> Tensor:
     """One target tensor of a step."""
-    rounds = step.rule.fold or step.rule.scale is not None
 
     def read(source: str) -> Tensor:
         value = checkpoint.read(source)
-        return value.double() if exact and rounds else value
+        return value.double() if exact and not step.rule.exact else value
 
-    return next(value for target, value in forward(step, plan.targets, read, plan.scale(step)) if target == name)
+    return next(value for target, value in forward(step, plan.targets, read, plan.arithmetic(step)) if target == name)

@@ -206,7 +206,7 @@ def _outline(tensor: Tensor) -> tuple[object, ...]:
 
 
 def exactly(subject: Subject, checkpoint: Checkpoint) -> nn.Module:
-    """The port in float64, and in it, computed in float64, what the table sums or scales.
+    """The port in float64, and in it, computed in float64, what the table computes.
 
     When such a weight was loaded it was rounded to the checkpoint's dtype.  That is rounding and not meaning: the port
     in its working dtype has it and is measured with it.  A weight that is no longer what was loaded is taken as it is.
@@ -217,14 +217,14 @@ def exactly(subject: Subject, checkpoint: Checkpoint) -> nn.Module:
     plan, mine = subject.plan, dict(named_tensors(subject.module))
     module = cast(subject.module, torch.float64)
     for step in plan.steps:
-        if not step.rule.fold and step.rule.scale is None:
+        if step.rule.exact:
             continue
         read = {name: checkpoint.read(name) for name in step.sources}
         rounded = read if plan.dtype is None else {name: one.to(plan.dtype) for name, one in read.items()}
-        loaded = dict(forward(step, plan.targets, rounded.__getitem__, plan.scale(step)))
+        loaded = dict(forward(step, plan.targets, rounded.__getitem__, plan.arithmetic(step)))
         if all(same_bits(value, mine[name].cpu()) for name, value in loaded.items()):
             double = {name: one.double() for name, one in read.items()}
-            assign(module, dict(forward(step, plan.targets, double.__getitem__, plan.scale(step))))
+            assign(module, dict(forward(step, plan.targets, double.__getitem__, plan.arithmetic(step))))
     return module
 
 
@@ -274,7 +274,7 @@ def renew(subject: Subject, reference: nn.Module) -> tuple[str, ...]:
     for step in alignment.steps:
         if set(step.targets) <= set(plan.fresh):
             _refuse_untied(step, theirs, {name: homes.get(name.removeprefix(table.prefix), "") for name in theirs})
-            for name, value in forward(step, plan.targets, read, plan.scale(step)):
+            for name, value in forward(step, plan.targets, read, plan.arithmetic(step)):
                 values[name] = value.to(ours[name].dtype)
             for name in step.sources:
                 theirs[name].data.copy_(theirs[name].data.to(ours[step.targets[0]].dtype))

@@ -18,9 +18,12 @@ from porting.comparing import diff
 from porting.comparing.differences import Verdict
 from porting.comparing.streaming import THREADS, TURNED, Reader
 from porting.errors import PortingError
+from porting.notation.table import parse_table
+from porting.plan.plan import PlanError
 from porting.plan.recipe import Recipe, unravel
 from tests import own
 from tests.comparing.conftest import Pair, columns_first, ported
+from tests.converting.drawing import write
 
 
 def test_checkpoint_and_its_port_are_equal(pair: Pair) -> None:
@@ -231,3 +234,11 @@ def test_memory_does_not_depend_on_the_size_of_a_tensor(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) < 2 * THREADS * TURNED + 8_000_000
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+
+
+def test_a_constant_that_has_no_value_is_a_fault_of_the_table(tmp_path: Path) -> None:
+    a = write(tmp_path / "a", {"x": torch.ones(2)})
+    b = write(tmp_path / "b", {"y": torch.ones(2)})
+    table = parse_table('[mapping]\nname = "t"\n[[rule]]\nsource = "x"\ntarget = "y"\nscale = "width - 1"\n')
+    with pytest.raises(PlanError, match=r"scale = 'width - 1': the config has no 'width'"):
+        diff(a, b, table)

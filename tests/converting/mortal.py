@@ -7,7 +7,7 @@ import signal
 
 from porting.cli import main
 from porting.converting.making import Made, Maker
-from porting.converting.recipe import Recipe
+from porting.plan.recipe import Recipe
 
 real, made = Maker.make, [0]
 

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from porting.converting import convert
 from porting.converting.making import Made, Maker
-from porting.converting.recipe import Recipe
 from porting.errors import PortingError
 from porting.notation.table import parse_table
+from porting.plan.recipe import Recipe
 
 
 def main(source: Path, destination: Path, table: Path, size: int, victim: int, how: str, to: str | None) -> int:

@@ -22,8 +22,8 @@ from porting.checkpoint.files import LocalFile
 from porting.comparing import diff
 from porting.converting import convert, verify_files
 from porting.converting.making import Made, Maker
-from porting.converting.recipe import Recipe
 from porting.notation.table import parse_table
+from porting.plan.recipe import Recipe
 from porting.target import TargetError
 from tests.checkpoint.test_dcp import DTYPES, flat
 from tests.converting.drawing import Drawn, bits, tables, write

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.converting import Converted, Progress, convert, prepare
 from porting.converting.making import Made, Maker
-from porting.converting.recipe import Recipe
 from porting.converting.workplace import root_of, workplace
 from porting.errors import PortingError
 from porting.notation.table import Table, parse_table
+from porting.plan.recipe import Recipe
 from tests.converting.drawing import write
 from tests.guards.tree import ROOT
 

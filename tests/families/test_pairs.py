@@ -50,9 +50,9 @@ def test_every_tensor_comes_back_bit_for_bit(ported: Ported, tmp_path: Path) -> 
     module = ported.load()
     plan, values, source = plan_of(module), module.state_dict(), ported.checkpoint
     for step in plan.steps:
-        back = dict(backward(step, plan.sources, values.__getitem__, plan.scale(step), source.read))
+        back = dict(backward(step, plan.sources, values.__getitem__, plan.arithmetic(step), source.read))
         if inexact(step.rule):
-            for name, again in forward(step, plan.targets, back.__getitem__, plan.scale(step)):
+            for name, again in forward(step, plan.targets, back.__getitem__, plan.arithmetic(step)):
                 torch.testing.assert_close(again, values[name], rtol=torch.finfo(again.dtype).eps, atol=0.0)
         else:
             assert all(torch.equal(back[name], source.read(name)) for name in step.sources), step.rule
@@ -84,7 +84,7 @@ def test_what_was_trained_here_is_exported_and_computes_the_same_there(ported: P
     assert {key: found for key, found in info.items() if found} == {}
     again = porting.load(tmp_path / "trained", table=ported.pair.table)
     for step in plan_of(again).steps:
-        rounded = 0.0 if step.rule.scale is None else 1.0  # divided on the way out, multiplied on the way in
+        rounded = 1.0 if step.rule.constants else 0.0  # divided on the way out, multiplied on the way in
         for name in step.targets:
             tolerance = rounded * torch.finfo(weights[name].dtype).eps
             torch.testing.assert_close(again.state_dict()[name], weights[name], rtol=tolerance, atol=0.0)

@@ -21,8 +21,9 @@ ROOMS = {
     "porting.opening": ("porting.errors", "porting.printable"),
     "porting.models": (),
     "porting.mappings": (),
-    "porting.notation": ("porting.errors", "porting.limits", "porting.opening"),
+    "porting.notation": ("porting.errors", "porting.limits", "porting.opening", "porting.ops"),
     "porting.checkpoint": ("porting.errors", "porting.limits", "porting.opening", "porting.printable"),
+    "porting.ops": (),
     "porting.pages": ("porting.errors", "porting.printable"),
     "porting.printable": (),
     "porting.reporting": (
@@ -39,7 +40,14 @@ ROOMS = {
     "porting.target": ("porting.errors", "porting.users_code"),
     "porting.users_code": ("porting.errors",),
     "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan"),
-    "porting.plan": ("porting.errors", "porting.limits", "porting.notation", "porting.pages", "porting.target"),
+    "porting.plan": (
+        "porting.errors",
+        "porting.limits",
+        "porting.notation",
+        "porting.ops",
+        "porting.pages",
+        "porting.target",
+    ),
 }
 
 # So does a suggestion: no stage imports a later one.

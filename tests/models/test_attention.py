@@ -58,7 +58,7 @@ def carried(source: nn.Module, layout: str, other: str) -> nn.Module:
     assert (found.faults, found.unread, found.unwritten) == ((), (), ())
     values: dict[str, Tensor] = {}
     for step in found.steps:
-        values.update(forward(step, ours, theirs.__getitem__, None))
+        values.update(forward(step, ours, theirs.__getitem__))
     target.load_state_dict(values, strict=True)
     return target
 

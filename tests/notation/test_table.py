@@ -10,6 +10,7 @@ import pytest
 from porting.errors import Code
 from porting.notation.faults import TableError
 from porting.notation.table import parse_table, read_table
+from porting.ops import Scale
 
 WHOLE = """\
 # a comment, so that lines count
@@ -116,8 +117,8 @@ def test_a_table_says_everything_once() -> None:
     assert [rule.optional for rule in table.rules] == [False, False, True, False, True]
     assert [rule.fold for rule in table.rules] == [False, False, False, True, False]
     scaled = table.rules[-1]
-    assert scaled.scale is not None
-    assert (scaled.scale.text, scaled.fill) == ("n_embd ** -0.5", 0)
+    [(kind, number)] = scaled.constants
+    assert (kind, number.text, scaled.fill) == (Scale, "n_embd ** -0.5", 0)
     assert [(str(one.name), one.reason, str(one.equals)) for one in table.drops] == [
         ("trunk.ids", "equals arange", "arange"),
         ("lm.decoder", "the tied embedding", "trunk.emb.weight"),

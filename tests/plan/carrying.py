@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from porting.notation.table import parse_table
+from porting.ops import Arithmetic
 from porting.plan.align import Step, align
 from porting.plan.config import sizes
 from porting.plan.move import backward, forward
@@ -22,13 +23,16 @@ class Port:
     steps: tuple[Step, ...]
     sources: Mapping[str, Shape]
     targets: Mapping[str, Shape]
-    scale: float | None = None
+    config: Mapping[str, object]
+
+    def arithmetic(self, step: Step) -> Arithmetic:
+        return step.rule.arithmetic(self.config)
 
     def forward(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
             name: value
             for step in self.steps
-            for name, value in forward(step, infos(self.targets), tensors.__getitem__, self.scale)
+            for name, value in forward(step, infos(self.targets), tensors.__getitem__, self.arithmetic(step))
         }
 
     def backward(self, tensors: Mapping[str, Tensor], base: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -37,7 +41,7 @@ class Port:
         return {
             name: value
             for step in self.steps
-            for name, value in backward(step, infos(self.sources), read, self.scale, was)
+            for name, value in backward(step, infos(self.sources), read, self.arithmetic(step), was)
         }
 
 
@@ -53,8 +57,7 @@ def port(
     aligned = align(parsed.rules, sources, targets, sizes=known)
     assert [str(fault) for fault in (*faults, *aligned.faults, *aligned.gaps)] == []
     assert (aligned.unread, aligned.unwritten, aligned.unplaced, aligned.unsourced, aligned.idle) == ((),) * 5
-    scales = [rule.scale.evaluate(config or {}) for rule in parsed.rules if rule.scale is not None]
-    return Port(steps=aligned.steps, sources=sources, targets=targets, scale=scales[0] if scales else None)
+    return Port(steps=aligned.steps, sources=sources, targets=targets, config=config or {})
 
 
 def drawn(shapes: Mapping[str, Shape], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from porting.errors import Code
+from porting.ops import NOTHING, Arithmetic, Scale
 from porting.plan.plan import PlanError
 from tests.plan.shapes import headers
 from tests.plan.toy import CONFIG, TABLE, checkpoint, plan, refused, target
@@ -77,10 +78,13 @@ def test_a_scale_must_have_a_value_and_an_inverse(scale: str, message: str) -> N
     assert fault.endswith("[bad-expression]")
 
 
-def test_the_scale_of_a_step_is_known_to_the_plan() -> None:
+def test_what_a_step_computes_is_known_to_the_plan() -> None:
     table = '[[rule]]\nsource = "a"\ntarget = "b"\nscale = "hidden ** -0.5"\n[tensors]\n"c" = "d"\n'
     made = plan(headers({"a": (2,), "c": (2,)}, CONFIG), {"b": (2,), "d": (2,)}, table)
-    assert {step.targets[0]: made.scale(step) for step in made.steps} == {"b": 0.5, "d": None}
+    assert {step.targets[0]: made.arithmetic(step) for step in made.steps} == {
+        "b": Arithmetic((Scale(0.5),)),
+        "d": NOTHING,
+    }
 
 
 def test_a_part_of_the_module_that_no_source_fills_needs_a_fill() -> None:

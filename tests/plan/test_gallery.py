@@ -323,6 +323,20 @@ def test_parts_that_no_source_has_are_filled() -> None:
     same(made.backward(found), tensors)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_no_move_brings_is_not_computed(dtype: torch.dtype) -> None:
+    """A fill is the value that the rule says, and an element of the base is the one that it was."""
+    table = '[[rule]]\nsource = "p [(_2|t) e]"\ntarget = "q [(t|_1) e]"\nfill = 0.3\nscale = 3\n'
+    made = port(table, {"p": (7, 3)}, {"q": (6, 3)})
+    tensors = drawn(made.sources, dtype)
+    found = made.forward(tensors)
+    last = torch.full((1, 3), 0.3, dtype=dtype)
+    same(found, {"q": torch.cat([(tensors["p"][2:].double() * 3).to(dtype), last])})
+    kept = (found["q"][:5].double() / 3).to(dtype)
+    same(made.backward(found), {"p": torch.cat([torch.full((2, 3), 0.3, dtype=dtype), kept])})
+    same(made.backward(found, base=tensors), {"p": torch.cat([tensors["p"][:2], kept])})
+
+
 def test_without_a_fill_there_is_no_way_back() -> None:
     made = port('"p [(_2|t) e]" = "q [t e]"', {"p": (7, 3)}, {"q": (5, 3)})
     with pytest.raises(ValueError, match="6 elements of 'p' have no counterpart and no fill"):

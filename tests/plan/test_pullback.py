@@ -41,5 +41,5 @@ def test_it_is_what_autograd_gives(name: str) -> None:
     )
     for (one, shape), gradient in zip(sources.items(), expected, strict=True):
         (step,) = [step for step in held.steps if one in step.sources]
-        found = pullback(step, one, shape, given.__getitem__, held.scale)
+        found = pullback(step, one, shape, given.__getitem__, held.arithmetic(step))
         torch.testing.assert_close(found, gradient, rtol=1e-15, atol=0.0)

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from porting.checkpoint import CheckpointError, write_directory, write_safetensors
 from porting.converting import convert, verify_files
 from porting.converting.making import Made, Maker
-from porting.converting.recipe import Recipe
 from porting.converting.workplace import root_of, workplace
 from porting.notation.table import parse_table
+from porting.plan.recipe import Recipe
 from tests.converting.test_identity import TABLE, contents, run, write_version
 from tests.guards.tree import ROOT
 

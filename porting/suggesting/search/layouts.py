@@ -76,7 +76,7 @@ class Move:
             [Term.parse(one.term) for one in self.targets],
             fold=self.fold,
             fill=self.fill,
-            scale=Expression.parse(self.scale) if self.scale else None,
+            constants={"scale": Expression.parse(self.scale)} if self.scale else {},
         )
 
 
@@ -140,10 +140,10 @@ def carry(
     alignment = align([rule], theirs, ours, sizes=sizes)
     if alignment.faults or alignment.unplaced or alignment.unsourced or alignment.unread or not alignment.steps:
         return None
-    scale = None if rule.scale is None else float(rule.scale.evaluate(config))
+    arithmetic = rule.arithmetic(config)
     found: dict[str, Tensor] = {}
     for step in alignment.steps:
-        found |= dict(forward(step, targets, sources.__getitem__, scale))
+        found |= dict(forward(step, targets, sources.__getitem__, arithmetic))
     return found if set(found) == set(move.writes) else None
 
 

@@ -1,0 +1,196 @@
+"""What a rule does to the values of elements, beside moving them: one class for each operation.
+
+A class has all that the library knows of its operation: the key of a ``[[rule]]`` that asks for it, the values that it
+gives, the values that undo it, its transpose (through which gradients go back), whether undoing it gives the same bits,
+and the words for messages and pages.  Nothing else computes an element.  To add an operation with a constant, write its
+class and list it in :data:`CONSTANTS`.
+
+Values are computed in float64.  A sum is rounded to the dtype of the tensor, and so is what the operations with a
+constant, one after the other, make of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+class Operation(ABC):
+    """One operation on elements.
+
+    Attributes:
+        key: the key of a ``[[rule]]`` that asks for it.
+        done: what a rule that has it is, in a list: ``"scaled"``.
+        effect: what it does that hides the values it was given, after "the rule".
+        exact: whether its inverse gives the same bits again.
+    """
+
+    key: ClassVar[str]
+    done: ClassVar[str]
+    effect: ClassVar[str]
+    exact: ClassVar[bool] = False
+
+    @abstractmethod
+    def forward(self, values: Tensor) -> None:
+        """Compute the target's elements in place of the source's, in float64."""
+
+    @abstractmethod
+    def inverse(self, values: Tensor) -> None:
+        """Compute the source's elements in place of the target's, in float64."""
+
+    @abstractmethod
+    def transpose(self, gradient: Tensor) -> None:
+        """Compute the gradient of the source's elements in place of that of the target's, in float64."""
+
+
+@dataclass(frozen=True)
+class Sum(Operation):
+    """The target is the sum of several sources; the inverse gives the whole sum to the first, and zero to the others.
+
+    The values of a sum come about as its terms are added where a move would write them.  What is left to be done to
+    single elements is nothing in any direction: each term has the gradient of the sum.
+    """
+
+    key = "fold"
+    done = "folded"
+    effect = "adds tensors, and the sum does not show them"
+
+    def add(self, total: Tensor, term: Tensor) -> None:
+        """Add a term to what the terms before it came to; ``total`` is float64."""
+        total.add_(term)
+
+    def receives(self, term: int) -> bool:
+        """Whether the inverse gives the sum to the term of this number; else it gives it zero."""
+        return term == 0
+
+    def forward(self, values: Tensor) -> None:
+        """Nothing: the terms were added."""
+
+    def inverse(self, values: Tensor) -> None:
+        """Nothing: the first term is the sum."""
+
+    def transpose(self, gradient: Tensor) -> None:
+        """Nothing: the gradient of each term is that of the sum."""
+
+
+@dataclass(frozen=True)
+class Constant(Operation):
+    """An operation that has a number, written as one or as an expression over the config.
+
+    Attributes:
+        number: the number.
+        preposition: the word that stands before the number on a page: ``"times"``.
+    """
+
+    number: float
+    preposition: ClassVar[str]
+
+    @classmethod
+    def fault(cls, number: float) -> str:
+        """What is wrong with a number, after "and"; empty when nothing is."""
+        return ""
+
+
+class Scale(Constant):
+    """``x * c``; the inverse divides."""
+
+    key = "scale"
+    done = "scaled"
+    effect = "multiplies, which rounds"
+    preposition = "times"
+
+    @classmethod
+    def fault(cls, number: float) -> str:
+        """A product with zero cannot be undone."""
+        return "the inverse divides by it" if number == 0 else ""
+
+    def forward(self, values: Tensor) -> None:
+        """Multiply."""
+        values.mul_(self.number)
+
+    def inverse(self, values: Tensor) -> None:
+        """Divide: multiplying by the reciprocal would round twice."""
+        values.div_(self.number)
+
+    def transpose(self, gradient: Tensor) -> None:
+        """Multiply: the operation is linear, and its matrix is diagonal."""
+        gradient.mul_(self.number)
+
+
+CONSTANTS: Mapping[str, type[Constant]] = {kind.key: kind for kind in (Scale,)}
+"""The operations with a constant, by their keys, in the order in which a rule that has several applies them."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The operations of a rule, under one config.
+
+    Attributes:
+        operations: in the order in which they are applied.
+        inverted: they are undone instead, the last one first.
+    """
+
+    operations: tuple[Operation, ...] = ()
+    inverted: bool = False
+
+    @cached_property
+    def sum(self) -> Sum | None:
+        """The sum by which elements come about; None where each element comes from one element."""
+        if self.inverted:  # what undoes a sum moves it to the first term, and adds nothing
+            return None
+        return next((one for one in self.operations if isinstance(one, Sum)), None)
+
+    @cached_property
+    def constants(self) -> tuple[Constant, ...]:
+        """The operations on single elements, in the order in which they are applied, or undone."""
+        found = tuple(one for one in self.operations if isinstance(one, Constant))
+        return found[::-1] if self.inverted else found
+
+    def __bool__(self) -> bool:
+        """Whether values are computed, and not only moved."""
+        return self.sum is not None or bool(self.constants)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that an element takes while it is computed, beside its place: those of a float64."""
+        return torch.float64.itemsize if self else 0
+
+    @property
+    def inverse(self) -> Arithmetic:
+        """The same, undone."""
+        return replace(self, inverted=not self.inverted)
+
+    def returns_to(self, term: int) -> bool:
+        """Whether the inverse gives values to the source of this number; else that becomes zero."""
+        return all(one.receives(term) for one in self.operations if isinstance(one, Sum))
+
+    def apply(self, values: Tensor) -> None:
+        """Compute single elements in place, in float64; a sum is complete by then."""
+        for one in self.constants:
+            if self.inverted:
+                one.inverse(values)
+            else:
+                one.forward(values)
+
+    def applied(self, values: Tensor) -> Tensor:
+        """The same in memory of its own, rounded once to the dtype of ``values``; these if nothing is computed."""
+        if not self.constants:
+            return values
+        wide = values.to(torch.float64, copy=True)
+        self.apply(wide)
+        return wide.to(values.dtype)
+
+    def transpose(self, gradient: Tensor) -> None:
+        """Compute the gradient of the sources' elements in place of that of the targets', in float64."""
+        for one in reversed(self.operations):
+            one.transpose(gradient)
+
+
+NOTHING = Arithmetic()
+"""The arithmetic of a rule that moves elements as they are."""
