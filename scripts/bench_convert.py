@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 
 from porting.checkpoint import open_checkpoint
 from porting.checkpoint.header import new_header
-from porting.cli.stream import parse_size
+from porting.cli.convert import parse_size
 from porting.converting import convert
 from porting.notation.table import Table, parse_table
 

@@ -1,4 +1,4 @@
-"""Commands that carry whole checkpoints past memory: ``convert`` and ``verify-files``."""
+"""``convert``: rewrite a checkpoint of any size in fixed memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.bar import watching
-from porting.cli.screen import DIFFERENT, Screen, counted, size
+from porting.cli.output import Screen, counted, size
+from porting.cli.progress import conversion_progress
 
 if TYPE_CHECKING:
     from porting.converting import Converted, Draft
@@ -75,14 +75,14 @@ Events = Annotated[
 
 def convert(
     source: options.Source = None,
-    destination: options.Onto = None,
+    destination: options.Destination = None,
     table: options.TableName = None,
     reverse: Reverse = False,
     into: options.IntoName = None,
     architecture: options.ArchitectureName = None,
     derive: Derive = False,
     like: Like = None,
-    dtype: options.CastTo = None,
+    dtype: options.CastDType = None,
     fresh: options.Fresh = False,
     trust: options.Trust = False,
     shard_size: ShardSize = None,
@@ -114,7 +114,7 @@ def convert(
         with joined() as team:  # several processes that torchrun started, or this one
             screen.silent = team.rank > 0
             with agreed(team):
-                origin, path = options.carried(source, destination)
+                origin, path = options.source_and_destination(source, destination)
                 draft = prepare(
                     origin,
                     path,
@@ -140,7 +140,7 @@ def convert(
                 _say_plan(screen, draft, plan, seconds)
                 return
             screen.document({"event": "begin", **plan})
-            with watching(screen) as tell:
+            with conversion_progress(screen) as tell:
                 done = carry_out(
                     draft,
                     path,
@@ -228,44 +228,3 @@ def _say_done(screen: Screen, draft: Draft, done: Converted) -> None:
             **_left(draft),
         }
     )
-
-
-Folder = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A directory that porting convert made.")]
-CheckSha256 = Annotated[bool, typer.Option("--sha256", help="Compare the SHA-256 as well, where it was recorded.")]
-
-
-def verify_files(
-    folder: Folder,
-    sha256: CheckSha256 = False,
-    threads: Threads = 2,
-    as_json: options.Json = False,
-) -> None:
-    """Read every file that convert wrote, and compare it with the recorded digest.
-
-    Exit code 1 says that something is not as it was written: a line for each tensor or file.
-
-    \b
-    Examples:
-      porting verify-files ./ported
-      porting verify-files ./ported --sha256 --json
-    """
-    with Screen("verify-files", as_json=as_json) as screen:
-        from porting.converting import verify_files as compare
-
-        report = compare(folder, sha256=sha256, threads=threads)
-        screen.document({**asdict(report), "path": str(report.path), "same": report.same})
-        for problem in report.problems:
-            screen.line(("differs: ", "bold red"), problem)
-        screen.facts(
-            {
-                "files": f"{report.files}, {counted(report.tensors, 'tensor')}, {size(report.bytes)}",
-                "made by": report.command,
-                "not in the record": ", ".join(report.strangers),
-            }
-        )
-        if report.same:
-            screen.line(("every byte is as it was written", "bold green"))
-            screen.next("inspect", str(folder))
-        else:
-            screen.next("convert", "--help")  # what was lost has to be made again: the record says how it was made
-            raise typer.Exit(DIFFERENT)

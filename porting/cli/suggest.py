@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from porting.cli import options
-from porting.cli.dialogue import Dialogue
-from porting.cli.screen import DIFFERENT, Screen, free
+from porting.cli.output import DIFFERENT, Screen, free
+from porting.cli.progress import Prompt
 from porting.errors import Code, Fault, PortingError
 from porting.printable import safe, safe_lines
 
@@ -33,7 +33,7 @@ Module = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write the table to this file.", show_default="standard output")
 ]
-Input = Annotated[
+InputLine = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
@@ -58,7 +58,7 @@ def suggest(
     source: options.Source = None,
     output: Output = None,
     architecture: options.ArchitectureName = None,
-    inputs: Input = None,
+    inputs: InputLine = None,
     explain: Explain = None,
     interactive: Interactive = False,
     yes: Yes = False,
@@ -92,9 +92,9 @@ def suggest(
         wanted = output
         lines = dict(_line(one) for one in inputs or ())
         builder = options.builder(into)
-        checkpoint = open_checkpoint(options.where(source))
+        checkpoint = open_checkpoint(options.checkpoint_source(source))
         name = output.stem if output is not None else into.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
-        dialogue = Dialogue(screen, defaults=yes)
+        dialogue = Prompt(screen, defaults=yes)
         with dialogue.bar("suggesting", limit) as tell:
             found = make(
                 checkpoint,
@@ -115,19 +115,19 @@ def suggest(
             output = _agreed(screen, found, output, dialogue, name, overwrite=overwrite)
         if output is not None:
             found.write(output, overwrite=overwrite or interactive)
-        asked = [*options.again(source), *options.given(into=into, architecture=architecture, input=inputs)]
+        asked = [*options.source_argument(source), *options.flags(into=into, architecture=architecture, input=inputs)]
         if output is not None and any(one.tie for one in found.unmapped):  # once they are tied in the module
-            screen.next("suggest", *asked, *options.given(output=output, overwrite=True))
+            screen.next("suggest", *asked, *options.flags(output=output, overwrite=True))
         elif any(one.kind == "bound" for one in found.reasons):
-            more = options.given(output=output or wanted, overwrite=output is not None, limit=f"{5 * limit:g}")
+            more = options.flags(output=output or wanted, overwrite=output is not None, limit=f"{5 * limit:g}")
             screen.next("suggest", *asked, *more)
         elif output is not None:
             fresh = any(one.side == "module" for one in found.unmapped)
             bounded = found.verdict.value == "approximate"  # which verify holds the table to
             proving = found.proven or bounded
             named = architecture if proving else None  # the reference's class: the table builds no architecture
-            same = options.given(table=output, into=into, architecture=named, fresh=fresh)
-            screen.next("verify" if proving else "check", *options.again(source), *same)
+            same = options.flags(table=output, into=into, architecture=named, fresh=fresh)
+            screen.next("verify" if proving else "check", *options.source_argument(source), *same)
         elif not interactive:
             screen.next("suggest", *asked, "--output", free("my_table", ".toml"), aside=True)
         if not found.proven:
@@ -144,7 +144,7 @@ def _line(text: str) -> tuple[str, str]:
 
 
 def _agreed(
-    screen: Screen, found: Suggestion, output: Path | None, dialogue: Dialogue, name: str, *, overwrite: bool
+    screen: Screen, found: Suggestion, output: Path | None, dialogue: Prompt, name: str, *, overwrite: bool
 ) -> Path | None:
     """Where the table shall be written; None for nowhere, after it was shown."""
     from porting.suggesting import Question

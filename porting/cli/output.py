@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import shlex
 import sys
+import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TextIO
@@ -24,8 +29,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from porting.cli.advice import after
-from porting.errors import Fault, PortingError, typed
+from porting.cli.options import flags, source_argument
+from porting.errors import Code, Fault, PortingError, typed
 from porting.limits import LimitError, spending
 from porting.printable import safe
 
@@ -126,7 +131,7 @@ class Screen(AbstractContextManager["Screen"]):
         self.document({**failed, "faults": fields or [{"message": line} for line in lines]})
         for line in lines:
             self._aside("error", line, "bold red")
-        words = after(self.command, TYPED.get(), faults)
+        words = next_command(self.command, TYPED.get(), faults)
         self._aside("next", shlex.join(["porting", *words]), "dim")
         raise typer.Exit(WRONG)
 
@@ -275,3 +280,63 @@ def counted(number: int, noun: str) -> str:
     ('1 tensor', '1,200 tensors')
     """
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+MOST_CODES = 3
+"""So many kinds of fault are explained at once."""
+
+
+def next_command(command: str, typed: Mapping[str, object], faults: Sequence[Fault]) -> list[str]:
+    """The words that follow ``porting``.
+
+    Args:
+        command: the one that failed.
+        typed: its arguments and options.
+        faults: what is wrong; none where the system refused something.
+    """
+    codes = list(dict.fromkeys(fault.code for fault in faults))
+    source, into = typed.get("source"), typed.get("into")
+    if {Code.NO_TABLE, Code.UNKNOWN_ARCHITECTURE} & set(codes) and into is not None and typed.get("table") is None:
+        return ["suggest", *source_argument(source if isinstance(source, str) else None), *flags(into=into)]
+    if Code.UNKNOWN_ARCHITECTURE in codes or Code.NO_TABLE in codes:
+        return ["tables"]
+    return ["explain", *codes[:MOST_CODES]] if codes else [command, "--help"]
+
+
+UNEXPECTED = 3
+"""Exit code: a fault of the program itself."""
+
+PACKAGES = ("porting", "torch", "safetensors", "huggingface_hub", "transformers", "tokenizers")
+LONGEST = 200
+"""Characters of the exception's own message in the line."""
+
+
+def unexpected(error: BaseException) -> Fault:
+    """The fault for an exception that is none of the library's own; writes the report that it names."""
+    text = str(error).strip().partition("\n")[0]
+    said = f"{type(error).__name__}: {text[:LONGEST]}" if text else type(error).__name__
+    try:
+        path = _report(error)
+    except OSError as failed:
+        hint = f"this is a fault of porting, and no report could be written: {failed.strerror or failed}"
+    else:
+        hint = f"this is a fault of porting: please send {path} to the maintainers"
+    return Fault(code=Code.UNEXPECTED, message=said, hint=hint)
+
+
+def _report(error: BaseException) -> str:
+    """Write what was typed, on which versions, and where it stopped; returns the file."""
+    lines = [f"{name} {_version(name)}" for name in PACKAGES]
+    lines += [f"python {platform.python_version()} on {platform.platform()}", f"typed: {sys.argv!r}", ""]
+    lines += traceback.format_exception(error, limit=-200)
+    descriptor, path = tempfile.mkstemp(prefix="porting-report-", suffix=".txt")
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("\n".join(lines))
+    return path
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,4 +1,4 @@
-"""The command that shows what a model attends to: ``attention``."""
+"""``attention``: what each head of a model attends to in a text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.screen import Screen
+from porting.cli.output import Screen
 
 if TYPE_CHECKING:
     from porting.seeing import Attention
@@ -68,7 +68,7 @@ def attention(
 
         seen = see(
             text.split() if pieces else text,
-            options.where(source),
+            options.checkpoint_source(source),
             pair=pair,
             table=table,
             into=options.builder(into, trust=trust),
@@ -97,14 +97,14 @@ def attention(
         _show(screen, seen, shares, place)
         for path in files:
             screen.line(f"written: {path}")
-        same = options.given(pair=pair, pieces=pieces, source=source, table=table, into=into, architecture=architecture)
+        same = options.flags(pair=pair, pieces=pieces, source=source, table=table, into=into, architecture=architecture)
         if html is None:
-            screen.next("attention", text, *same, *options.given(trust=trust), "--html", "attention.html")
+            screen.next("attention", text, *same, *options.flags(trust=trust), "--html", "attention.html")
         else:
             screen.next(
                 "verify",
-                *options.again(source),
-                *options.given(table=table, into=into, architecture=architecture, trust=trust),
+                *options.source_argument(source),
+                *options.flags(table=table, into=into, architecture=architecture, trust=trust),
             )
 
 

@@ -1,4 +1,4 @@
-"""The command that tests a test: ``mutate``."""
+"""``mutate``: which mistakes of a port a test would miss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.screen import DIFFERENT, Screen
+from porting.cli.output import DIFFERENT, Screen
 
 if TYPE_CHECKING:
     from porting.mutating import Score
@@ -34,7 +34,6 @@ Timeout = Annotated[
         show_default="ten times what they take as they are, at least 30",
     ),
 ]
-
 
 Fresh = Annotated[
     bool,
@@ -71,7 +70,7 @@ def mutate(
         screen.document(score.to_dict())
         _show(screen, score)
         if score.survivors:
-            again = options.given(into=into, timeout=timeout)
+            again = options.flags(into=into, timeout=timeout)
             screen.next("mutate", *tests, *again, "--only", score.survivors[0].name)
             raise typer.Exit(DIFFERENT)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import porting
-from porting.cli.attend import _shares, _show
-from porting.cli.screen import Screen
+from porting.cli.attention import _shares, _show
+from porting.cli.output import Screen
 from tests.cli.conftest import Run
 from tests.seeing.test_webpage import drawn
 

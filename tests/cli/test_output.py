@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from porting.cli.screen import Screen, counted, size
+from porting.cli.output import Screen, counted, size
 from porting.errors import Code, Fault, PortingError
 from porting.printable import safe
 

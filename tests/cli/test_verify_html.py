@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from tests.cli.conftest import Run
-from tests.cli.modules import write_own
-from tests.cli.test_prove import OWN, own_modules
+from tests.cli.modules import OWN, own_modules, write_own
 
 __all__ = ["own_modules"]
 

@@ -1,54 +1,34 @@
-"""Commands that hold checkpoints against each other: ``diff``, and ``hash``, which names what one holds."""
+"""``diff``: compare two checkpoints value by value."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from porting.cli import options
-from porting.cli.screen import DIFFERENT, Screen, counted, size
+from porting.cli.output import DIFFERENT, Screen
 
 if TYPE_CHECKING:
     from porting.comparing import Comparison
     from porting.comparing.differences import Compared, Place
 
-
-class Side(StrEnum):
-    """A side of a table."""
-
-    left = "left"
-    right = "right"
-
-
 SourceA = Annotated[str, typer.Argument(metavar="A", help="A directory, a weight file, or a model on the hub.")]
 SourceB = Annotated[str, typer.Argument(metavar="B", help="The other, with the names of the table's right side.")]
-Through = Annotated[
-    str | None,
-    typer.Option(
-        "--table", help="The name of a shipped table, or a TOML file.", show_default="the same names on both sides"
-    ),
-]
+
 Atol = Annotated[float, typer.Option("--atol", min=0.0, help="Allow values to be this far apart.")]
 Rtol = Annotated[float, typer.Option("--rtol", min=0.0, help="Allow this much of B's value on top.")]
-Threads = Annotated[int, typer.Option("--threads", min=1, max=64, help="How many tensors are read at a time.")]
+
 Every = Annotated[bool, typer.Option("--all", help="Show the tensors that are equal, too.")]
-SideOfTable = Annotated[
-    Side | None,
-    typer.Option("--side", help="The table's side that SOURCE is on.", show_default="the one whose names it has"),
-]
-Values = Annotated[bool, typer.Option("--values", help="Name the values alone, whatever their dtype.")]
-Tensors = Annotated[bool, typer.Option("--tensors", help="Print the text that the digest is made of.")]
 
 
 def diff(
     a: SourceA,
     b: SourceB,
-    table: Through = None,
+    table: options.TableForNames = None,
     atol: Atol = 0.0,
     rtol: Rtol = 0.0,
-    threads: Threads = 2,
+    threads: options.ReadThreads = 2,
     every: Every = False,
     as_json: options.Json = False,
 ) -> None:
@@ -79,61 +59,9 @@ def diff(
         if every:
             screen.next("inspect", b)
         else:
-            loose = options.given(table=table, atol=atol or None, rtol=rtol or None)
+            loose = options.flags(table=table, atol=atol or None, rtol=rtol or None)
             screen.next("diff", a, b, *loose, "--all")
         raise typer.Exit(DIFFERENT)
-
-
-def hash_(
-    source: options.Source = None,
-    table: Through = None,
-    side: SideOfTable = None,
-    values: Values = False,
-    threads: Threads = 2,
-    tensors: Tensors = False,
-    as_json: options.Json = False,
-) -> None:
-    """One digest for the values of a checkpoint, whatever files they lie in.
-
-    Names, dtypes, shapes and values count; shards, order, metadata and file format do not. Through a table the names
-    and the order of the elements are those of its left side, so that a checkpoint and its port have the same digest.
-
-    \b
-    Examples:
-      porting hash ./my-checkpoint
-      porting hash ./my-port --table my_table.toml
-      porting hash ./my-checkpoint --tensors | sha256sum
-    """
-    with Screen("hash", as_json=as_json) as screen:
-        from porting.checkpoint import open_checkpoint
-        from porting.comparing import digest
-
-        checkpoint = open_checkpoint(options.where(source))
-        with screen.working("reading") as tell:
-            found = digest(
-                checkpoint,
-                table,
-                side=None if side is None else side.value,
-                values=values,
-                threads=threads,
-                progress=tell,
-            )
-        screen.document(
-            {
-                "digest": str(found),
-                "values": found.values,
-                "bytes": found.nbytes,
-                "left_out": found.left_out,
-                "tensors": [vars(one) for one in found.tensors],
-            }
-        )
-        if tensors and not as_json:
-            screen.text(found.text)
-            return
-        screen.line((str(found), "bold"), "  ", f"{counted(len(found.tensors), 'tensor')}, {size(found.nbytes)}")
-        for name, reason in found.left_out.items():
-            screen.warn(f"{name} has no part in it: {reason}")
-        screen.next("inspect", *options.again(source))
 
 
 def _show(screen: Screen, found: Comparison, *, every: bool) -> None:

@@ -1,21 +1,19 @@
-"""``record``: keep what a reference computes; and what ``verify`` takes from files in the place of a reference."""
+"""``record``: save what a reference computes, to verify a port without it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from porting.cli import options
-from porting.cli.screen import Screen, size
+from porting.cli.output import Screen, size
 from porting.errors import Code, Fault
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from porting.verification import Case
 
@@ -25,26 +23,7 @@ Out = Annotated[
         "--out", metavar="FILE", help="The safetensors file to be made; it has to be named.", show_default=False
     ),
 ]
-ReferenceName = Annotated[
-    str | None,
-    typer.Option(
-        "--reference",
-        metavar="MODULE:NAME|FILE",
-        help="What to compare with: my_model.py:build, which builds a module with its weights; ref.py:forward, a "
-        "function that computes from the inputs (numpy, JAX, torch); or a file that `porting record` or "
-        "porting.save_recording made.",
-        show_default="the checkpoint in transformers",
-    ),
-]
-Inputs = Annotated[
-    str | None,
-    typer.Option(
-        "--inputs",
-        metavar="FILE",
-        help="A .safetensors or .npz file with the arguments of one batch by their names, or a recording.",
-        show_default="made from the config",
-    ),
-]
+
 MeaningOnly = Annotated[
     bool, typer.Option("--meaning-only", help="Record float64 alone: less than half the size, nothing on rounding.")
 ]
@@ -67,8 +46,7 @@ InputsOnly = Annotated[
     ),
 ]
 WithWeights = Annotated[bool, typer.Option("--weights", help="Record the weights as well, for a port elsewhere.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
-Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
+
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that stands there.")]
 
 
@@ -76,17 +54,17 @@ def record(
     source: options.Source = None,
     out: Out = None,
     table: options.TableName = None,
-    reference: ReferenceName = None,
+    reference: options.ReferenceName = None,
     architecture: options.ArchitectureName = None,
     dtypes: WorkingTypes = None,
     meaning_only: MeaningOnly = False,
     only: Only = None,
     cases: CaseNumbers = None,
-    inputs: Inputs = None,
+    inputs: options.Inputs = None,
     inputs_only: InputsOnly = False,
     weights: WithWeights = False,
-    seed: Seed = 0,
-    longest: Longest = 512,
+    seed: options.Seed = 0,
+    longest: options.Longest = 512,
     overwrite: Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
@@ -117,9 +95,9 @@ def record(
             hint = "record one of them; a module or a function holds its weights itself"
             raise VerifyError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
         working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
-        make, batches = options.builder(reference), batch_of(inputs)
+        make, batches = options.builder(reference), options.batch_of(inputs)
         made = keep(
-            options.where(source) if make is None else make,
+            options.checkpoint_source(source) if make is None else make,
             out,
             table,
             architecture=architecture,
@@ -167,64 +145,12 @@ def _compared(
 
         if computes(options.builder(reference), [name for one in inputs or () for name in one.inputs]):
             return ["inspect", made]
-        return ["verify", *options.given(into=reference, table=table, reference=made)]
-    builds = find_table(table, open_checkpoint(options.where(source), weights=False).config).architectures
+        return ["verify", *options.flags(into=reference, table=table, reference=made)]
+    builds = find_table(table, open_checkpoint(options.checkpoint_source(source), weights=False).config).architectures
     if not builds or not all(one.target.startswith("porting.") for one in builds):
         return ["inspect", made]
-    return ["verify", *options.again(source), *options.given(table=table, architecture=architecture, reference=made)]
-
-
-def opponent(name: str | None, *, trust: bool) -> Callable[..., object] | Path | None:
-    """What ``--reference`` names: a function that builds a model or computes its values, or a file."""
-    if name is None or name.endswith(".safetensors"):
-        return None if name is None else Path(name)
-    return options.builder(name, trust=trust)
-
-
-def batch_of(path: str | None) -> list[Case] | None:
-    """The batch in a file of arrays, or those of a recording.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    if path is None:
-        return None
-    from porting.checkpoint import open_checkpoint
-    from porting.verification import Case
-    from porting.verification.golden import recorded_inputs
-
-    if path.endswith(".npz"):
-        return [Case(Path(path).name, _arrays(path))]
-    file = open_checkpoint(path)
-    recorded = recorded_inputs(file)
-    if recorded:
-        return list(recorded)
-    return [Case(Path(path).name, {name: file.read(name, own=True) for name in file.tensors})]
-
-
-def _arrays(path: str) -> dict[str, Tensor]:
-    """The arrays of a file that ``numpy.savez`` wrote; objects in it are never unpickled.
-
-    Raises:
-        CheckpointError: it is no such file.
-    """
-    import zipfile
-    import zlib
-
-    import numpy as np
-    import torch
-
-    from porting.checkpoint import CheckpointError
-    from porting.limits import charge
-    from porting.opening import open_file
-
-    opened = open_file(Path(path))
-    try:
-        with os.fdopen(opened.descriptor, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            inflated = sum(one.file_size - one.compress_size for one in file.zip.infolist())
-            charge("made", max(inflated, 0), where=path)
-            return {name: torch.from_numpy(file[name]) for name in file.files}
-    except (ValueError, TypeError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        message = f"it is no file of arrays that numpy.savez wrote: {error}"
-        hint = "its arrays are the arguments of one batch by their names"
-        raise CheckpointError(Fault(code=Code.NO_INPUTS, where=path, message=message, hint=hint)) from error
+    return [
+        "verify",
+        *options.source_argument(source),
+        *options.flags(table=table, architecture=architecture, reference=made),
+    ]

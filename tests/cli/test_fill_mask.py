@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from porting.text import fill_mask, next_sentence
+from porting.text import fill_mask
 from tests.cli.conftest import Run
 from tests.small_checkpoint import TRUNK, write_checkpoint
 
@@ -29,19 +29,6 @@ def test_fill_mask_of_a_pair_as_json(run: Run, checkpoint: Path) -> None:
     (expected,) = fill_mask("the bank", checkpoint, pair="the [MASK]", top=2)
     assert blank["position"] == expected.position == 5
     assert [guess["token"] for guess in blank["guesses"]] == [guess.token for guess in expected.guesses]
-
-
-@pytest.mark.parametrize("pair", [("a", "b"), ("I read the book.", "He wrote of trees")])
-def test_next_sentence(run: Run, checkpoint: Path, pair: tuple[str, str]) -> None:
-    verdict = next_sentence(*pair, checkpoint)
-    result = run("next-sentence", *pair, "--source", checkpoint)
-    assert result.exit_code == 0, result.stderr
-    word, share = ("follows", verdict.follows) if verdict.follows >= 0.5 else ("does not follow", 1 - verdict.follows)
-    assert result.stdout.startswith(f"{word}  {share:.2%}  (logits {verdict.logits[0]:.3f}, ")
-    assert result.stdout.splitlines()[-1] == "next: porting verify c"
-    found = json.loads(run("next-sentence", *pair, "--source", checkpoint, "--json").stdout)
-    assert found["verdict"] == word
-    assert found["logits"] == pytest.approx(verdict.logits)
 
 
 @pytest.mark.parametrize(

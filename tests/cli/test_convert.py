@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from porting.cli import bar
-from porting.cli.screen import Screen
+from porting.cli import progress
+from porting.cli.output import Screen
 from porting.converting import Progress
 from tests.cli.conftest import Run
 from tests.small_checkpoint import tensors
@@ -141,17 +141,17 @@ def test_progress_is_told_in_plain_lines_or_in_events(
     run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where standard error is no terminal."""
-    monkeypatch.setattr(bar, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     plain = run("convert", checkpoint, "out")
     last = plain.stderr.splitlines()[-1]
     assert re.fullmatch(r"publishing: 65\.6 kB of 65\.6 kB, [0-9.]+ GB/s, 62 of 62 tensors, 0 s left", last), (
         plain.stderr
     )
     events = [json.loads(line) for line in run("convert", checkpoint, "again", "--json").stdout.splitlines()]
-    progress = [event for event in events if event["event"] == "progress"]
-    assert progress
-    assert progress[-1]["stage"] == "publishing"
-    assert (progress[-1]["bytes"], progress[-1]["tensors"]) == (progress[-1]["all_bytes"], 62)
+    shown = [event for event in events if event["event"] == "progress"]
+    assert shown
+    assert shown[-1]["stage"] == "publishing"
+    assert (shown[-1]["bytes"], shown[-1]["tensors"]) == (shown[-1]["all_bytes"], 62)
 
 
 def test_a_bar_is_drawn_on_a_terminal(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_bar_is_drawn_on_a_terminal(checkpoint: Path, monkeypatch: pytest.Monk
     drawn = io.StringIO()
     screen.err = Console(file=drawn, force_terminal=True, width=120)
     monkeypatch.delenv("TERM", raising=False)
-    with bar.watching(screen) as tell:
+    with progress.conversion_progress(screen) as tell:
         tell(Progress(stage="writing", tensors=3, bytes=500_000_000, all_tensors=9, all_bytes=2_000_000_000,
                       resumed=100_000_000, seconds=0.2))  # fmt: skip
     shown = drawn.getvalue()

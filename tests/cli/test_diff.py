@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -20,20 +19,6 @@ def other(checkpoint: Path) -> Path:
     Path("other").mkdir()
     save_file(tensors, "other/model.safetensors")
     return Path("other")
-
-
-@pytest.fixture
-def port(checkpoint: Path) -> Path:
-    """The checkpoint as the handwritten model names its tensors."""
-    import porting
-
-    tensors = {name: tensor.clone() for name, tensor in porting.load(checkpoint).state_dict().items()}
-    tensors.pop("mlm.decoder.weight", None)
-    tensors.pop("mlm.decoder.bias", None)
-    Path("port").mkdir()
-    save_file(tensors, "port/model.safetensors")
-    Path("port/config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    return Path("port")
 
 
 def test_equal_checkpoints(run: Run, checkpoint: Path) -> None:
@@ -86,25 +71,6 @@ def test_odd_numbers_are_told(run: Run, checkpoint: Path) -> None:
     result = run("diff", checkpoint, checkpoint)
     assert result.exit_code == 0
     assert "warning: bert.pooler.dense.bias: A: 1 NaN, 0 infinite; B: 1 NaN, 0 infinite" in result.stderr
-
-
-def test_hash_of_a_checkpoint_and_of_its_port(run: Run, checkpoint: Path, port: Path) -> None:
-    one = run("hash", checkpoint, "--table", "bert")
-    assert one.exit_code == 0
-    assert "warning: cls.predictions.decoder.weight has no part in it" in one.stderr
-    other = run("hash", port, "--table", "bert")
-    assert one.stdout.splitlines()[0] == other.stdout.splitlines()[0]
-    assert one.stdout.startswith("sha256:")
-    plain = run("hash", checkpoint)
-    assert plain.stdout.split()[0] != one.stdout.split()[0]
-
-
-def test_the_text_gives_the_digest(run: Run, checkpoint: Path) -> None:
-    text = run("hash", checkpoint, "--tensors").stdout
-    found = json.loads(run("hash", checkpoint, "--json").stdout)
-    assert found["digest"] == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-    assert text.splitlines()[0] == "porting hash 1"
-    assert json.loads(text.splitlines()[1])[0] == found["tensors"][0]["name"]
 
 
 def test_what_cannot_be_done(run: Run, checkpoint: Path) -> None:
