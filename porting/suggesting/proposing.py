@@ -18,7 +18,7 @@ from torch import nn
 from porting.build import bounded as bounded_size
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Fault, PortingError, told
+from porting.errors import Fault, PortingError, VerifyError, told
 from porting.loading import PortingWarning, maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
@@ -43,7 +43,6 @@ from porting.suggesting.verdict.judging import Judgement, judge
 from porting.suggesting.verdict.proving import LARGE, TRIED, Proof, differing, prove
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.target import TargetError
-from porting.tracing.faults import VerifyError
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW
 from porting.verification.compare import Progress

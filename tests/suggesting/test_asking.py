@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from porting.errors import VerifyError
 from porting.suggesting import Question, Verdict, suggest
-from porting.tracing.faults import VerifyError
 from tests.suggesting.test_not_found import Unclear
 from tests.suggesting.test_verdicts import Plain
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import porting
+from porting.errors import VerifyError
 from porting.suggesting import Verdict, suggest
-from porting.tracing.faults import VerifyError
 from tests.suggesting.oracle import BOUND, source
 from tests.suggesting.pairs import CrossAttending
 

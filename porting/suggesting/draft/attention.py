@@ -11,7 +11,7 @@ from torch import Tensor
 from porting.suggesting.draft.generalise import indexed, joined
 from porting.suggesting.search.naming import pattern
 from porting.suggesting.subjects.side import Side
-from porting.tracing.lift import lifted
+from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ARROW, INNER, ROOT, trace
 
 AXES = "b h q k"
@@ -30,7 +30,7 @@ def attention(side: Side) -> Attention:
         if kind in found:  # the first call of a module; others have a number
             found[kind][path] = value.detach().clone()
 
-    with torch.no_grad(), lifted(side.module):
+    with torch.no_grad(), forced_float64(side.module):
         trace(side.module, side.call, wanted, visit)
     return found
 

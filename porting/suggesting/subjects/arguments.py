@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, nearest, told
+from porting.errors import Code, Fault, VerifyError, nearest, told
 from porting.frames import place_of, users_line
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.subjects.asking import Asker, what_argument
@@ -27,8 +27,7 @@ from porting.suggesting.subjects.counting import Counted
 from porting.suggesting.subjects.devices import STAY, elsewhere
 from porting.suggesting.subjects.fields import normal
 from porting.suggesting.subjects.returning import numbers_of
-from porting.tracing.faults import VerifyError
-from porting.tracing.lift import lifted
+from porting.tracing.float64 import forced_float64
 from porting.verification.inputs import for_port
 
 IDS, MASK, SEGMENTS, POSITIONS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values"
@@ -459,7 +458,7 @@ def _cut(value: Tensor, shape: torch.Size) -> Tensor | None:
 
 def gives(module: nn.Module, way: Way, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """The numbers that a forward returns for the reference's inputs."""
-    with torch.no_grad(), lifted(module):
+    with torch.no_grad(), forced_float64(module):
         returned = module(**way.given({name: value.clone() for name, value in inputs.items()}))
     return comparable(module, returned)
 

@@ -14,12 +14,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from porting.errors import Code, Fault, PortingError
+from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import is_users, users_line
 from porting.suggesting.subjects.devices import elsewhere
 from porting.suggesting.subjects.patches import unpatched
-from porting.tracing.environment import undisturbed
-from porting.tracing.faults import VerifyError
+from porting.tracing.running import undisturbed
 
 P = ParamSpec("P")
 R = TypeVar("R")

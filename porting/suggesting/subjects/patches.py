@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from porting.errors import Code, Fault
-from porting.tracing.faults import VerifyError
+from porting.errors import Code, Fault, VerifyError
 
 
 @contextmanager

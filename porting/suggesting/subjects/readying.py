@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, VerifyError
 from porting.suggesting.subjects.arguments import Way, roles, sample, ways
 from porting.target import DEEPEST, TargetError, tensors_within
-from porting.tracing.faults import VerifyError
 
 
 def is_lazy(module: nn.Module) -> bool:

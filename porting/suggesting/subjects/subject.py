@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, PortingError
+from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import place_of
 from porting.notation.field import held, value_of
 from porting.suggesting.subjects.arguments import (
@@ -46,8 +46,7 @@ from porting.suggesting.subjects.signals import heard_way, shapes_of
 from porting.suggesting.subjects.tracing import run
 from porting.suggesting.subjects.twin import SMALL, Twin, draw, is_mask, make_twin
 from porting.target import named_tensors, plain_tensors
-from porting.tracing.faults import VerifyError
-from porting.tracing.lift import lifted
+from porting.tracing.float64 import forced_float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +265,7 @@ def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, p
     inputs = sample([one for one in available if one != POSITIONS], vocabulary, padding)
     other = {**inputs, IDS: inputs[IDS].clone()}
     other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
-    with torch.no_grad(), lifted(reference):
+    with torch.no_grad(), forced_float64(reference):
         pairs = zip(numbers_of(reference(**inputs)), numbers_of(reference(**other)), strict=True)
         rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == LENGTH]
     return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
@@ -284,11 +283,11 @@ def _longest(twin: Twin, module: nn.Module, way: Way, available: tuple[str, ...]
         given = {IDS: words, MASK: torch.ones_like(words), SEGMENTS: torch.zeros_like(words), DECODER_IDS: words[:, :5]}
         given |= {POSITIONS: torch.arange(length)[None], DECODER_MASK: torch.ones_like(words[:, :5])}
         try:
-            with torch.no_grad(), lifted(twin.reference):
+            with torch.no_grad(), forced_float64(twin.reference):
                 twin.reference(
                     **{name: value for name, value in given.items() if name in available and name != POSITIONS}
                 )
-                with lifted(module):
+                with forced_float64(module):
                     module(**way.given({name: value for name, value in given.items() if name in available}))
         except Exception:  # noqa: BLE001, S112  # it is too long for one of them
             continue

@@ -34,7 +34,7 @@ from porting.suggesting.subjects.origins import (
     Origin,
 )
 from porting.suggesting.subjects.returning import tensors_of
-from porting.tracing.lift import lifted
+from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import leaves
 
 Call = Callable[[nn.Module], object]
@@ -152,7 +152,7 @@ def run(
         keep: keep every activation.
     """
     watch = _Watch(leaves, inputs, until, instead or {}, after or {}, keep=keep)
-    with watch.attached(module), torch.no_grad(), _written_out(), watch, lifted(module):
+    with watch.attached(module), torch.no_grad(), _written_out(), watch, forced_float64(module):
         try:
             returned = call(module)
         except _Enough:

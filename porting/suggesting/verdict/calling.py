@@ -18,7 +18,7 @@ from porting.suggesting.subjects.signals import shapes_of
 from porting.suggesting.subjects.subject import Subjects, complete, end_of, number_of
 from porting.suggesting.verdict.suggestion import Reason
 from porting.target import named_tensors
-from porting.tracing.lift import lifted
+from porting.tracing.float64 import forced_float64
 
 SAME_CALL = 1e-10
 """Two calls give the same if they are no further from each other, of their scale."""
@@ -53,7 +53,7 @@ def lowered(into: Builder, subjects: Subjects) -> Iterator[str]:
 
 def _asks_for_less(module: nn.Module, subjects: Subjects, inputs: Mapping[str, Tensor]) -> list[str]:
     """The parts that ask for less than float64 whatever their weights are."""
-    with torch.no_grad(), lifted(module) as asked:
+    with torch.no_grad(), forced_float64(module) as asked:
         module(**subjects.way.given(inputs))
     return list(asked)
 
@@ -105,7 +105,7 @@ def _outputs(module: nn.Module, subjects: Subjects, inputs: Mapping[str, Tensor]
 
 def _called(module: nn.Module, given: Mapping[str, Tensor]) -> list[Tensor]:
     """The numbers of one call, in float64."""
-    with torch.no_grad(), lifted(module):
+    with torch.no_grad(), forced_float64(module):
         return [one.detach().clone() for one in numbers_of(module(**given))]
 
 

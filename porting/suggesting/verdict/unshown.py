@@ -10,7 +10,7 @@ from porting.suggesting.subjects.fields import Role
 from porting.suggesting.subjects.subject import Subjects, number_of
 from porting.suggesting.verdict.beyond import Beyond
 from porting.suggesting.verdict.proving import Proof
-from porting.tracing.branches import Branch
+from porting.tracing.code_coverage import Branch
 
 MANY = 3
 """More than so many names or lines of code are counted and not listed."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from porting.tracing.lift import running
+from porting.tracing.float64 import running
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Draw:
+class DropoutMask:
     """One dropout mask.
 
     Attributes:
@@ -45,7 +45,7 @@ class Draw:
         return self.rate, torch.Size(self.shape).numel()
 
 
-class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+class SameDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
     """Replaces what is drawn within it.
 
     Args:
@@ -57,7 +57,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.drawn: list[Draw] = []
+        self.drawn: list[DropoutMask] = []
         self._seed = seed
         self._count: Counter[tuple[str, object]] = Counter()
 
@@ -94,7 +94,7 @@ class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
 
     def _mask(self, rate: float, shape: torch.Size) -> Tensor:
         """Zeros and ones, float64, of this shape."""
-        draw = Draw(round(rate, DIGITS), tuple(shape), running())
+        draw = DropoutMask(round(rate, DIGITS), tuple(shape), running())
         self.drawn.append(draw)
         return (self._numbers("dropout", draw.kind) >= draw.rate).double().view(shape)
 

@@ -1,25 +1,133 @@
-"""The parts of a port's own code that no input reached, each with the condition that it stands behind.
-
-The source is parsed, and a statement (or an arm of ``a if b else c``) ran when one of its instructions did.  An ``if``
-that was always true and has no ``else`` leaves no code that did not run, and is not listed.
-"""
+"""Code coverage of a port: which of its own instructions ran, and which branches no input reached."""
 
 from __future__ import annotations
 
 import ast
 import linecache
+import sys
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from types import CodeType
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
 from torch import nn
 
-from porting.frames import from_here
-from porting.tracing.executed import Executed, Ran
-from porting.tracing.foreseen import Foreseen, assigned
+from porting.frames import from_here, is_installed
+from porting.tracing.constant_conditions import ConditionEvaluator, assigned
+
+MODELS = "porting.models"
+"""The one part of the library that may be somebody's port."""
+
+_LIBRARY = MODELS.partition(".")[0]
+
+
+@dataclass
+class Ran:
+    """One function that was entered.
+
+    Attributes:
+        code: its code.
+        globals: where it looks names up.
+        offsets: those of its instructions that ran.
+    """
+
+    code: CodeType
+    globals: dict[str, Any] = field(repr=False)
+    offsets: set[int] = field(default_factory=set)
+
+
+class Executed:
+    """Gathers, over several passes, which instructions of a port's own functions ran.
+
+    Args:
+        module: the port.
+
+    Attributes:
+        functions: those that were entered.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.functions: list[Ran] = []
+        self._package = type(module).__module__.partition(".")[0]
+        self._known: dict[int, Ran | None] = {}
+        self._codes: list[CodeType] = []  # what is known by its id must live on
+
+    def lacks(self, other: Executed) -> bool:
+        """Whether another has instructions that ran and did not here."""
+        return any(one.offsets - self._offsets(one) for one in other.functions)
+
+    def add(self, other: Executed) -> None:
+        """Take over what ran in another."""
+        for one in other.functions:
+            here = self._known.get(id(one.code))
+            if here is None:
+                self._codes.append(one.code)
+                here = self._known[id(one.code)] = Ran(one.code, one.globals)
+                self.functions.append(here)
+            here.offsets |= one.offsets
+
+    def _offsets(self, one: Ran) -> set[int]:
+        here = self._known.get(id(one.code))
+        return set() if here is None else here.offsets
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within it, in this thread, the port's code is watched.  Who watched before waits until it is over."""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def would_watch(self, name: str, code: CodeType) -> bool:
+        """Whether code of the module of that import path is watched, or would be if its source were there."""
+        outermost = name.partition(".")[0]
+        return outermost != "torch" and (
+            not linecache.getlines(code.co_filename) or is_own(name, code.co_filename, self._package)
+        )
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if id(code) not in self._known:
+            self._codes.append(code)
+            own = is_own(str(frame.f_globals.get("__name__", "")), code.co_filename, self._package)
+            ran = self._known[id(code)] = Ran(code, frame.f_globals) if own else None
+            if ran is not None:
+                self.functions.append(ran)
+        ran = self._known[id(code)]
+        if ran is None:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        offsets = ran.offsets
+
+        def step(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
+            if event == "opcode":
+                offsets.add(frame.f_lasti)
+            return step
+
+        return step
+
+
+def is_own(name: str, file: str, package: str) -> bool:
+    """Whether code belongs to a port.
+
+    Args:
+        name: the import path of the code's module.
+        file: where its source is.
+        package: the outermost package of the port's class.
+    """
+    outermost = name.partition(".")[0]
+    if outermost == _LIBRARY:
+        return name == MODELS or name.startswith(f"{MODELS}.")
+    if outermost == "torch" or not linecache.getlines(file):
+        return False
+    return outermost == package or not is_installed(file)
+
 
 INPUTS, TRAINING, RAISES, FIXED = "inputs", "training", "raises", "fixed"
 
@@ -145,7 +253,9 @@ class _Source:
         for node, name, kind in self.parsed.definitions:
             found = next((one for one in self.functions if _is_of(one.code, node)), None)
             if found is not None:
-                yield from self._of(node.body, _Within(name, Foreseen(node, kind, found.globals, module, written)))
+                yield from self._of(
+                    node.body, _Within(name, ConditionEvaluator(node, kind, found.globals, module, written))
+                )
 
     def ran(self, node: ast.AST) -> bool:
         return self._ran.within(_span(node))
@@ -285,7 +395,7 @@ class _Within:
     """A function, and what is known of its conditions without running it."""
 
     function: str
-    foreseen: Foreseen
+    foreseen: ConditionEvaluator
 
     def why(self, test: object, *, taken: bool | None) -> str:
         """Why a branch never ran that is taken when its condition is ``taken``."""

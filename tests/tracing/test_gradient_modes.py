@@ -1,4 +1,4 @@
-"""A forward that takes a slice of a buffer out of the graph, as the sums of positions are written."""
+"""Gradients that torch or a model would cut off."""
 
 from __future__ import annotations
 
@@ -6,8 +6,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from porting.tracing.gradient_modes import GradientOfEveryRow
 from porting.tracing.running import Side
 from porting.tracing.trace import Point
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_the_padding_word_takes_a_gradient_within_alone(within: bool) -> None:
+    table = nn.Embedding(5, 3, padding_idx=1)
+    found = table(torch.tensor([[0, 1, 1, 4]]))
+    if within:
+        with GradientOfEveryRow():
+            (gradient,) = torch.autograd.grad(found.sum(), [table.weight])
+    else:
+        (gradient,) = torch.autograd.grad(found.sum(), [table.weight])
+    assert gradient[:, 0].tolist() == [1.0, 2.0 if within else 0.0, 0.0, 0.0, 1.0]
+    assert table.padding_idx == 1
 
 
 class Positioned(nn.Module):

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 
-class Jitter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
     """Within it every operation in less than float64 has inputs and results that are a rounding away.
 
     A value moves by at most one unit in its last place, and a zero not at all.  A cast that changes no number is none.

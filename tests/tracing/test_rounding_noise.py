@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from porting.tracing.jitter import Jitter
 from porting.tracing.measure import MEANING, Error, bound, ratio
+from porting.tracing.rounding_noise import RoundingNoise
 
 UNIT = torch.finfo(torch.float32).eps
 
@@ -14,7 +14,7 @@ UNIT = torch.finfo(torch.float32).eps
 def moved(seed: int = 0) -> Tensor:
     values = torch.randn(1000, generator=torch.Generator().manual_seed(1))
     values[::10] = 0.0
-    with Jitter(seed):
+    with RoundingNoise(seed):
         result = values.double().float() * 2.0
     return (result.double() / 2 - values.double()) / values.double().abs().clamp_min(1e-30)
 
@@ -33,7 +33,7 @@ def test_the_same_seed_makes_the_same_roundings() -> None:
 
 def test_what_is_exact_is_left_alone() -> None:
     exact, single = torch.randn(50, dtype=torch.float64), torch.randn(50)
-    with Jitter(0):
+    with RoundingNoise(0):
         assert torch.equal(exact * 3, exact.clone() * 3)
         assert torch.equal(single.view(5, 10).flatten(), single)
         assert torch.equal(single.double(), single.to(torch.float64))

@@ -1,4 +1,4 @@
-"""Several passes through a model that go side by side, one step of one of them at a time.
+"""Several forward passes in lockstep: one step of one of them at a time.
 
 They are threads, because a pass cannot be left in the middle otherwise; only one runs at any moment, so nothing needs a
 lock and the order of steps is always the same.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 Ready = Callable[[], bool]
 
 
-class Left(BaseException):
+class LockstepCancelled(BaseException):
     """A member is told to leave, since another one failed."""
 
 
@@ -27,7 +27,7 @@ class _Member:
         self.error: BaseException | None = None
 
 
-class Convoy:
+class Lockstep:
     """Members of which some lead and others follow: a leader goes on only when no follower can."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Convoy:
         self._back.release()
         member.turn.acquire()
         if member.leaving:
-            raise Left
+            raise LockstepCancelled
 
     def run(self) -> None:
         """Run all members to their end.
@@ -93,7 +93,7 @@ class Convoy:
         try:
             if not member.leaving:
                 member.work()
-        except BaseException as error:  # noqa: BLE001  # it is raised again where the convoy was started
+        except BaseException as error:  # noqa: BLE001  # it is raised again where the lockstep was started
             member.error = error
         member.done = True
         self._back.release()

@@ -40,7 +40,7 @@ _LARGE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class ConditionEvaluator:
     """What is known in one function.
 
     Attributes:
@@ -59,7 +59,7 @@ class Foreseen:
     written: frozenset[str]
     blind: bool = False
 
-    def unknowing(self) -> Foreseen:
+    def unknowing(self) -> ConditionEvaluator:
         """The same for a function inside of it, whose names are others."""
         return replace(self, blind=True)
 

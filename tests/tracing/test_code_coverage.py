@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from porting.tracing.branches import Branch, never_ran_in, not_watched
-from porting.tracing.executed import Executed, is_own
+from porting.tracing.code_coverage import Branch, Executed, is_own, never_ran_in, not_watched
 
 SOURCE = '''\
 import torch

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.models.bert_heads import BertForPreTraining
-from porting.tracing.lift import lifted, spelled
+from porting.tracing.float64 import forced_float64, spelled_operations
 from porting.verification import Case, verify
 from tests.families.ported import draw
 from tests.verification.planted import becomes
@@ -181,7 +181,7 @@ def test_only_what_would_be_rounded_is_left_out() -> None:
     part = nn.Linear(2, 2).double()
     table = torch.tensor([0.5, 2.0], dtype=torch.float64)
     part.register_buffer("table", table)
-    with lifted(part) as found:
+    with forced_float64(part) as found:
         assert torch.arange(3).float().dtype == torch.float32
         assert table[1:].float().dtype == torch.float32
         assert found == {}
@@ -194,16 +194,16 @@ def test_only_what_would_be_rounded_is_left_out() -> None:
 
 
 def test_modules_that_differ_in_a_number_are_one() -> None:
-    assert spelled({"a.1.b": ["x"], "a.10.b": ["x"], "a.2.c": ["x"], "d": ["y", "z"]}) == (
+    assert spelled_operations({"a.1.b": ["x"], "a.10.b": ["x"], "a.2.c": ["x"], "d": ["y", "z"]}) == (
         "a.{1,10}.b (x), a.2.c (x), d (y, z)"
     )
 
 
 def test_a_cast_under_inference_mode_is_left_out_as_well() -> None:
     norm, x = Norm().double(), torch.randn(3, 8, dtype=torch.float64)
-    with lifted(norm):
+    with forced_float64(norm):
         expected = norm(x)
-    with torch.inference_mode(), lifted(norm) as found:
+    with torch.inference_mode(), forced_float64(norm) as found:
         inferred = norm(x)
     assert torch.equal(inferred, expected)
     assert found
@@ -219,7 +219,7 @@ def test_the_least_number_of_float64_can_be_made_where_nothing_says_its_dtype() 
     module, x = Filled(), torch.randn(3, dtype=torch.float64)
     with pytest.raises(RuntimeError, match="cannot be converted"):
         module(x)
-    with lifted(module):
+    with forced_float64(module):
         assert torch.equal(module(x), x)
         assert torch.full((), 3.0).dtype == torch.float32
         assert torch.full((), math.inf).dtype == torch.float32

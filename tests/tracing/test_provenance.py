@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from porting.tracing.lift import ITSELF, lifted
-from porting.tracing.span import Watch
+from porting.tracing.float64 import ITSELF, forced_float64
+from porting.tracing.provenance import ProvenanceRecorder
 
 
 class Two(nn.Module):
@@ -28,13 +28,13 @@ class Two(nn.Module):
 
 def makers(model: nn.Module, *, put: bool = False) -> tuple[tuple[str, ...], ...]:
     """Of what the model gives; with ``put`` the branch goes on with another value than was computed."""
-    watch = Watch()
+    watch = ProvenanceRecorder()
     model.double()
     if put:
         early = model.get_submodule("early")
         early.register_forward_hook(lambda module, args, output: watch.put(output.detach().clone()))
     given = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    with watch, lifted(model):
+    with watch, forced_float64(model):
         found = model(given)
     return tuple(watch.cut(one).modules for one in found)
 
