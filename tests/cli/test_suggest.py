@@ -74,10 +74,10 @@ def test_a_table_that_is_there_is_not_written_over(run: Run, checkpoint: Path) -
 
 def test_where_nothing_was_found_the_exit_code_is_another_one(run: Run, checkpoint: Path) -> None:
     write_own(Path())
-    from porting.suggesting import proposing
+    from porting.suggesting import pipeline
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposing, "RESERVE", 2.0)  # no time at all is left for the search
+        patch.setattr(pipeline, "RESERVE", 2.0)  # no time at all is left for the search
         result = run("suggest", checkpoint, *INTO, "--limit", "100", "-o", "mine.toml")
     assert result.exit_code == 3, result.stderr
     assert "not found: nothing could be proven; then nothing fits words.weight." in result.stdout.splitlines()
