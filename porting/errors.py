@@ -284,6 +284,10 @@ class CheckpointError(PortingError):
     """A checkpoint cannot be read or written as asked."""
 
 
+class VerifyError(PortingError):
+    """The verification cannot be run: no reference, a module that fails, probes that do not fit."""
+
+
 _typed = Event()  # seen by every thread, as a context variable is not
 
 

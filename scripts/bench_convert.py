@@ -34,8 +34,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from porting.checkpoint import open_checkpoint
-from porting.checkpoint.header import new_header
-from porting.cli.stream import parse_size
+from porting.checkpoint.safetensors_file import new_header
+from porting.cli.convert import parse_size
 from porting.converting import convert
 from porting.notation.table import Table, parse_table
 

@@ -20,7 +20,7 @@ from porting.causes.events import Inventory, Meddling
 from porting.causes.meddling import plant, watch
 from porting.causes.planting import PLANTS, truth
 from porting.reporting.outcome import FAITHFUL
-from porting.tracing.lift import ITSELF
+from porting.tracing.float64 import ITSELF
 from porting.verification import Probe, Report, verify
 from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import Ported, draw, make

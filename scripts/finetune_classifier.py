@@ -27,7 +27,7 @@ from rich.text import Text
 
 from porting import PortingError, embedded_checkpoint
 from porting.checkpoint.atomic import check_destination
-from porting.cli.screen import INTERRUPTED, WRONG
+from porting.cli.output import INTERRUPTED, WRONG
 from porting.printable import safe
 from scripts.classification_scores import Scores, in_rows, score
 from scripts.labelled_text import Example, TaskError, labels_of, read_examples

@@ -175,7 +175,7 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
 
     own = {
         "porting.cli.app": "the null device",
-        "porting.cli.attend": "a page that is written",
+        "porting.cli.attention": "a page that is written",
         "porting.converting.timing": "a file without a name",
         "porting.checkpoint.atomic": "temporary siblings, by descriptors",
         "porting.checkpoint.hub": "a note in the cache of the hub's client",
@@ -236,7 +236,7 @@ def test_special_tokens_are_not_read_from_what_is_no_file_of_a_checkpoint(how: s
 
 HANGING = """
 import sys
-from porting.cli.keep import batch_of
+from porting.cli.options import batch_of
 from porting.errors import PortingError
 from porting.notation.table import read_table
 from porting.recordings import load_recording

@@ -22,7 +22,7 @@ CHECKSUM_PIECE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredBox:
     """A box of a tensor that lies together in a file.
 
     Attributes:
@@ -91,13 +91,13 @@ class Checkpoint:
             self.tensors = {name: info for part in contents for name, info in part.tensors.items()}
             self._extents = {name: extent for part in contents for name, extent in part.extents.items()}
         self._chunks = {name: chunks for part in contents for name, chunks in part.chunks.items()}
-        self._located: dict[str, tuple[Piece, ...]] = {}
+        self._located: dict[str, tuple[StoredBox, ...]] = {}
         self.warnings = (*notes, *self._check(contents, index), *self._remote_code())
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
 
-    def pieces(self, name: str, *, verify: bool = True) -> tuple[Piece, ...]:
+    def pieces(self, name: str, *, verify: bool = True) -> tuple[StoredBox, ...]:
         """Where a tensor's bytes lie: for reading them bit by bit.
 
         Most tensors lie in one piece.  One of a distributed checkpoint lies in disjoint boxes that cover it.
@@ -118,11 +118,14 @@ class Checkpoint:
             if name in self._chunks:
                 chunks = [(chunk, self.file(chunk.file)) for chunk in self._chunks[name]]
                 found = tuple(
-                    Piece(chunk.starts, chunk.sizes, source, locate(source, chunk, info)) for chunk, source in chunks
+                    StoredBox(chunk.starts, chunk.sizes, source, locate(source, chunk, info))
+                    for chunk, source in chunks
                 )
             else:
                 found = (
-                    Piece((0,) * len(info.shape), info.shape, self.file(info.file, tensor=name), self._extents[name]),
+                    StoredBox(
+                        (0,) * len(info.shape), info.shape, self.file(info.file, tensor=name), self._extents[name]
+                    ),
                 )
             self._located[name] = found
         if verify:
@@ -199,7 +202,7 @@ class Checkpoint:
             whole[box] = self._read(name, piece, own=False)
         return whole
 
-    def _read(self, name: str, piece: Piece, *, own: bool) -> torch.Tensor:
+    def _read(self, name: str, piece: StoredBox, *, own: bool) -> torch.Tensor:
         info, source, extent = self.tensors[name], piece.file, piece.extent
         # Bytes that are no booleans are seen as bytes first: a bool tensor with a 7 in it behaves differently
         # everywhere.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from porting.checkpoint.state_values import STORAGES
+from porting.checkpoint.state_pickle import STORAGES
 
 LARGE = 0xFFFF_FFFF
 """Where a number needs the zip64 extension."""

@@ -4,24 +4,216 @@ The classes are those of ``torch.distributed.checkpoint.metadata``: a tensor has
 make it up; and for each chunk the storage data names a file, an offset and a length, at which an archive of
 ``torch.save`` with that box in it begins.  torch believes all of that.  Here a tensor is refused unless its chunks
 cover it once, and lie in plain files beside the ``.metadata``.
+
+The ``.metadata`` is a pickle of these classes, and torch unpickles it as it is, so that whoever wrote it runs code in
+whoever loads it.  Here it is read by the machine of :mod:`porting.checkpoint.state_pickle`, which knows the names of
+those classes and of nothing else: each becomes a :class:`Node` that holds what the pickle gives to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from porting.checkpoint.boxes import TangledError, overlapping
-from porting.checkpoint.dcp_pickle import LARGEST, MetadataMachine, Node
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.index import shard_fault
 from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Chunk, TensorInfo
-from porting.checkpoint.names import DCP_METADATA
-from porting.checkpoint.state_values import DTYPES, Global, describe, is_whole
-from porting.checkpoint.tensor_names import check_names
+from porting.checkpoint.names import DCP_METADATA, check_names
+from porting.checkpoint.state_pickle import DTYPES, Global, StateMachine, describe, is_whole
 from porting.errors import Code, Fault
+
+METADATA = "torch.distributed.checkpoint.metadata"
+CLASSES = {
+    (METADATA, "BytesStorageMetadata"),
+    (METADATA, "ChunkStorageMetadata"),
+    (METADATA, "Metadata"),
+    (METADATA, "MetadataIndex"),
+    (METADATA, "StorageMeta"),
+    (METADATA, "TensorProperties"),
+    (METADATA, "TensorStorageMetadata"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
+"""What may be made, without arguments, and be given its fields."""
+
+ENUM = "_MEM_FORMAT_ENCODING"
+
+CALLED = {
+    (METADATA, ENUM),
+    ("builtins", "getattr"),  # how the first Pythons 3.11 write a member of an enumeration: of that one alone
+    ("collections", "OrderedDict"),
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("pathlib._local", "PosixPath"),
+    ("pathlib._local", "WindowsPath"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+}
+"""What may stand where a function is called; of these only sizes, layouts and dictionaries are kept."""
+
+MAX_METADATA = 1 << 29
+"""The most bytes: a million chunks take a fifth of it."""
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An object that the pickle describes.
+
+    Attributes:
+        kind: the name of its class.
+        fields: what was given to it: a dictionary by names, or a tuple; None before that.
+    """
+
+    kind: str
+    fields: object = None
+
+
+class MetadataMachine(StateMachine):
+    """Reads a ``.metadata``; see :class:`StateMachine` for the arguments."""
+
+    needed_by: ClassVar[str] = "distributed checkpoint"
+    otherwise: ClassVar[str] = "nothing was run; save the model again with torch.distributed.checkpoint.save"
+    unsafe: ClassVar[Code] = Code.DCP_UNSAFE
+    damaged: ClassVar[Code] = Code.DCP_METADATA
+
+    def _global(self, module: str, name: str) -> None:
+        known = (module, name) in CLASSES or (module, name) in CALLED or (module == "torch" and name in DTYPES)
+        if not known:
+            raise self._uncalled(module, name)
+        self._push(Global(module, name))
+
+    def _persistent(self) -> None:
+        raise self._unknown(b"Q")
+
+    def _new(self) -> None:
+        args, kind = self._pop(), self._pop()
+        if not isinstance(kind, Global) or (kind.module, kind.name) not in CLASSES or args != ():
+            what = f"{kind.module}.{kind.name}" if isinstance(kind, Global) else describe(kind)
+            raise self.error(f"a new object of {what}", self.unsafe)
+        self._push(Node(kind.name))
+
+    def _build(self) -> None:
+        fields, target = self._pop(), self._pop()
+        if isinstance(target, Node) and target.fields is None and isinstance(fields, dict | tuple):
+            target.fields = fields
+        elif not isinstance(target, dict):  # an ordered dictionary's attributes say nothing
+            raise self.error(f"attributes for {describe(target)}", self.unsafe)
+        self._push(target)
+
+    def _reduce(self) -> None:
+        args, function = self._pop(), self._pop()
+        if not isinstance(function, Global) or not isinstance(args, tuple):
+            raise self.error(f"a call of {describe(function)}", self.unsafe)
+        if (function.module, function.name) not in CALLED:
+            raise self.error(f"a call of {function.module}.{function.name}", self.unsafe)
+        match function.name, args:
+            case "Size", (tuple() | list() as sizes,) if is_whole(tuple(sizes)):
+                self._push(tuple(sizes))
+            case "_get_layout", (str() as layout,):
+                self._push(layout)
+            case "OrderedDict", ():
+                self._push({})
+            case ("_MEM_FORMAT_ENCODING", (int(),)) | ("Path" | "PosixPath" | "WindowsPath", _):
+                self._push(None)  # where it was written, and how it lay in memory: of no use
+            case "getattr", (Global() as kind, str()) if kind == Global(METADATA, ENUM):
+                self._push(None)  # the same
+            case "getattr", _:
+                raise self.error("a call of builtins.getattr", self.unsafe)
+            case _:
+                raise self.error(f"a call of {function.module}.{function.name} with unknown arguments")
+
+    def _set_items(self, values: list[object]) -> None:
+        target = self._top()
+        if not isinstance(target, dict) or len(values) % 2:
+            raise self.error(f"items for {describe(target)} at byte {self.position}")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not isinstance(key, Node):
+                self._require_key(key)
+            if key in target:
+                raise self.error(f"the key {key!a:.120} twice in a dictionary")
+            target[key] = value
+
+
+Corner = tuple[int, ...]
+
+MOST_IN_PAIRS = 4096
+"""Boxes that lie in no rows along any axis are compared in pairs, up to so many."""
+
+COMPARISONS_PER_BOX = 16
+"""How often a box is looked at on the average: grids of grids take a few for each axis."""
+
+
+class TangledError(ValueError):
+    """The boxes are so many, and in so little order, that it would take too long to say."""
+
+
+def overlapping(boxes: Sequence[tuple[Corner, Corner]]) -> tuple[int, int] | None:
+    """Two boxes that share an element, by their places; None when there are none.
+
+    What processes cut is a grid, or grids in the cells of one: along some axis the boxes then fall into rows, and each
+    row is looked at by itself.  Where there is no such axis all pairs are compared.
+
+    Args:
+        boxes: where each begins, and its sizes, axis by axis; none of the sizes is 0.
+
+    Raises:
+        TangledError: nobody cuts a tensor so.
+
+    >>> overlapping([((0, 0), (2, 3)), ((2, 0), (2, 3)), ((0, 3), (4, 1))])
+    >>> overlapping([((0, 0), (2, 3)), ((1, 2), (2, 3))])
+    (0, 1)
+    """
+    pending = [list(range(len(boxes)))]
+    left = COMPARISONS_PER_BOX * max(len(boxes), MOST_IN_PAIRS)
+    while pending:
+        row = pending.pop()
+        left -= len(row)
+        if left < 0:
+            raise TangledError
+        if len(row) < 2:
+            continue
+        rows = _rows(boxes, row)
+        if rows is not None:
+            pending += rows
+            continue
+        found = _pair(boxes, row)
+        if found is not None:
+            return found
+    return None
+
+
+def _rows(boxes: Sequence[tuple[Corner, Corner]], row: Sequence[int]) -> list[list[int]] | None:
+    """The boxes in several rows, none of which meets another; None where no axis shows any."""
+    for axis in range(len(boxes[row[0]][0])):
+        ordered = sorted(row, key=lambda one: boxes[one][0][axis])
+        rows: list[list[int]] = []
+        end = -1
+        for one in ordered:
+            start, size = boxes[one][0][axis], boxes[one][1][axis]
+            if start >= end:
+                rows.append([])
+            rows[-1].append(one)
+            end = max(end, start + size)
+        if len(rows) > 1:
+            return rows
+    return None
+
+
+def _pair(boxes: Sequence[tuple[Corner, Corner]], row: Sequence[int]) -> tuple[int, int] | None:
+    if len(row) > MOST_IN_PAIRS:
+        raise TangledError
+    for place, one in enumerate(row):
+        for other in row[place + 1 :]:
+            if all(
+                start < other_start + other_size and other_start < start + size
+                for start, size, other_start, other_size in zip(*boxes[one], *boxes[other], strict=True)
+            ):
+                return min(one, other), max(one, other)
+    return None
+
 
 SAVE_AGAIN = "save it again with torch.distributed.checkpoint.save"
 
@@ -55,8 +247,8 @@ def read_metadata(source: ByteSource) -> Described:
     Raises:
         CheckpointError: with every fault found.
     """
-    if source.size > LARGEST:
-        raise _invalid(source, f"it has {source.size} bytes, at most {LARGEST} can be meant")
+    if source.size > MAX_METADATA:
+        raise _invalid(source, f"it has {source.size} bytes, at most {MAX_METADATA} can be meant")
     machine = MetadataMachine(source, 0, source.size)
     value = machine.load()
     if machine.position != source.size:

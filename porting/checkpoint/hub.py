@@ -23,7 +23,6 @@ from porting.checkpoint.files import ByteSource
 from porting.checkpoint.hub_errors import explained, is_unreachable
 from porting.checkpoint.hub_guard import Guard, guarded
 from porting.checkpoint.index import MAX_INDEX, Index, parse_index
-from porting.checkpoint.model_id import ModelId
 from porting.checkpoint.names import (
     BIN,
     BIN_INDEX,
@@ -31,6 +30,7 @@ from porting.checkpoint.names import (
     INDEX_ENDINGS,
     SAFETENSORS,
     SAFETENSORS_INDEX,
+    ModelId,
     choose_weights,
 )
 from porting.checkpoint.remote_file import RemoteFile

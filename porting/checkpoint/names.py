@@ -1,13 +1,56 @@
-"""The file names of HuggingFace checkpoints, and which of a directory's files are its weights."""
+"""Names: of models on the hub, of the files of a checkpoint, and of tensors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+import unicodedata
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
-from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.errors import CheckpointError, FaultList
 from porting.checkpoint.index import Index
 from porting.errors import Code, Fault
+
+MODEL_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
+REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(?:/[A-Za-z0-9][\w.+-]*)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelId:
+    """A model on the hub: ``org/name``, and the branch, tag or commit that is meant."""
+
+    repo: str
+    revision: str
+
+    def __str__(self) -> str:
+        return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
+
+
+def parse_model_id(text: str, *, revision: str | None) -> ModelId | None:
+    """The model that a text names; None when it can be no model's name.
+
+    Raises:
+        CheckpointError: two different revisions are given, or an impossible one.
+
+    >>> parse_model_id("google-bert/bert-base-uncased@main", revision=None)
+    ModelId(repo='google-bert/bert-base-uncased', revision='main')
+    """
+    repo, at, written = text.partition("@")
+    if not MODEL_NAME.fullmatch(repo) or repo.endswith((".safetensors", ".bin", ".json")):
+        return None
+    if at and revision is not None and written != revision:
+        message = f"two revisions are given, {written!r} in the name and {revision!r} beside it"
+        raise _fault(text, message, "leave one of them out")
+    wanted = written if at else revision if revision is not None else "main"
+    if not REVISION.fullmatch(wanted) or ".." in wanted:
+        message = f"{wanted!r} is no possible revision"
+        raise _fault(repo, message, "pass a branch, a tag or a commit")
+    return ModelId(repo=repo, revision=wanted)
+
+
+def _fault(where: str, message: str, hint: str) -> CheckpointError:
+    return CheckpointError(Fault(code=Code.HUB_NOT_FOUND, where=where, message=message, hint=hint))
+
 
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -92,3 +135,47 @@ def choose_weights(names: Collection[str], *, where: str, read_index: Callable[[
             hint=hint,
         )
     )
+
+
+MOST_MARKS = 30
+"""Combining marks in a row, as Unicode's stream-safe format has it: sorting them takes the square of their number."""
+
+UNSEEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's categories of controls, formatting, lone surrogates, and line and paragraph separators."""
+
+LONGEST_TENSOR_NAME = 4096
+"""Characters of a name: nobody reads a longer one, and looking at 50 MB of one takes a while."""
+
+RENAME = "rename it and write the file again"
+
+
+def check_names(names: Iterable[str], faults: FaultList) -> None:
+    """Notes empty names, overlong names, control characters, and names that differ only by Unicode normalisation."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if 0 < len(name) <= LONGEST_TENSOR_NAME and name.isascii() and name.isprintable():
+            continue
+        if not name:
+            faults.add(Code.TENSOR_NAME, "a tensor has the empty string for a name", hint=RENAME)
+        if len(name) > LONGEST_TENSOR_NAME:
+            message = f"its name has {len(name)} characters, at most {LONGEST_TENSOR_NAME} are taken"
+            faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+            continue
+        characters = set(name)
+        unseen = next((c for c in sorted(characters) if unicodedata.category(c) in UNSEEN_CATEGORIES), None)
+        if unseen is not None:
+            message = f"its name holds the control character U+{ord(unseen):04X}"
+            faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+        if _has_many_marks(name, characters):
+            message = f"its name has more than {MOST_MARKS} combining marks in a row"
+            faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+            continue
+        twin = seen.setdefault(unicodedata.normalize("NFC", name), name)
+        if twin != name:
+            message = f"its name differs only by Unicode normalisation from {twin!a}"
+            faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
+
+
+def _has_many_marks(name: str, characters: set[str]) -> bool:
+    marks = "".join(c for c in characters if unicodedata.combining(c))
+    return bool(marks) and re.search(f"[{re.escape(marks)}]{{{MOST_MARKS + 1}}}", name) is not None

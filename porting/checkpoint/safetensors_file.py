@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read strictly.
+"""The header of a safetensors file: read strictly, and written as the same text for the same tensors.
 
 The format (https://github.com/huggingface/safetensors, "Format"): eight bytes of length, little-endian; a
 JSON object of that length, name to ``{"dtype", "shape", "data_offsets"}``, padded with spaces; then the
@@ -8,6 +8,13 @@ and all faults are reported together.
 """
 
 from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -23,9 +30,9 @@ from porting.checkpoint.layout import (
     TensorInfo,
     WeightFile,
 )
+from porting.checkpoint.names import check_names
 from porting.checkpoint.sniff import sniff, wrong_format
 from porting.checkpoint.strict_json import Json, JsonError, parse
-from porting.checkpoint.tensor_names import check_names
 from porting.errors import Code, Fault, nearest
 from porting.printable import NAME_SHOWN
 
@@ -186,13 +193,13 @@ def _entry(key: str, entry: Json, file: str, faults: FaultList) -> tuple[TensorI
 
 
 def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
-    for field in FIELDS:
-        if field not in entry:
-            faults.add(Code.SAFETENSORS_TENSOR, f"no {field!r} is given", tensor=key, hint=FETCH_AGAIN)
-    unknown = [field for field in entry if field not in FIELDS]
-    for field in unknown[:FAULTS_SHOWN]:
-        message = f"the field {quote(field)} is none of the format's"
-        hint = nearest(field[:NAME_SHOWN], FIELDS) or FETCH_AGAIN
+    for name in FIELDS:
+        if name not in entry:
+            faults.add(Code.SAFETENSORS_TENSOR, f"no {name!r} is given", tensor=key, hint=FETCH_AGAIN)
+    unknown = [name for name in entry if name not in FIELDS]
+    for name in unknown[:FAULTS_SHOWN]:
+        message = f"the field {quote(name)} is none of the format's"
+        hint = nearest(name[:NAME_SHOWN], FIELDS) or FETCH_AGAIN
         faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=hint)
     if len(unknown) > FAULTS_SHOWN:
         message = f"{len(unknown)} fields are none of the format's"
@@ -290,3 +297,83 @@ def _kind(value: Json) -> str:
         return "null"
     names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
     return names[type(value)]
+
+
+DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+
+
+class Shaped(Protocol):
+    """What a header says of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """A header and the place that it gives to each tensor.
+
+    Attributes:
+        text: the JSON text with its padding, without the eight bytes of length that stand in front of it.
+        offsets: where each tensor begins, in bytes after the header; in the order of the data.
+        data: bytes of all tensors.
+    """
+
+    text: bytes = field(repr=False)
+    offsets: Mapping[str, int]
+    data: int
+
+    @property
+    def prefix(self) -> bytes:
+        """All that stands in front of the data."""
+        return len(self.text).to_bytes(8, "little") + self.text
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return 8 + len(self.text) + self.data
+
+
+def nbytes(tensor: Shaped) -> int:
+    """The bytes of a tensor's elements."""
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def new_header(tensors: Mapping[str, Shaped], metadata: Mapping[str, str] | None, *, where: str) -> Header:
+    """A canonical header.
+
+    Args:
+        tensors: shapes and dtypes, in the order in which the header is to list them.
+        metadata: strings for ``__metadata__``, which are sorted.
+        where: the file, for messages.
+
+    Returns:
+        The header.  The data goes in the order of the tensors but wide elements first, so that each is aligned.
+
+    Raises:
+        CheckpointError: a name, a size or the metadata cannot be written.
+    """
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # a stable sort: else the mapping's order
+    offsets, end = {}, 0
+    for name in order:
+        offsets[name] = end
+        end += nbytes(tensors[name])
+    content: dict[str, object] = {}
+    if metadata:
+        content["__metadata__"] = dict(sorted(metadata.items()))
+    for name, tensor in tensors.items():
+        content[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offsets[name], offsets[name] + nbytes(tensor)],
+        }
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    text += b" " * (-len(text) % 8)
+    # What is written can be read again: the same parser judges names, sizes and metadata.
+    parse_header(text, where=where, name=Path(where).name, size=8 + len(text) + end)
+    return Header(text=text, offsets=offsets, data=end)

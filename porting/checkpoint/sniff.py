@@ -12,31 +12,31 @@ from porting.errors import Code, Fault, option, told
 _TOML = re.compile(rb"\[\[?[a-z_]+\]\]?\s|[a-z_]+ *= ")
 
 
-class Finding(NamedTuple):
+class FileKind(NamedTuple):
     """What a file turned out to be, and what to do about it."""
 
     what: str
     hint: str
 
 
-def sniff(source: ByteSource) -> Finding | None:
+def sniff(source: ByteSource) -> FileKind | None:
     """What the file is by its first bytes; None when they say nothing."""
     head = source.pread(0, min(source.size, 1024))
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:
-        return Finding("an empty file", "the download or the copy never began: fetch it again")
+        return FileKind("an empty file", "the download or the copy never began: fetch it again")
     if head.startswith(b"version https://git-lfs"):
-        return Finding("a Git-LFS pointer", "run `git lfs pull` in its directory")
+        return FileKind("a Git-LFS pointer", "run `git lfs pull` in its directory")
     if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
-        return Finding("an HTML page", "it is what the server answered instead of the file: log in and fetch it again")
+        return FileKind("an HTML page", "it is what the server answered instead of the file: log in and fetch it again")
     if is_safetensors(source):
-        return Finding("a safetensors file", "rename it to end in .safetensors")
+        return FileKind("a safetensors file", "rename it to end in .safetensors")
     if head.startswith(b"PK\x03\x04"):
-        return Finding("a zip archive", "if torch.save made it, rename it to end in .bin")
+        return FileKind("a zip archive", "if torch.save made it, rename it to end in .bin")
     return _by_magic(head, text, source)
 
 
-def _by_magic(head: bytes, text: bytes, source: ByteSource) -> Finding | None:
+def _by_magic(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
     for magic, what, hint in (
         (b"\x1f\x8b", "a gzip archive", "run `gunzip` on it first"),
         (b"\x28\xb5\x2f\xfd", "a zstd archive", "run `unzstd` on it first"),
@@ -48,15 +48,15 @@ def _by_magic(head: bytes, text: bytes, source: ByteSource) -> Finding | None:
         (b"\x7fELF", "a program", "this is no file of weights: fetch it again"),
     ):
         if head.startswith(magic):
-            return Finding(what, hint)
+            return FileKind(what, hint)
     return _by_text(head, text, source)
 
 
-def _by_text(head: bytes, text: bytes, source: ByteSource) -> Finding | None:
+def _by_text(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
     if head[257:262] == b"ustar":
-        return Finding("a tar archive", "unpack it, or save the weights again with a current torch.save")
+        return FileKind("a tar archive", "unpack it, or save the weights again with a current torch.save")
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
-        return Finding("a pickle", "if it is a state dict that torch.save made, rename it to end in .bin")
+        return FileKind("a pickle", "if it is a state dict that torch.save made, rename it to end in .bin")
     for what, is_it, hint in (
         (
             "a TOML text",
@@ -78,9 +78,9 @@ def _by_text(head: bytes, text: bytes, source: ByteSource) -> Finding | None:
         ),
     ):
         if is_it:
-            return Finding(what, hint)
+            return FileKind(what, hint)
     if not head.strip(b"\0"):
-        return Finding(
+        return FileKind(
             f"a file that begins with {len(head)} zero bytes",
             "an interrupted download left it: fetch it again",
         )

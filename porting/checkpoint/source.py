@@ -15,7 +15,6 @@ from porting.checkpoint.errors import CheckpointError, HubError, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.index import MAX_INDEX, Index, parse_index
 from porting.checkpoint.layout import Contents
-from porting.checkpoint.model_id import parse_model_id
 from porting.checkpoint.names import (
     BIN_ENDINGS,
     DCP_ENDING,
@@ -24,6 +23,7 @@ from porting.checkpoint.names import (
     INDEX_ENDINGS,
     PUT_TOGETHER,
     choose_weights,
+    parse_model_id,
 )
 from porting.checkpoint.safetensors_file import read_header
 from porting.checkpoint.sniff import is_safetensors, wrong_format

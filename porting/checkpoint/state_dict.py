@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Contents, Extent, Record, TensorInfo, WeightFile
-from porting.checkpoint.state_values import TensorSpec, describe
-from porting.checkpoint.tensor_names import check_names
+from porting.checkpoint.names import check_names
+from porting.checkpoint.state_pickle import TensorSpec, describe
+from porting.checkpoint.torch_zip import FETCH_AGAIN
 from porting.errors import Code, Fault
 from porting.limits import charge
 
@@ -18,8 +19,6 @@ MAX_REPEATED = 1 << 28
 
 SHARED = 4
 """As many times the bytes of the storages the tensors may have: tied weights share theirs."""
-
-FETCH_AGAIN = "the file is damaged: fetch it again"
 
 
 def read_tensors(value: object, records: Mapping[str, Record], source: ByteSource, *, name: str) -> Contents:

@@ -16,10 +16,8 @@ from porting.checkpoint.atomic import check_destination, new_directory, new_file
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.errors import FaultList, quote
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.header import NAMES, new_header
-from porting.checkpoint.names import DCP_ENDING, SAFETENSORS
-from porting.checkpoint.safetensors_file import parse_header
-from porting.checkpoint.tensor_names import check_names
+from porting.checkpoint.names import DCP_ENDING, SAFETENSORS, check_names
+from porting.checkpoint.safetensors_file import DTYPE_NAMES, new_header, parse_header
 from porting.errors import Code
 from porting.opening import Folder, Member
 
@@ -224,7 +222,7 @@ def _unwritable(tensor: torch.Tensor) -> str:
         return f"its layout is {tensor.layout}, and the format stores dense tensors"
     if tensor.is_meta:
         return "it is on the meta device and has no values"
-    if tensor.is_quantized or tensor.dtype not in NAMES:
+    if tensor.is_quantized or tensor.dtype not in DTYPE_NAMES:
         return f"the format has no name for its dtype {tensor.dtype}"
     return ""
 

@@ -11,9 +11,24 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand
 
-from porting.cli import attend, carry, compare, keep, look, mutation, propose, prove, stream, words
-from porting.cli.screen import TYPED
-from porting.cli.unexpected import UNEXPECTED, unexpected
+from porting.cli.attention import attention
+from porting.cli.check import check
+from porting.cli.convert import convert
+from porting.cli.diff import diff
+from porting.cli.explain import explain
+from porting.cli.export import export
+from porting.cli.fill_mask import fill_mask
+from porting.cli.hash import hash_
+from porting.cli.inspect import inspect
+from porting.cli.load import load
+from porting.cli.mutate import mutate
+from porting.cli.next_sentence import next_sentence
+from porting.cli.output import TYPED, UNEXPECTED, unexpected
+from porting.cli.record import record
+from porting.cli.suggest import suggest
+from porting.cli.tables import tables
+from porting.cli.verify import verify
+from porting.cli.verify_files import verify_files
 from porting.errors import nearest
 from porting.printable import safe
 
@@ -51,23 +66,23 @@ class Command(TyperCommand):
             raise
 
 
-app.command("inspect", cls=Command, short_help="What is in a checkpoint: names, shapes, dtypes, bytes.")(look.inspect)
-app.command("tables", cls=Command, short_help="The tables that ship with the library, or one of them.")(look.tables)
-app.command("explain", cls=Command, short_help="What a fault means, and how to mend it.")(look.explain)
-app.command("check", cls=Command, short_help="Prove that table, checkpoint and module fit together.")(prove.check)
-app.command("suggest", cls=Command, short_help="Write the table for a module of yours, and prove it.")(propose.suggest)
-app.command("load", cls=Command, short_help="Load a checkpoint into a module, and say what was built.")(carry.load)
-app.command("verify", cls=Command, short_help="Prove that a port computes what the reference computes.")(prove.verify)
-app.command("record", cls=Command, short_help="Keep what a reference computes, to verify without it.")(keep.record)
-app.command("mutate", cls=Command, short_help="Test your own test: which mistakes would it miss?")(mutation.mutate)
-app.command("export", cls=Command, short_help="Carry a checkpoint through a table, and back again.")(carry.export)
-app.command("convert", cls=Command, short_help="Rewrite a checkpoint of any size, in fixed memory.")(stream.convert)
-app.command("verify-files", cls=Command, short_help="Find what changed in what convert wrote.")(stream.verify_files)
-app.command("diff", cls=Command, short_help="Compare two checkpoints value by value.")(compare.diff)
-app.command("hash", cls=Command, short_help="One digest for the values of a checkpoint.")(compare.hash_)
-app.command("fill-mask", cls=Command, short_help="Guess masked words.")(words.fill_mask)
-app.command("next-sentence", cls=Command, short_help="Judge whether one sentence follows another.")(words.next_sentence)
-app.command("attention", cls=Command, short_help="See what each head attends to in a text.")(attend.attention)
+app.command("inspect", cls=Command, short_help="What is in a checkpoint: names, shapes, dtypes, bytes.")(inspect)
+app.command("tables", cls=Command, short_help="The tables that ship with the library, or one of them.")(tables)
+app.command("explain", cls=Command, short_help="What a fault means, and how to mend it.")(explain)
+app.command("check", cls=Command, short_help="Prove that table, checkpoint and module fit together.")(check)
+app.command("suggest", cls=Command, short_help="Write the table for a module of yours, and prove it.")(suggest)
+app.command("load", cls=Command, short_help="Load a checkpoint into a module, and say what was built.")(load)
+app.command("verify", cls=Command, short_help="Prove that a port computes what the reference computes.")(verify)
+app.command("record", cls=Command, short_help="Keep what a reference computes, to verify without it.")(record)
+app.command("mutate", cls=Command, short_help="Test your own test: which mistakes would it miss?")(mutate)
+app.command("export", cls=Command, short_help="Carry a checkpoint through a table, and back again.")(export)
+app.command("convert", cls=Command, short_help="Rewrite a checkpoint of any size, in fixed memory.")(convert)
+app.command("verify-files", cls=Command, short_help="Find what changed in what convert wrote.")(verify_files)
+app.command("diff", cls=Command, short_help="Compare two checkpoints value by value.")(diff)
+app.command("hash", cls=Command, short_help="One digest for the values of a checkpoint.")(hash_)
+app.command("fill-mask", cls=Command, short_help="Guess masked words.")(fill_mask)
+app.command("next-sentence", cls=Command, short_help="Judge whether one sentence follows another.")(next_sentence)
+app.command("attention", cls=Command, short_help="See what each head attends to in a text.")(attention)
 
 
 def _version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +16,9 @@ from porting.frames import users_line
 
 if TYPE_CHECKING:  # torch takes a second to import, which `porting --help` need not wait for
     import torch
-    from torch import nn
+    from torch import Tensor, nn
+
+    from porting.verification import Case
 
 
 class DType(StrEnum):
@@ -42,7 +45,7 @@ Source = Annotated[
         show_default="the embedded checkpoint",
     ),
 ]
-Onto = Annotated[
+Destination = Annotated[
     str | None,
     typer.Argument(
         metavar="DESTINATION",
@@ -82,7 +85,7 @@ ArchitectureName = Annotated[
         show_default="by what the checkpoint holds",
     ),
 ]
-CastTo = Annotated[
+CastDType = Annotated[
     DType | None,
     typer.Option("--dtype", help="Cast floating-point weights to this.", show_default="the checkpoint's dtypes"),
 ]
@@ -93,9 +96,39 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Allow the table to name a module outside of this library: it is imported.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
+ReferenceName = Annotated[
+    str | None,
+    typer.Option(
+        "--reference",
+        metavar="MODULE:NAME|FILE",
+        help="What to compare with: my_model.py:build, which builds a module with its weights; ref.py:forward, a "
+        "function that computes from the inputs (numpy, JAX, torch); or a file that `porting record` or "
+        "porting.save_recording made.",
+        show_default="the checkpoint in transformers",
+    ),
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs",
+        metavar="FILE",
+        help="A .safetensors or .npz file with the arguments of one batch by their names, or a recording.",
+        show_default="made from the config",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
+Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
+TableForNames = Annotated[
+    str | None,
+    typer.Option(
+        "--table", help="The name of a shipped table, or a TOML file.", show_default="the same names on both sides"
+    ),
+]
+ReadThreads = Annotated[int, typer.Option("--threads", min=1, max=64, help="How many tensors are read at a time.")]
+PairText = Annotated[str | None, typer.Option("--pair", help="A second segment, which follows the text.")]
 
 
-def given(**options: object) -> list[str]:
+def flags(**options: object) -> list[str]:
     """The words of those options that were given, to be repeated in a command: ``table="t"`` -> ``--table t``."""
     words: list[str] = []
     for name, value in options.items():
@@ -109,12 +142,12 @@ def given(**options: object) -> list[str]:
     return words
 
 
-def where(source: str | None) -> str | Path:
+def checkpoint_source(source: str | None) -> str | Path:
     """The checkpoint that is meant."""
     return embedded_checkpoint() if source is None else source
 
 
-def carried(first: str | None, second: str | None) -> tuple[str | Path, Path]:
+def source_and_destination(first: str | None, second: str | None) -> tuple[str | Path, Path]:
     """Source and destination of a command that was given both, or a destination alone."""
     if first is None:
         raise typer.BadParameter("there is no DESTINATION")
@@ -125,7 +158,7 @@ def carried(first: str | None, second: str | None) -> tuple[str | Path, Path]:
     return embedded_checkpoint(), Path(first)
 
 
-def again(source: str | None) -> list[str]:
+def source_argument(source: str | None) -> list[str]:
     """The same source as a word of the next command."""
     return [] if source is None else [source]
 
@@ -180,3 +213,59 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
             Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"at {users_line(error)}")
         ) from error
     return import_path(f"{module.__name__}:{name}", trust=True)
+
+
+def reference_of(name: str | None, *, trust: bool) -> Callable[..., object] | Path | None:
+    """What ``--reference`` names: a function that builds a model or computes its values, or a file."""
+    if name is None or name.endswith(".safetensors"):
+        return None if name is None else Path(name)
+    return builder(name, trust=trust)
+
+
+def batch_of(path: str | None) -> list[Case] | None:
+    """The batch in a file of arrays, or those of a recording.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    if path is None:
+        return None
+    from porting.checkpoint import open_checkpoint
+    from porting.verification import Case
+    from porting.verification.golden import recorded_inputs
+
+    if path.endswith(".npz"):
+        return [Case(Path(path).name, _arrays(path))]
+    file = open_checkpoint(path)
+    recorded = recorded_inputs(file)
+    if recorded:
+        return list(recorded)
+    return [Case(Path(path).name, {name: file.read(name, own=True) for name in file.tensors})]
+
+
+def _arrays(path: str) -> dict[str, Tensor]:
+    """The arrays of a file that ``numpy.savez`` wrote; objects in it are never unpickled.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+    import zipfile
+    import zlib
+
+    import numpy as np
+    import torch
+
+    from porting.checkpoint import CheckpointError
+    from porting.limits import charge
+    from porting.opening import open_file
+
+    opened = open_file(Path(path))
+    try:
+        with os.fdopen(opened.descriptor, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            inflated = sum(one.file_size - one.compress_size for one in file.zip.infolist())
+            charge("made", max(inflated, 0), where=path)
+            return {name: torch.from_numpy(file[name]) for name in file.files}
+    except (ValueError, TypeError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        message = f"it is no file of arrays that numpy.savez wrote: {error}"
+        hint = "its arrays are the arguments of one batch by their names"
+        raise CheckpointError(Fault(code=Code.NO_INPUTS, where=path, message=message, hint=hint)) from error

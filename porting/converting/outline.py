@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from porting.checkpoint.header import Header, new_header
 from porting.checkpoint.names import SAFETENSORS, SAFETENSORS_INDEX
+from porting.checkpoint.safetensors_file import Header, new_header
 from porting.plan.recipe import Recipe
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.checkpoint import Piece
+from porting.checkpoint.checkpoint import StoredBox
 from porting.converting.digests import PIECE
 from porting.errors import Code, Fault
 from porting.loading import same_bits
@@ -53,7 +53,7 @@ def _equal(pair: LeftOut, checkpoint: Checkpoint, mine: memoryview, other: memor
     return True
 
 
-def _together(checkpoint: Checkpoint, name: str) -> Piece | None:
+def _together(checkpoint: Checkpoint, name: str) -> StoredBox | None:
     """The piece that a tensor lies in, from its first element to its last; None when it does not."""
     pieces = checkpoint.pieces(name)
     return pieces[0] if len(pieces) == 1 and pieces[0].extent.stride is None else None

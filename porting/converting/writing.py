@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.header import NAMES
+from porting.checkpoint.safetensors_file import DTYPE_NAMES
 from porting.converting.crew import work
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.draft import Draft
@@ -241,7 +241,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         "tensors": {
             name: {
                 "file": info.file,
-                "dtype": NAMES[info.dtype],
+                "dtype": DTYPE_NAMES[info.dtype],
                 "shape": list(info.shape),
                 "digest": task.sources[name],
             }

@@ -20,8 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from porting.printable import safe
 from porting.reporting.outcome import Outcome
 from porting.reporting.rows import rows_of
-from porting.tracing.measure import ROUNDING
-from porting.tracing.spread import Spread
+from porting.tracing.measure import ROUNDING, ErrorProfile
 
 LEAST, MOST = 1e-17, 1e12
 """What is smaller or larger is drawn here: zero and infinity have no place on a logarithmic axis."""
@@ -84,7 +83,7 @@ def growth(report: Outcome) -> str:
         return _as_svg(figure, "growth")
 
 
-def spread_plot(spread: Spread, name: str) -> str:
+def spread_plot(spread: ErrorProfile, name: str) -> str:
     """Where an activation differs: by position as a picture, by channel as a line; an SVG element."""
     with _drawing(), mpl.rc_context({"axes.grid": False}):
         positions = [[_drawn(value) for value in row] for row in spread.positions]

@@ -11,9 +11,8 @@ from porting.causes.diverging import Divergence
 from porting.causes.finding import Finding
 from porting.notation.table import Approximation
 from porting.reporting.learned import Learned
-from porting.tracing.branches import INPUTS, Branch
-from porting.tracing.measure import MEANING, ROUNDING, luck
-from porting.tracing.spread import Spread
+from porting.tracing.code_coverage import INPUTS, Branch
+from porting.tracing.measure import MEANING, ROUNDING, ErrorProfile, luck
 from porting.trials.scope import Scope
 
 FAITHFUL, DIFFERENT, IMPRECISE, APPROXIMATE = "faithful", "different", "imprecise", "approximate"
@@ -68,7 +67,7 @@ class Probe:
     lowered: tuple[str, ...] = ()
     leak: View | None = None
     random: bool = False
-    spreads: tuple[Spread, ...] = ()
+    spreads: tuple[ErrorProfile, ...] = ()
     rules: tuple[str, ...] = ()
 
     @property

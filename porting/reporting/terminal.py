@@ -19,7 +19,7 @@ from porting.reporting.learned_lines import tell_learned
 from porting.reporting.limits import scope_lines, trial_lines
 from porting.reporting.outcome import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, UNPROVEN, Outcome, Probe
 from porting.reporting.rows import Row, rows_of
-from porting.tracing.branches import FIXED, RAISES, TRAINING, Branch
+from porting.tracing.code_coverage import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
 from porting.tracing.trace import ARROW, ROOT
 

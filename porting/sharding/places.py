@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import TensorFile
-from porting.checkpoint.header import new_header
-from porting.checkpoint.safetensors_file import parse_header
+from porting.checkpoint.safetensors_file import new_header, parse_header
 from porting.plan.copies import Copy
 from porting.sharding.ranges import pieces, run_of
 

@@ -17,8 +17,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from porting.errors import Code, Fault
-from porting.tracing.faults import VerifyError
+from porting.errors import Code, Fault, VerifyError
 
 HELD = 16 << 20
 """Bytes of a pass that are kept in memory, of each batch; what comes after that goes to the file."""

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from porting.frames import from_here
-from porting.tracing.branches import Branch
-from porting.tracing.executed import MODELS, is_own
+from porting.tracing.code_coverage import MODELS, Branch, is_own
 
 _COMPARES = frozenset(
     f"{before}{name}{after}"

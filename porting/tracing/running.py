@@ -1,25 +1,78 @@
-"""Running one side of a comparison: seen, timed, and with its failures explained."""
+"""Running one side of a comparison: seen, timed, with torch as nobody has set it, and with its failures explained."""
 
 from __future__ import annotations
 
+import platform
+import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, VerifyError, option
 from porting.frames import is_users, signature_of, users_line
 from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
-from porting.tracing.draws import SameDraws
-from porting.tracing.faults import VerifyError
-from porting.tracing.kept_graph import KeptGraph
-from porting.tracing.lift import Lifted, lifted
+from porting.tracing.dropout import SameDropout
+from porting.tracing.float64 import LoweredOperations, forced_float64
+from porting.tracing.gradient_modes import KeptGraph
 from porting.tracing.trace import Point, SeeingError, Trace, Visit, leaves, trace
+
+SMALL = 1 << 23
+"""Parameters: the passes of a smaller model are not faster with two threads than with one."""
+
+
+@contextmanager
+def undisturbed(seed: int) -> Iterator[None]:
+    """Whatever the caller has switched on or off; torch's random state and threads are as before afterwards."""
+    threads = torch.get_num_threads()
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def limit_threads(elements: int) -> None:
+    """Use one thread for a small model, until :func:`undisturbed` ends.
+
+    Threads that share such small operations mostly wait for one another, on busy cores for ten times as long.
+
+    Args:
+        elements: the number of parameters.
+    """
+    if elements < SMALL:
+        torch.set_num_threads(1)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that take part."""
+    packages = ("porting", "torch", "transformers", "safetensors")
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from its source, on the path and not installed
+        return "not installed"
+
+
+def peak() -> int:
+    """The largest resident size of the process so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass
@@ -52,9 +105,9 @@ class Side:
     arguments: Sequence[Mapping[str, Tensor]]
     wanted: Sequence[Point]
     clock: Clock = field(default_factory=Clock)
-    lifted: Lifted = field(default_factory=dict)
+    lifted: LoweredOperations = field(default_factory=dict)
     written: dict[str, None] = field(default_factory=dict)
-    draws: SameDraws | None = None
+    draws: SameDropout | None = None
     autocast: torch.dtype | None = None
     conditions: Conditions | None = None
 
@@ -138,11 +191,11 @@ class Side:
         begun = time.perf_counter()
         try:
             exact = lifting and any(one.dtype == torch.float64 for one in self.module.parameters())
-            nothing: nullcontext[Lifted] = nullcontext({})
+            nothing: nullcontext[LoweredOperations] = nullcontext({})
             drawn = self.draws.again() if self.draws is not None else nullcontext()
             watched = self.conditions or nullcontext()
             casting = torch.autocast("cpu", dtype=self.autocast, enabled=self.autocast is not None)
-            with watched, drawn, casting, _eagerly(), lifted(self.module) if exact else nothing as found:
+            with watched, drawn, casting, _eagerly(), forced_float64(self.module) if exact else nothing as found:
                 seen = work(lambda module: module(*places, **names))
         except VerifyError:
             raise

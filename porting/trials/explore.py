@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from porting.errors import VerifyError
 from porting.notation.table import Table
-from porting.tracing.faults import VerifyError
 from porting.tracing.measure import error
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, Point, select

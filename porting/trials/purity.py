@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from porting.errors import VerifyError
 from porting.target import named_tensors
-from porting.tracing.faults import VerifyError
 from porting.tracing.running import Side
 from porting.tracing.trace import leaves
 from porting.trials.scope import Impurity, ImpurityKind

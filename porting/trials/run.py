@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from porting.errors import VerifyError
 from porting.notation.table import Table
-from porting.tracing.faults import VerifyError
 from porting.tracing.measure import error, finite
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, select, split

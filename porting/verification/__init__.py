@@ -1,8 +1,8 @@
 """Proof that a port is faithful: layer by layer, in float64 for meaning and anchored in float64 for rounding."""
 
+from porting.errors import VerifyError
 from porting.reporting.outcome import Cost, Probe, Shown, View
 from porting.reporting.report import Report
-from porting.tracing.faults import VerifyError
 from porting.verification.inputs import Case
 from porting.verification.proof import verify
 from porting.verification.recording import record

@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from porting.tracing.faults import VerifyError
+from porting.errors import VerifyError
 from porting.tracing.running import Side
 from porting.tracing.trace import ROOT
 from porting.verification.inputs import Case, Maker

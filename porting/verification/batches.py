@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, VerifyError
 from porting.notation.table import Table
 from porting.plan.config import arguments
-from porting.tracing.faults import VerifyError
 from porting.tracing.measure import Anchor, error
 from porting.tracing.running import Side
 from porting.verification.asking import Asked, ask, cases_with, that_run

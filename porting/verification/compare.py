@@ -13,18 +13,27 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from porting.errors import Code
+from porting.errors import Code, VerifyError
 from porting.notation.table import Table
 from porting.reporting.outcome import Probe, View
 from porting.tracing.activations import Activations
+from porting.tracing.code_coverage import Executed
 from porting.tracing.conditions import Conditions
-from porting.tracing.executed import Executed
-from porting.tracing.faults import VerifyError
-from porting.tracing.lift import spelled
-from porting.tracing.measure import MEANING, Anchor, Error, bound, error, finite, pooled, ratio
+from porting.tracing.float64 import spelled_operations
+from porting.tracing.measure import (
+    MEANING,
+    Anchor,
+    Error,
+    ErrorProfile,
+    bound,
+    error,
+    error_profile,
+    finite,
+    pooled,
+    ratio,
+)
+from porting.tracing.provenance import ProvenanceRecorder, Segment
 from porting.tracing.running import Side
-from porting.tracing.span import Span, Watch
-from porting.tracing.spread import Spread, spread_of
 from porting.tracing.trace import Point, Trace
 from porting.verification.observe import Observer
 from porting.verification.padding import attended
@@ -109,9 +118,9 @@ class Comparison:
         self.pairings: list[Pairing] = []
         self.anchors: list[Mapping[Point, Anchor]] = []
         self._meaning: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
-        self._spans: dict[Point, Span] = {}
-        self._spreads: dict[Point, list[Spread]] = {}
-        self._lowered = {point: Span(lowered=operations) for point, operations in (lowered or {}).items()}
+        self._spans: dict[Point, Segment] = {}
+        self._spreads: dict[Point, list[ErrorProfile]] = {}
+        self._lowered = {point: Segment(lowered=operations) for point, operations in (lowered or {}).items()}
         self._tiers: list[Tier] = []
         self.executed: Executed | None = None
         self.conditions: Conditions | None = None
@@ -125,9 +134,9 @@ class Comparison:
     def anchor(self, reference: Side) -> None:
         """Run the reference in float64, in the cases that are new; everything is measured from what it computes."""
         for case in range(len(self.exact), len(reference.arguments)):
-            watch = Watch()
+            watch = ProvenanceRecorder()
 
-            def cut(point: Point, value: Tensor, watch: Watch = watch) -> None:
+            def cut(point: Point, value: Tensor, watch: ProvenanceRecorder = watch) -> None:
                 span = watch.cut()
                 if span.lowered:
                     self._lowered[point] = span
@@ -179,17 +188,17 @@ class Comparison:
         self.written.setdefault(title, {}).update(side.written)
         self.lifted = self.lifted or bool(side.lifted)
         if side.lifted:
-            named = spelled(side.lifted)
+            named = spelled_operations(side.lifted)
             self._warn(f"{title} casts to less than float64 in {named}: the float64 run leaves these casts out")
 
     def _isolated(self, port: Side, case: int, observer: Sees) -> None:
         pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
-        watch = Watch()
+        watch = ProvenanceRecorder()
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
             span = watch.cut(value)
-            before = self._spans.get(point, Span())
-            self._spans[point] = Span(
+            before = self._spans.get(point, Segment())
+            self._spans[point] = Segment(
                 tuple(dict.fromkeys((*before.modules, *span.modules))),
                 tuple(dict.fromkeys((*before.lowered, *span.lowered))),
                 span.random or before.random,
@@ -201,7 +210,7 @@ class Comparison:
             self._meaning[ALONE][point] = max(self._meaning[ALONE].get(point, 0.0), far)
             if far > MEANING:
                 shown = value if anchor.seen is None else torch.where(anchor.seen, value, anchor.value)
-                found = spread_of(shown, anchor.value, anchor.scale, case)
+                found = error_profile(shown, anchor.value, anchor.scale, case)
                 self._spreads.setdefault(point, []).append(found)
             counted = value if anchor.seen is None else torch.where(anchor.seen, value, 0.0)
             observer.see(pairing.pairs[point].compared(counted), anchor.scale)
@@ -215,7 +224,7 @@ class Comparison:
         except VerifyError as failure:  # some operations have no backward pass
             if not isinstance(observer, Observer):
                 raise
-            watch = Watch()
+            watch = ProvenanceRecorder()
             with watch:
                 port.run(case, visit, wanted=wanted, ran=self.ran.add)
             observer.fails(failure.faults[0].message.rpartition("]: ")[2])
@@ -309,7 +318,7 @@ class Comparison:
         lowered = False
         spread = 0
         for point, one in pairs.items():
-            span = self._spans.get(point, Span())
+            span = self._spans.get(point, Segment())
             here = bool(span.lowered) or any(source in self._lowered for source in one.sources)
             here = here or self._arrives(point)
             lowered = lowered or here

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from porting.build import OWN_CODE, Bounds, bounds, build, call
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
-from porting.errors import Code, Fault, option, told
+from porting.errors import Code, Fault, VerifyError, option, told
 from porting.loading import Into
 from porting.notation.table import Table
 from porting.plan.config import effective
 from porting.tables import find_table
 from porting.target import unwrapped
-from porting.tracing.faults import VerifyError
 from porting.tracing.trace import Point
 from porting.verification.batches import make_batches
 from porting.verification.functions import LivingFunction, computes

@@ -17,8 +17,8 @@ from porting.causes.diverging import Divergence
 from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
 from porting.causes.naming import Search
+from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
-from porting.tracing.faults import VerifyError
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, ROOT, Point, split
 from porting.verification.compare import Comparison

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, PortingError
+from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
-from porting.tracing.faults import VerifyError
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Visit, select, split
 from porting.verification.golden import refuse_with_recording, without_rounding

@@ -28,9 +28,8 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.write import write_safetensors
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, VerifyError, option
 from porting.recordings import EXACT, FORMAT, INPUTS, ISOLATED, VERSION, WEIGHTS
-from porting.tracing.faults import VerifyError
 from porting.tracing.trace import Point, Trace
 from porting.verification.inputs import Case
 

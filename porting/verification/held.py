@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.layout import TensorInfo
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, VerifyError, nearest
 from porting.target import named_tensors
-from porting.tracing.faults import VerifyError
 
 
 class HeldWeights(Checkpoint):

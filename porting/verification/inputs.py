@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint.strict_json import parse
-from porting.errors import Code, Fault, PortingError, nearest, option
+from porting.errors import Code, Fault, PortingError, VerifyError, nearest, option
 from porting.notation.axes import Mismatch, size_of, solve_all
 from porting.notation.rule import MASK_KINDS, Rule
 from porting.opening import Folder
 from porting.plan.align import align
 from porting.plan.move import forward
-from porting.tracing.faults import VerifyError
 from porting.verification.deck import Deck
 from porting.verification.padding import DECODER_MASK, MASK
 

@@ -14,8 +14,7 @@ from porting.reporting.limits import never_ran
 from porting.reporting.outcome import Cost, Shown
 from porting.reporting.report import Report
 from porting.tables import chosen_for
-from porting.tracing.environment import peak, versions
-from porting.tracing.running import Clock, Side
+from porting.tracing.running import Clock, Side, peak, versions
 from porting.trials.returned import with_returned
 from porting.trials.scope import Scope
 from porting.verification.batches import make_batches

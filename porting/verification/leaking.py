@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from porting.tracing.jitter import Jitter
 from porting.tracing.measure import error
+from porting.tracing.rounding_noise import RoundingNoise
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, Trace
 from porting.verification.compare import ALONE, END, Comparison, Errors
@@ -48,7 +48,7 @@ def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], M
 def _of_reference(comparison: Comparison, reference: Side, seed: int, *, alone: bool) -> dict[Point, float]:
     errors: Errors = {}
     for case in range(len(comparison.exact)):
-        with Jitter(seed):
+        with RoundingNoise(seed):
             comparison.measure_reference(reference, case, alone, errors)
     return {point: max(one.largest for one in many) for point, many in errors.items()}
 
@@ -73,6 +73,6 @@ def _of_port(comparison: Comparison, port: Side, seed: int, *, alone: bool) -> d
 
         wanted = [point for point in pairing.pairs if point in anchors]
         port.run(case, keep, wanted=wanted)
-        with Jitter(seed):
+        with RoundingNoise(seed):
             port.run(case, compare, wanted=wanted)
     return found

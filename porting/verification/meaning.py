@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from porting.errors import VerifyError
 from porting.notation.table import Table
-from porting.tracing.faults import VerifyError
 from porting.tracing.running import Clock, Side
 from porting.trials.explore import Explored
 from porting.trials.scope import Scope

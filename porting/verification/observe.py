@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from porting.reporting.outcome import Shown
 from porting.target import named_tensors
-from porting.tracing.every_row import EveryRow
+from porting.tracing.gradient_modes import GradientOfEveryRow
 from porting.tracing.measure import MEANING
 from porting.verification.inputs import REST, Case
 
@@ -63,7 +63,7 @@ class Observer:
         weights = list(self._weights.values())
         given = cotangent.expand_as(value)
         try:
-            with EveryRow():  # the padding word's has none else, and what is computed there is compared all the same
+            with GradientOfEveryRow():  # the padding word's has none else, and what is computed there is compared too
                 found = torch.autograd.grad(value, weights, given, retain_graph=True, allow_unused=True)
         except RuntimeError as error:  # what was changed in place cannot be differentiated, and may still be right
             self.failed = self.failed or str(error).strip().partition("\n")[0].partition(". Hint:")[0]
@@ -101,7 +101,7 @@ class Observer:
         if not weights or not total.requires_grad:
             return 0
         try:
-            with EveryRow():
+            with GradientOfEveryRow():
                 found = torch.autograd.grad(total, weights, allow_unused=True)
         except RuntimeError:  # as in see()
             return 0

@@ -10,13 +10,12 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, VerifyError, nearest
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
 from porting.plan.align import Alignment, Shape, Step, align
 from porting.plan.matching import Matcher
 from porting.plan.move import gather
-from porting.tracing.faults import VerifyError
 from porting.tracing.measure import Anchor
 from porting.tracing.trace import INNER, ROOT, Point, numbered, points, split
 from porting.verification.padding import attended

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, VerifyError
 from porting.loading import Into, weights
 from porting.notation.table import Table
 from porting.plan.config import sizes
@@ -20,9 +20,7 @@ from porting.reporting.limits import never_ran
 from porting.reporting.outcome import Cost, Probe
 from porting.reporting.report import Report
 from porting.tables import chosen_for
-from porting.tracing.environment import limit_threads, peak, undisturbed, versions
-from porting.tracing.faults import VerifyError
-from porting.tracing.running import Clock, Side
+from porting.tracing.running import Clock, Side, limit_threads, peak, undisturbed, versions
 from porting.tracing.trace import ROOT
 from porting.trials.returned import with_returned
 from porting.trials.scope import Impurity, ImpurityKind, Returned, Scope, Status

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from porting.tracing.branches import Branch, never_ran_in, not_watched
+from porting.tracing.code_coverage import Branch, never_ran_in, not_watched
 from porting.tracing.running import Side
 from porting.verification.compare import Comparison
 

@@ -16,16 +16,14 @@ from porting.architecture import choose
 from porting.build import OWN_CODE
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault, VerifyError, told
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.config import effective
 from porting.recordings import EXACT, ISOLATED
 from porting.tables import find_table
-from porting.tracing.environment import undisturbed, versions
-from porting.tracing.faults import VerifyError
-from porting.tracing.running import Clock, Side
-from porting.tracing.span import Watch
+from porting.tracing.provenance import ProvenanceRecorder
+from porting.tracing.running import Clock, Side, undisturbed, versions
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit
 from porting.verification.batches import Batches, make_batches
 from porting.verification.contenders import Inputs, as_cases, built_reference, names_of
@@ -237,9 +235,9 @@ def _traces(
     lowered: dict[Point, list[str]] = {}
     exact: list[Trace] = []
     for case in numbers:
-        watch = Watch()
+        watch = ProvenanceRecorder()
 
-        def cut(point: Point, value: Tensor, watch: Watch = watch) -> None:
+        def cut(point: Point, value: Tensor, watch: ProvenanceRecorder = watch) -> None:
             span = watch.cut()
             if span.lowered:
                 lowered[point] = list(span.lowered)

@@ -12,8 +12,7 @@ from torch import nn
 
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, PortingError, nearest, option
-from porting.tracing.faults import VerifyError
+from porting.errors import Code, Fault, PortingError, VerifyError, nearest, option
 
 TYPES = "type_vocab_size"
 

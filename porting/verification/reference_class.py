@@ -14,10 +14,9 @@ import torch
 
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, VerifyError, option
 from porting.plan.wording import group_alike, listed
 from porting.target import TargetError
-from porting.tracing.faults import VerifyError
 from porting.verification.reference import quiet
 
 FIRST = (

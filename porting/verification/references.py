@@ -13,7 +13,7 @@ from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.matching import Matcher
 from porting.target import named_tensors
-from porting.tracing.lazy import with_lazy_weights
+from porting.tracing.lazy_weights import with_lazy_weights
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, points, split
 from porting.verification.golden import Recording

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from porting.errors import VerifyError
 from porting.notation.rule import Rule
 from porting.notation.table import Table
-from porting.tracing.branches import INPUTS, never_ran_in
-from porting.tracing.executed import Executed
-from porting.tracing.faults import VerifyError
+from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
 from porting.tracing.running import Side
 from porting.tracing.trace import Point
 from porting.verification.batches import Batches

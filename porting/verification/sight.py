@@ -22,9 +22,9 @@ from porting.causes.functions import SOFTMAX
 from porting.causes.naming import Search
 from porting.causes.replay import Rewrite, Stage
 from porting.causes.tape import Recorder, Ref, Tape, attention_written_out
+from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
-from porting.tracing.faults import VerifyError
-from porting.tracing.lift import lift
+from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, Trace, split
@@ -273,7 +273,7 @@ class Sight:
         read = {point: _read_for(recorder.tape, ref) for point, ref in marks.items()}
         if not self.reference.lifted:
             return Stage(recorder.tape, read)
-        exactly = lift(self.reference.module)  # as it was recorded
+        exactly = force_float64(self.reference.module)  # as it was recorded
         return Stage(recorder.tape, read, lambda: exactly)
 
     @cached_property

@@ -1,6 +1,6 @@
 """Verifying a model that is larger than memory: all passes go through it side by side, one probe at a time.
 
-What a pass needs of a layer is read when it gets there (:mod:`porting.tracing.lazy`), and the others are there
+What a pass needs of a layer is read when it gets there (:mod:`porting.tracing.lazy_weights`), and the others are there
 at the same time: each part of the files is read from disk once, and the reference's activations are forgotten as soon
 as everybody has been measured by them.
 """
@@ -16,18 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, VerifyError, option
 from porting.plan.align import Step
 from porting.plan.move import forward
 from porting.plan.plan import Plan
 from porting.target import named_tensors
-from porting.tracing.convoy import Convoy
-from porting.tracing.executed import Executed
-from porting.tracing.faults import VerifyError
-from porting.tracing.lazy import with_lazy_weights
+from porting.tracing.code_coverage import Executed
+from porting.tracing.lazy_weights import with_lazy_weights
+from porting.tracing.lockstep import Lockstep
 from porting.tracing.measure import Anchor, Error, finite, pooled
+from porting.tracing.provenance import ProvenanceRecorder
 from porting.tracing.running import Side
-from porting.tracing.span import Watch
 from porting.tracing.trace import Point, Visit
 from porting.verification.compare import ALONE, END, Comparison, Errors, Tier
 from porting.verification.pairing import Pairing, pair
@@ -61,7 +60,7 @@ class Streamed(Comparison):
         """
         hollow = port(torch.float64, True)
         self._pair(reference(torch.float64, True), hollow)
-        convoy = Convoy()
+        convoy = Lockstep()
         views = [(dtype, view) for dtype in dtypes for view in (END, ALONE)]
         ours: dict[tuple[torch.dtype, str], Errors] = {one: {} for one in views}
         theirs: dict[tuple[torch.dtype, str], Errors] = {one: {} for one in views}
@@ -117,7 +116,7 @@ class Streamed(Comparison):
 
     def _lead(self, reference: Side, case: int, relay: Relay, told: Callable[[], None]) -> None:
         """The reference in float64: its activations go to the others, and it waits until they have gone as far."""
-        watch = Watch()
+        watch = ProvenanceRecorder()
         wanted = set(self.pairings[case].compared)
 
         def visit(point: Point, value: Tensor) -> None:
@@ -148,7 +147,7 @@ class Relay(Mapping[Point, Tensor]):
         references, ports: how many passes of each side follow.
     """
 
-    def __init__(self, convoy: Convoy, pairing: Pairing, *, references: int, ports: int) -> None:
+    def __init__(self, convoy: Lockstep, pairing: Pairing, *, references: int, ports: int) -> None:
         self._convoy = convoy
         self._pairing = pairing
         self._here: dict[Point, Tensor] = {}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, VerifyError, option
 from porting.loading import (
     Into,
     PortingWarning,
@@ -29,7 +29,6 @@ from porting.plan.check import check
 from porting.plan.move import forward
 from porting.plan.plan import Plan
 from porting.target import assign, named_tensors, plain_tensors
-from porting.tracing.faults import VerifyError
 from porting.verification.reference_class import reference_class
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from porting.errors import VerifyError
 from porting.reporting.learned import DropoutSite, TrainMode
-from porting.tracing.draws import Draw, SameDraws
-from porting.tracing.faults import VerifyError
+from porting.tracing.dropout import DropoutMask, SameDropout
 from porting.tracing.measure import MEANING, error
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, split
@@ -32,7 +32,7 @@ def in_training(make: Make, seed: int) -> Make:
     def made(dtype: torch.dtype) -> Side:
         side = make(dtype)
         side.module.train()
-        side.draws = SameDraws(seed)
+        side.draws = SameDropout(seed)
         return side
 
     return made
@@ -73,7 +73,7 @@ def compare_training(reference: Make, port: Make, comparison: Comparison) -> Tra
     return TrainMode(sites=sites, difference=worst, bound=bound, where=where)
 
 
-def _apart(reference: Sequence[Draw], port: Sequence[Draw]) -> TrainMode | None:
+def _apart(reference: Sequence[DropoutMask], port: Sequence[DropoutMask]) -> TrainMode | None:
     """How the dropout of the two differs; None where both draw the same masks."""
     theirs, ours = Counter(one.kind for one in reference), Counter(one.kind for one in port)
     if theirs == ours:
@@ -86,7 +86,7 @@ def _apart(reference: Sequence[Draw], port: Sequence[Draw]) -> TrainMode | None:
     return TrainMode(sites=len(reference), missing=_sites(reference, theirs - ours), added=_sites(port, ours - theirs))
 
 
-def _shares(draws: Sequence[Draw]) -> dict[float, int]:
+def _shares(draws: Sequence[DropoutMask]) -> dict[float, int]:
     """Rate -> how many values it is applied to."""
     found: Counter[float] = Counter()
     for one in draws:
@@ -94,7 +94,7 @@ def _shares(draws: Sequence[Draw]) -> dict[float, int]:
     return dict(found)
 
 
-def _sites(draws: Sequence[Draw], wanted: Counter[tuple[float, int]]) -> tuple[DropoutSite, ...]:
+def _sites(draws: Sequence[DropoutMask], wanted: Counter[tuple[float, int]]) -> tuple[DropoutSite, ...]:
     """The draws of these kinds, as many of each as are wanted: the last ones, if there are more."""
     left, found = Counter(wanted), []
     for one in reversed(draws):

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_saves
 
 import porting
 from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.checkpoint.boxes import LOOKS, MANY, TangledError, overlapping
+from porting.checkpoint.dcp_metadata import COMPARISONS_PER_BOX, MOST_IN_PAIRS, TangledError, overlapping
 from porting.errors import Code
 from porting.loading import same_bits
 from porting.notation.faults import TableError
@@ -218,10 +218,10 @@ def test_a_million_boxes_in_order_take_few_looks_and_a_tangle_is_refused() -> No
     assert overlapping(grid) is None
     ring = [((0, 0), (2, 1)), ((2, 0), (1, 2)), ((1, 2), (2, 1)), ((0, 1), (1, 2)), ((1, 1), (1, 1))]
     assert overlapping(ring) is None, "no row along any axis"
-    tangle = [((i, MANY - i), (MANY, 2)) for i in range(MANY + 1)]
+    tangle = [((i, MOST_IN_PAIRS - i), (MOST_IN_PAIRS, 2)) for i in range(MOST_IN_PAIRS + 1)]
     with pytest.raises(TangledError):
         overlapping(tangle)
-    many = LOOKS * 200
+    many = COMPARISONS_PER_BOX * 200
     stairs = [((k, k), (1, many - k)) for k in range(many)] + [((k + 1, k), (many - k, 1)) for k in range(many)]
     with pytest.raises(TangledError):
         overlapping(stairs)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
+import porting
 from porting.cli.app import app
 from tests.small_checkpoint import write_checkpoint
 
@@ -36,3 +38,15 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     write_checkpoint(folder / "c")
     return Path("c")
+
+
+@pytest.fixture
+def port(checkpoint: Path) -> Path:
+    """The checkpoint as the handwritten model names its tensors."""
+    tensors = {name: tensor.clone() for name, tensor in porting.load(checkpoint).state_dict().items()}
+    tensors.pop("mlm.decoder.weight", None)
+    tensors.pop("mlm.decoder.bias", None)
+    Path("port").mkdir()
+    save_file(tensors, "port/model.safetensors")
+    Path("port/config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    return Path("port")

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+import pytest
+
+OWN = ("--table", "own.toml", "--into", "own_model.py:build")
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test imports its own ``own_model``."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_model", raising=False)
+
 
 OWN_MODEL = '''
 """Somebody's own encoder: other names, q, k and v in one matrix, written without a look at the library."""

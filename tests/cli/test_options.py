@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from porting.cli.options import builder, given
+from porting.cli.options import builder, flags
 from porting.target import TargetError, import_path
 from tests.cli.conftest import Run
 from tests.cli.modules import OWN_MODEL, OWN_TABLE
@@ -102,7 +102,7 @@ def test_what_cannot_be_imported_is_one_line(text: str, message: str) -> None:
 
 
 def test_the_words_of_options_that_were_given() -> None:
-    assert given(table="t.toml", into=None, fresh=True, trust=False, dtype=["a", "b"], seed=0) == [
+    assert flags(table="t.toml", into=None, fresh=True, trust=False, dtype=["a", "b"], seed=0) == [
         "--table", "t.toml", "--fresh", "--dtype", "a", "--dtype", "b", "--seed", "0",
     ]  # fmt: skip
 

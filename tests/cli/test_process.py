@@ -162,12 +162,13 @@ def test_a_full_disk_is_one_line(folder: Path) -> None:
 
 BUG = """
 import sys
-from porting.cli import look, main
+from porting.cli import main
+from porting.cli.inspect import inspect as command
 
 def inspect(*words, **options):
     raise {error}
 
-look.inspect.__globals__["Screen"] = inspect
+command.__globals__["Screen"] = inspect
 sys.argv = ["porting", "inspect", "c"]
 main()
 """

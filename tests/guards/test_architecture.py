@@ -51,7 +51,7 @@ ROOMS = {
 }
 
 # So does a suggestion: no stage imports a later one.
-STAGES = tuple(f"porting.suggesting.{stage}" for stage in ("subjects", "search", "draft", "verdict", "proposing"))
+STAGES = tuple(f"porting.suggesting.{stage}" for stage in ("subjects", "search", "draft", "verdict", "pipeline"))
 
 # A family is what the tables are for; rooms such as an encoder have the field's common names and are no families.
 FAMILIES = {

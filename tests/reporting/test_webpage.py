@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
-from porting.tracing.spread import Spread
+from porting.tracing.measure import ErrorProfile
 from porting.verification import Probe, Report, View, verify
 from tests.browser import opened
 from tests.reporting.test_report import small
@@ -204,7 +204,7 @@ def test_what_is_in_a_name_can_do_nothing(tmp_path: Path) -> None:
         meaning=View(end_to_end=1.0, isolated=1.0),
         span=(HOSTILE,),
         lowered=(HOSTILE,),
-        spreads=(Spread(case=0, shape=(1, 2, 3), positions=((0.0, 1.0),), channels=(1.0, math.inf, 0.0)),),
+        spreads=(ErrorProfile(case=0, shape=(1, 2, 3), positions=((0.0, 1.0),), channels=(1.0, math.inf, 0.0)),),
     )
     fields = dict.fromkeys(("source", "reference", "port", "table", "call"), HOSTILE)
     lists = dict.fromkeys(("skipped", "cases", "unseen", "warnings"), (HOSTILE,))

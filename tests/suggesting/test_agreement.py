@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.verdict.beyond import untried
+from porting.suggesting.verdict.extra_checks import untried
 from tests.suggesting import oracle
 from tests.suggesting.attacks import Rounded
 from tests.suggesting.test_verdicts import Plain

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import porting
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.subject import own_inner
-from porting.suggesting.subjects.tracing import run
+from porting.suggesting.subjects.model_pair import own_inner
+from porting.suggesting.subjects.operation_trace import run
 from porting.suggesting.subjects.twin import draw
 from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama, builder
 from tests.suggesting.oracle import BOUND, apart, source

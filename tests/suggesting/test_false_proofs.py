@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from porting.suggesting import proposing, suggest
+from porting.suggesting import pipeline, suggest
 from tests.suggesting import oracle
 from tests.suggesting.attacks import LARGE, SAID, SEEN, VERDICTS
 from tests.suggesting.styles import drawn
@@ -30,7 +30,7 @@ def test_what_hides_behind_the_twin_s_size_is_not_proven(
     source: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint itself is taken for one that cannot be run here."""
-    monkeypatch.setattr(proposing, "LARGE", 0)
+    monkeypatch.setattr(pipeline, "LARGE", 0)
     kind, said = LARGE[name]
     found = suggest(source, kind)
     assert found.verdict in VERDICTS, str(found)
@@ -70,7 +70,7 @@ def test_of_a_module_that_hides_nothing_nothing_is_said(source: Path) -> None:
 
 
 def test_that_the_checkpoint_s_own_size_was_not_run_is_said(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposing, "LARGE", 0)
+    monkeypatch.setattr(pipeline, "LARGE", 0)
     found = suggest(source, Plain)
     assert found.proven, str(found)
     assert [one for one in found.limits if "the checkpoint's own sizes" in one], found.limits

@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as every
 
-from porting.errors import PortingError
+from porting.errors import PortingError, VerifyError
 from porting.suggesting import Verdict, suggest
 from porting.target import TargetError
-from porting.tracing.faults import VerifyError
 from tests.suggesting.hostile import FAULTS, FINE, Interrupted, Replaces, a_history, a_lock, modules
 from tests.zoo.parts import Config
 

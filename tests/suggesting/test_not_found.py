@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from porting.causes import Finding
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.verdict.proving import Proof, prove
+from porting.suggesting.verdict.proof import Proof, prove
 from porting.suggesting.verdict.reasons import known
 from tests.suggesting.test_verdicts import NormedAgain, Plain, each
 from tests.zoo.parts import Config
@@ -183,7 +183,7 @@ def suggest_proof(source: Path) -> Proof:
         return kept[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("porting.suggesting.proposing.prove", proven)
+        patch.setattr("porting.suggesting.pipeline.prove", proven)
         suggest(source, Plain)
     return kept[0]
 

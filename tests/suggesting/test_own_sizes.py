@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.arguments import IDS, MASK, roles
+from porting.suggesting.subjects.forward_arguments import IDS, MASK, roles
 from porting.suggesting.subjects.twin import draw, is_frequencies
-from tests.suggesting.test_key_bias import Gpt
+from tests.suggesting.test_softmax_invariance import Gpt
 
 WORDS = 33
 

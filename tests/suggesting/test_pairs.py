@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from porting.suggesting import Suggestion, Verdict, proposing, suggest
-from porting.suggesting.verdict.proving import Proof
+from porting.suggesting import Suggestion, Verdict, pipeline, suggest
+from porting.suggesting.verdict.proof import Proof
 from tests.suggesting.oracle import BOUND, apart, source
 from tests.suggesting.pairs import T5, Bart, Flat, Marian, MBart, TwoTables, Unbiased, Unfair
 
@@ -146,7 +146,7 @@ def test_nothing_is_said_to_be_small_that_was_not_proven(tmp_path: Path, monkeyp
     model = source("PegasusForConditionalGeneration", BART | {"scale_embedding": True}, tmp_path)
     model.final_logits_bias.zero_()
     model.save_pretrained(tmp_path)
-    monkeypatch.setattr(proposing, "prove", lambda *args, **kwargs: Proof(report=None, refused="no reason"))
+    monkeypatch.setattr(pipeline, "prove", lambda *args, **kwargs: Proof(report=None, refused="no reason"))
     found = suggest(tmp_path, Unfair)
     assert found.verdict is Verdict.NOT_FOUND, str(found)
     assert "the float64 proof could not be run: no reason" in {one.said for one in found.reasons}

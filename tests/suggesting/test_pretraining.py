@@ -15,9 +15,9 @@ import transformers
 from torch import Tensor, nn
 
 from porting import suggest, verify
+from porting.errors import VerifyError
 from porting.loading import PortingWarning
 from porting.suggesting import Suggestion, Verdict
-from porting.tracing.faults import VerifyError
 from tests.models.twins import realistic
 from tests.pretraining import SCRATCH, TABLE, write_base
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.draft.attention import attention_probes, ordered
-from porting.suggesting.draft.generalise import indexed
+from porting.suggesting.draft.layer_patterns import indexed
+from porting.suggesting.draft.probes import attention_probes, ordered
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.per_head import PerHead
 from tests.zoo.raw_heads import RawHeads

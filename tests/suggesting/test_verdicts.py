@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from porting.errors import VerifyError
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.tracing.faults import VerifyError
 from tests.zoo.alternating import Alternating
 from tests.zoo.parts import Config
 from tests.zoo.plain import Layer

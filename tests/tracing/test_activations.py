@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from porting.errors import VerifyError
 from porting.tracing import activations
 from porting.tracing.activations import Activations
-from porting.tracing.faults import VerifyError
 from porting.verification import verify
 from tests.small_checkpoint import write_checkpoint
 

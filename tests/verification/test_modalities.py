@@ -12,10 +12,10 @@ import transformers
 from torch import Tensor, nn
 
 from porting.checkpoint import open_checkpoint
+from porting.errors import VerifyError
 from porting.suggesting.subjects.twin import draw
-from porting.tracing.faults import VerifyError
+from porting.tracing.float64 import grouped_mm
 from porting.tracing.running import Side
-from porting.tracing.written_out import grouped_mm
 from porting.verification import Report, verify
 from porting.verification.batches import Batches, make_batches
 from porting.verification.held import HeldWeights

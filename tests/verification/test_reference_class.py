@@ -15,7 +15,7 @@ import transformers
 
 from porting import verify
 from porting.checkpoint import open_checkpoint
-from porting.tracing.faults import VerifyError
+from porting.errors import VerifyError
 from porting.verification.reference_class import coverage, reference_class
 from tests.models.twins import realistic
 from tests.pretraining import SCRATCH, tied, write_base

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from porting.models import BertConfig, BertForPreTraining
-from porting.tracing.convoy import Convoy
-from porting.tracing.lazy import LazyWeight, with_lazy_weights
+from porting.tracing.lazy_weights import LazyWeight, with_lazy_weights
+from porting.tracing.lockstep import Lockstep
 from porting.verification import Report, VerifyError, searching, verify
 from tests.families.pairs import PAIRS
 from tests.families.ported import make
@@ -159,7 +159,7 @@ def test_a_lazy_module_computes_the_same(module: nn.Module, inputs: Tensor | tup
 
 def test_a_large_map_is_cast_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many rows at a time as PIECE allows: here two of five."""
-    monkeypatch.setattr("porting.tracing.lazy.PIECE", 2 * 6 * 8)
+    monkeypatch.setattr("porting.tracing.lazy_weights.PIECE", 2 * 6 * 8)
     module, x = nn.Linear(6, 5), torch.randn(2, 3, 6).double()
     lazy, _ = lazily(module, torch.float64)
     widths: list[int] = []
@@ -191,7 +191,7 @@ def test_a_lazy_weight_is_shared_where_the_original_is() -> None:
 
 
 def test_followers_go_before_leaders_and_one_at_a_time() -> None:
-    convoy, said, there = Convoy(), list[str](), set[int]()
+    convoy, said, there = Lockstep(), list[str](), set[int]()
 
     def lead() -> None:
         for number in range(3):
@@ -212,7 +212,7 @@ def test_followers_go_before_leaders_and_one_at_a_time() -> None:
 
 
 def test_when_one_fails_all_leave() -> None:
-    convoy, left = Convoy(), list[str]()
+    convoy, left = Lockstep(), list[str]()
 
     def waits() -> None:
         try:
@@ -234,7 +234,7 @@ def test_when_one_fails_all_leave() -> None:
 
 
 def test_passes_that_wait_for_each_other_are_no_hang() -> None:
-    convoy = Convoy()
+    convoy = Lockstep()
     convoy.add(lambda: convoy.wait(lambda: False))
     with pytest.raises(RuntimeError, match="wait for activations that no pass computes"):
         convoy.run()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from porting import verify
 from porting.reporting.report import Report
-from porting.tracing.draws import SameDraws
+from porting.tracing.dropout import SameDropout
 from tests.families.pairs import PAIRS
 from tests.families.ported import make
 
@@ -152,7 +152,7 @@ def test_masks_depend_on_the_seed_and_the_place_alone() -> None:
     value = torch.ones(4, 50)
 
     def drawn(seed: int, dtype: torch.dtype) -> list[Tensor]:
-        mode = SameDraws(seed)
+        mode = SameDropout(seed)
         with mode.again():
             return [F.dropout(value.to(dtype), 0.5) != 0 for _ in range(2)]
 

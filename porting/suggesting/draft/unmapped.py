@@ -1,11 +1,15 @@
-"""Tensors that have no counterpart, and what is said of them: a line for those of all layers."""
+"""Tensors that have no counterpart: which these are, what each may be, and a line for those of all layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from porting.suggesting.search.naming import numbered
+from torch import Tensor
+
+from porting.suggesting.search.name_similarity import likeness, numbered
+from porting.suggesting.search.search_result import SearchResult
+from porting.suggesting.subjects.operation_trace import OperationTrace
 
 MOST = 12
 """So many lines are said of each side."""
@@ -89,3 +93,60 @@ def _line(side: str, stem: str, some: Sequence[Unmapped]) -> str:
     if tie is not None:
         near = f": the checkpoint has one tensor for it and {tie.tie}, so tie them: {tie.name} = {tie.tie}"
     return f"{what} {name} {shapes}{count}, which {runs}{near}"
+
+
+FEW = 3
+"""So many candidates are named."""
+
+ALIKE = 0.3
+"""Names that have less than this in common are none where the shapes differ as well."""
+
+
+def leftover(
+    ours: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], found: SearchResult, unused: Sequence[str]
+) -> list[Unmapped]:
+    """The tensors that no rule reads or writes.
+
+    Args:
+        ours: the module's, name -> shape.
+        tensors: the reference's.
+        found: what the search came to.
+        unused: the reference's that no rule reads.
+    """
+    theirs = {name: tuple(tensors[name].shape) for name in unused}
+    sides = (
+        ("module", ours, theirs, behind(found.trace), behind(found.reference)),
+        ("checkpoint", theirs, ours, behind(found.reference), behind(found.trace)),
+    )
+    return [
+        Unmapped(
+            name=name,
+            shape=shape,
+            side=side,
+            where=places.get(name, "never"),
+            near=tuple(
+                Near(name=one, shape=others[one], where=elsewhere.get(one, "never"))
+                for one in _nearest(name, shape, others)
+            ),
+            tie=found.seconds.get(name, "") if side == "module" else "",
+        )
+        for side, mine, others, places, elsewhere in sides
+        for name, shape in mine.items()
+    ]
+
+
+def _nearest(name: str, shape: tuple[int, ...], others: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Those of the same sizes first, then by name."""
+    alike = sorted(others, key=lambda one: (sorted(others[one]) != sorted(shape), -likeness(one, name)))
+    return (one for one in alike[:FEW] if sorted(others[one]) == sorted(shape) or likeness(one, name) > ALIKE)
+
+
+def behind(trace: OperationTrace) -> dict[str, str]:
+    """Where each tensor runs: behind which other one."""
+    found: dict[str, str] = {}
+    before = ""
+    for unit in trace.units:
+        for name in unit.names:
+            found.setdefault(name, f"behind {before}" if before else "first")
+        before = next(iter(unit.names), before)
+    return found

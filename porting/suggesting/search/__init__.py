@@ -1,6 +1,6 @@
 """The search: which weight of the module is which of the checkpoint's."""
 
-from porting.suggesting.search.finding import Found
-from porting.suggesting.search.search import Search
+from porting.suggesting.search.search import WeightSearch
+from porting.suggesting.search.search_result import SearchResult
 
-__all__ = ["Found", "Search"]
+__all__ = ["SearchResult", "WeightSearch"]

@@ -14,13 +14,13 @@ from porting.notation.faults import NotationError
 from porting.notation.rule import Rule, Term, make_rule
 from porting.plan.align import align
 from porting.plan.move import forward
-from porting.suggesting.subjects.tracing import Unit
+from porting.suggesting.subjects.operation_trace import Unit
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class RuleTerm:
     """One term of a rule, and the tensors that it stands for.
 
     Attributes:
@@ -40,7 +40,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Move:
+class CandidateRule:
     """A rule for the tensors of one place.
 
     Attributes:
@@ -50,8 +50,8 @@ class Move:
         proven: it was chosen among several by what it computes.
     """
 
-    sources: tuple[Piece, ...]
-    targets: tuple[Piece, ...]
+    sources: tuple[RuleTerm, ...]
+    targets: tuple[RuleTerm, ...]
     fold: bool = False
     fill: float | None = None
     scale: str = ""
@@ -123,8 +123,8 @@ def matrix(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Matrix:
     )
 
 
-def carry(
-    move: Move,
+def transformed(
+    move: CandidateRule,
     sources: Mapping[str, Tensor],
     targets: Mapping[str, Tensor],
     sizes: Mapping[str, int],
@@ -147,10 +147,10 @@ def carry(
     return found if set(found) == set(move.writes) else None
 
 
-def spread(atoms: Mapping[str, int], shape: Shape) -> Iterator[tuple[tuple[str, ...], ...]]:
+def factorings(atoms: Mapping[str, int], shape: Shape) -> Iterator[tuple[tuple[str, ...], ...]]:
     """The ways of writing a shape's axes as products of these indices, each used once, in the order given first.
 
-    >>> list(spread({"o": 6, "e": 4}, (4, 6)))
+    >>> list(factorings({"o": 6, "e": 4}, (4, 6)))
     [(('e',), ('o',))]
     """
     if not shape:
@@ -159,14 +159,14 @@ def spread(atoms: Mapping[str, int], shape: Shape) -> Iterator[tuple[tuple[str, 
         return
     first, *rest = shape
     if first == 1:
-        for later in spread(atoms, tuple(rest)):
+        for later in factorings(atoms, tuple(rest)):
             yield ((), *later)
     for count in range(1, len(atoms) + 1):
         for chosen in permutations(atoms, count):
             if _product(atoms[one] for one in chosen) != first:
                 continue
             left = {name: size for name, size in atoms.items() if name not in chosen}
-            for later in spread(left, tuple(rest)):
+            for later in factorings(left, tuple(rest)):
                 yield (chosen, *later)
 
 

@@ -13,19 +13,14 @@ from itertools import chain
 
 from torch import Tensor, nn
 
-from porting.suggesting.search import bundles, tables, variants
-from porting.suggesting.search.arrangements import arrangements
-from porting.suggesting.search.basis import based, positions, replaced
-from porting.suggesting.search.between import TABLES, Between
-from porting.suggesting.search.finding import CLOSE, GUESS, SAME, Choice, Found
-from porting.suggesting.search.layouts import Move, Piece, matrix
-from porting.suggesting.search.naming import likeness
-from porting.suggesting.search.parts import first_part, size
-from porting.suggesting.search.places import (
+from porting.suggesting.search import activation_matching, embedding_candidates, matrix_candidates
+from porting.suggesting.search.activation_matching import (
     alike,
     apart,
+    element_count,
     explained,
     extents,
+    first_part,
     habit,
     is_turned,
     skips,
@@ -33,14 +28,20 @@ from porting.suggesting.search.places import (
     vector,
     whole,
 )
-from porting.suggesting.subjects.fields import Role, fields_of
-from porting.suggesting.subjects.tracing import Kind, Trace, Unit
+from porting.suggesting.search.attention_layouts import arrangements
+from porting.suggesting.search.feature_permutation import based, positions, replaced
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, matrix
+from porting.suggesting.search.name_similarity import likeness
+from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, SearchResult
+from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
+from porting.suggesting.subjects.config_fields import Role, fields_of
+from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 
 
-class Search(Between):
-    """One search; see :class:`porting.suggesting.search.filling.Filling` for what it is given."""
+class WeightSearch(ScoreTableSearch):
+    """One search; see :class:`porting.suggesting.search.search_state.SearchState` for what it is given."""
 
-    def search(self) -> Found:
+    def search(self) -> SearchResult:
         """Fill what can be filled."""
         found = self.found
         found.reference = self.reference.run(keep=True)
@@ -70,12 +71,12 @@ class Search(Between):
             for unit in found.trace.units:
                 kept = [one for one in unit.names if one not in self.port.loadable]
                 learned = any(isinstance(self.port.leaves[one], nn.Parameter) for one in kept)
-                if kept and (learned or unit.kind is Kind.LINEAR):
+                if kept and (learned or unit.kind is WeightUse.LINEAR):
                     self._note("unloadable", unit, None)
                     break
         return found
 
-    def _sure_seconds(self, trace: Trace) -> dict[str, str]:
+    def _sure_seconds(self, trace: OperationTrace) -> dict[str, str]:
         """The tensors that need another's values, without those that are behind a place that fits nothing.
 
         There what each tensor is, is a guess, and that two of them are one would be another.
@@ -86,7 +87,7 @@ class Search(Between):
         first = min((order.get(name, 0) for name in doubtful), default=len(order))
         return {name: other for name, other in seconds.items() if max(order.get(name, 0), order.get(other, 0)) < first}
 
-    def _positions(self, trace: Trace) -> None:
+    def _positions(self, trace: OperationTrace) -> None:
         """Leave tables of positions alone that both sides compute, and note the order of their columns.
 
         Where they are rounded otherwise, the module is given the reference's for the time of the search: what still
@@ -102,7 +103,7 @@ class Search(Between):
             done = [replaced(self.port.leaves[name], *both) for name, both in known.values.items()]
             self.found.rounded = known.basis.apart if all(done) else 0.0
 
-    def _settle(self, unit: Unit, trace: Trace, theirs: Sequence[Unit]) -> None:
+    def _settle(self, unit: Unit, trace: OperationTrace, theirs: Sequence[Unit]) -> None:
         free = [one for one in theirs if self._free(one)]
         if unit.kind in TABLES:
             self._settle_tables(unit, trace, free)
@@ -122,11 +123,11 @@ class Search(Between):
             for number, one in enumerate(group)
             if not any(set(one.weights) & set(b.weights) for b in group[:number])
         ]
-        if unit.kind is Kind.NORM:
+        if unit.kind is WeightUse.NORM:
             self._norm(unit, matches[0], trace)
             return
         ours, others = first_part(group, trace.units), first_part(matches, theirs)
-        if size(ours, self.port.shapes) == size(others, self.reference.shapes):
+        if element_count(ours, self.port.shapes) == element_count(others, self.reference.shapes):
             group, matches = ours, others
         if set(unit.weights) <= self._filled:
             self._tied(unit, matches)
@@ -135,7 +136,7 @@ class Search(Between):
 
     # ---------------------------------------------------------------------------------------------- tables
 
-    def _settle_tables(self, unit: Unit, trace: Trace, free: Sequence[Unit]) -> None:
+    def _settle_tables(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> None:
         """All tables up to the first weight of another kind, at once: only their sum shows."""
         group: list[Unit] = []
         for one in trace.units[trace.units.index(unit) :]:
@@ -152,7 +153,7 @@ class Search(Between):
         following = self._next(group, trace)
         seconds = self._seconds(group, theirs)
         rest = [one for one in group if one.names[0] not in seconds]
-        ways = tables.candidates(rest, theirs, self.port.shapes, self.reference.shapes, self._scales)
+        ways = embedding_candidates.candidates(rest, theirs, self.port.shapes, self.reference.shapes, self._scales)
         if rest and not (theirs and self._choose(rest, theirs, ways, following, trace)):
             self._give_up(rest[0], theirs[0] if theirs else None)
         if seconds and self._verdict(group, (), (), following, self.found.reference.units) <= CLOSE:
@@ -164,11 +165,13 @@ class Search(Between):
 
     # ---------------------------------------------------------------------------------------------- norms
 
-    def _norm(self, unit: Unit, mate: Unit, trace: Trace) -> None:
+    def _norm(self, unit: Unit, mate: Unit, trace: OperationTrace) -> None:
         pieces = []
         for ours, others in ((unit.weights, mate.weights), (unit.biases, mate.biases)):
             if ours and others:
-                pieces.append(Move((Piece(others[0], others[:1]),), (Piece(ours[0], ours[:1]),), why="its place"))
+                pieces.append(
+                    CandidateRule((RuleTerm(others[0], others[:1]),), (RuleTerm(ours[0], ours[:1]),), why="its place")
+                )
         self._uneven(unit, mate)
         values = self._values(pieces)
         if is_turned(unit, mate, self.found.basis):
@@ -189,7 +192,7 @@ class Search(Between):
         corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel()) for move in pieces[:1]]
         values = self._values(corrected)
         cause = ""
-        if values is not None and variants.is_unbiased(now, mate):
+        if values is not None and activation_matching.is_unbiased(now, mate):
             self._put(values)
             far, now = self._normed_apart(unit, mate)
             self.found.moves = [one for one in self.found.moves if one.writes != corrected[0].writes] + corrected
@@ -211,9 +214,13 @@ class Search(Between):
 
     # ---------------------------------------------------------------------------------------------- matrices
 
-    def _matrices(self, group: list[Unit], matches: Sequence[Unit], trace: Trace) -> None:
-        heads = {name: size for name, size in self._sizes.items() if name == "h" or (name == "g" and self._grouped)}
-        ways = bundles.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
+    def _matrices(self, group: list[Unit], matches: Sequence[Unit], trace: OperationTrace) -> None:
+        heads = {
+            name: element_count
+            for name, element_count in self._sizes.items()
+            if name == "h" or (name == "g" and self._grouped)
+        }
+        ways = matrix_candidates.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
         ways = chain(ways, self._arranged(group, matches))
         if not any(one.biases for one in group):
             self._silence(matches)
@@ -223,11 +230,11 @@ class Search(Between):
             single = group[:1]
             ranked = sorted(matches, key=lambda one: -likeness(one.names[0], single[0].names[0]))
             for mate in ranked:
-                ways = bundles.candidates(single, [mate], self.port.shapes, self.reference.shapes, heads)
+                ways = matrix_candidates.candidates(single, [mate], self.port.shapes, self.reference.shapes, heads)
                 if self._choose(single, [mate], ways, self._next(single, trace), trace):
                     return
             if self._next(single, trace) is None:
-                ways = bundles.padded(single[0], ranked[0], self.port.shapes, self.reference.shapes)
+                ways = matrix_candidates.padded(single[0], ranked[0], self.port.shapes, self.reference.shapes)
                 if self._choose(single, ranked[:1], ways, None, trace):
                     return
             self._give_up(group[0], ranked[0])
@@ -241,7 +248,9 @@ class Search(Between):
             return
         if mate.biases:
             moves = [
-                Move((Piece(mate.biases[0], mate.biases),), (Piece(unit.biases[0], unit.biases),), why="its place")
+                CandidateRule(
+                    (RuleTerm(mate.biases[0], mate.biases),), (RuleTerm(unit.biases[0], unit.biases),), why="its place"
+                )
             ]
             values = self._values(moves)
             if values is None:
@@ -253,7 +262,7 @@ class Search(Between):
             self._accept(moves, values, [unit], [mate])
         self._uneven(unit, mate)
 
-    def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[Move, ...]]:
+    def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[CandidateRule, ...]]:
         """The arrangements of an attention's projections."""
         if self._heads is None:
             return
@@ -261,13 +270,13 @@ class Search(Between):
         theirs = [matrix([one], self.reference.shapes) for one in matches if one.weights]
         yield from arrangements(ours, theirs, self._heads, rotary=self._rotary)
 
-    def _next(self, group: Sequence[Unit], trace: Trace) -> Unit | None:
+    def _next(self, group: Sequence[Unit], trace: OperationTrace) -> Unit | None:
         """The first place behind a group that has something to fill, or whose operand can be known."""
         last = max(trace.units.index(one) for one in group)
         inside = {name for one in group for name in one.weights}  # a slice of the same tensor is no place of its own
         return next(
             (one for one in trace.units[last + 1 :] if not set(one.weights) & inside and one.operand is not None
-             and one.kind in {Kind.LINEAR, Kind.NORM} and set(one.names) & self.port.loadable - self._asleep),
+             and one.kind in {WeightUse.LINEAR, WeightUse.NORM} and set(one.names) & self.port.loadable - self._asleep),
             None,
         )  # fmt: skip
 
@@ -275,14 +284,14 @@ class Search(Between):
         self,
         group: Sequence[Unit],
         mates: Sequence[Unit],
-        ways: Iterator[tuple[Move, ...]],
+        ways: Iterator[tuple[CandidateRule, ...]],
         following: Unit | None,
-        trace: Trace,
+        trace: OperationTrace,
     ) -> bool:
         """Try ways until one shows the reference's own activation at the next place, and take it or the nearest."""
-        best: tuple[float, list[Move], dict[str, Tensor]] | None = None
+        best: tuple[float, list[CandidateRule], dict[str, Tensor]] | None = None
         before = {name: self.port.leaves[name].detach().clone() for one in group for name in one.names}
-        tried: list[tuple[tuple[Move, ...], float]] = []
+        tried: list[tuple[tuple[CandidateRule, ...], float]] = []
         later = list(self.found.reference.units)
         for moves in self._by_habit(self._in_basis(group, mates, ways)):
             values = self._values(moves)
@@ -294,7 +303,7 @@ class Search(Between):
             tried.append((moves, far))
             if best is None or far < best[0] * 0.5:
                 best = (far, list(moves), values)
-            if far <= SAME or len(tried) >= bundles.MOST or time.monotonic() > self._until:
+            if far <= SAME or len(tried) >= matrix_candidates.MOST or time.monotonic() > self._until:
                 break
         self._put(before)
         if best is None:
@@ -321,14 +330,14 @@ class Search(Between):
         return True
 
     def _in_basis(
-        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Iterator[tuple[Move, ...]]
-    ) -> Iterator[tuple[Move, ...]]:
+        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Iterator[tuple[CandidateRule, ...]]
+    ) -> Iterator[tuple[CandidateRule, ...]]:
         """The ways with what goes in and what comes out in the two sides' orders of the residual stream."""
         basis = self.found.basis
         if not basis.theirs:
             yield from ways
             return
-        if group[0].kind is not Kind.LINEAR:
+        if group[0].kind is not WeightUse.LINEAR:
             for moves in ways:
                 turned = [based(move, basis, "e", ("t e", "t e")) for move in moves]
                 yield tuple(move for move in turned if move is not None)
@@ -340,7 +349,9 @@ class Search(Between):
             both = [tuple(move for move in some if move is not None) for some in (given, out)]
             yield from (some for some in both[:: 1 if inside else -1] if len(some) == len(moves))
 
-    def _sided(self, move: Move, group: Sequence[Unit], mates: Sequence[Unit], index: str) -> Move | None:
+    def _sided(
+        self, move: CandidateRule, group: Sequence[Unit], mates: Sequence[Unit], index: str
+    ) -> CandidateRule | None:
         """A matrix's or a bias's move with an index in the two sides' orders."""
         sides = []
         for units, names in ((mates, move.reads), (group, move.writes)):
@@ -355,7 +366,7 @@ class Search(Between):
         self,
         group: Sequence[Unit],
         mates: Sequence[Unit],
-        moves: Sequence[Move],
+        moves: Sequence[CandidateRule],
         following: Unit | None,
         later: Sequence[Unit],
     ) -> float:
@@ -366,7 +377,9 @@ class Search(Between):
         again = self.port.run(until=until, forced=self._forced)
         by_number = {one.number: one for one in again.units}
         own = 0.0
-        if len(group) == 1 and len(mates) == 1 and group[0].kind is Kind.LINEAR:  # features in another order show later
+        if (
+            len(group) == 1 and len(mates) == 1 and group[0].kind is WeightUse.LINEAR
+        ):  # features in another order show later
             own = apart(by_number[group[0].number].output, mates[0].output)
         if following is not None and following.number in by_number:
             for now in (by_number[number] for number in (following.number, *beside) if number in by_number):
@@ -388,14 +401,14 @@ class Search(Between):
         numbers = {one.number for one in group}
         made = [one for one in self.found.trace.units if one.behind and one.behind <= numbers and one is not following]
         learned = self.port.loadable  # and no table of rotations, which queries are multiplied by as well
-        return [one.number for one in made if one.kind is Kind.NORM and set(one.names) & learned]
+        return [one.number for one in made if one.kind is WeightUse.NORM and set(one.names) & learned]
 
-    def _by_habit(self, ways: Iterator[tuple[Move, ...]]) -> Iterator[tuple[Move, ...]]:
+    def _by_habit(self, ways: Iterator[tuple[CandidateRule, ...]]) -> Iterator[tuple[CandidateRule, ...]]:
         """What was chosen in an earlier layer first."""
         listed = []
         for moves in ways:
             listed.append(moves)
-            if len(listed) >= bundles.MOST:
+            if len(listed) >= matrix_candidates.MOST:
                 break
         known = {habit: number for number, habit in enumerate(self._habits)}
         worst = len(known)
@@ -403,7 +416,7 @@ class Search(Between):
 
     # ---------------------------------------------------------------------------------------------- what differs
 
-    def _diverged(self, unit: Unit, trace: Trace, like: Sequence[Unit], theirs: Sequence[Unit]) -> list[Unit]:
+    def _diverged(self, unit: Unit, trace: OperationTrace, like: Sequence[Unit], theirs: Sequence[Unit]) -> list[Unit]:
         """The units of the reference that are due where the activation is none of the reference's own.
 
         The module computes something else on the way here: it is noted, and the search goes on with the reference's
@@ -411,7 +424,7 @@ class Search(Between):
         """
         mate = min(like, key=lambda one: self._apart(unit, one), default=None)
         if mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate):
-            own = unit.kind is Kind.NORM and self._is_own(unit)
+            own = unit.kind is WeightUse.NORM and self._is_own(unit)
             self._note("surplus norm" if own else "extra", unit, None)
             self._filled |= set(unit.names)
             if own and unit.operand is not None:
@@ -430,17 +443,17 @@ class Search(Between):
         self._force(unit, mate)
         return [one for one in like if together(one, mate)]
 
-    def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: Trace) -> bool:
+    def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: OperationTrace) -> bool:
         """Whether nothing of the reference is due: a norm like none of its, where the module has more of them."""
-        if unit.kind is not Kind.NORM or (self._apart(unit, mate) <= CLOSE and not self._is_own(unit)):
+        if unit.kind is not WeightUse.NORM or (self._apart(unit, mate) <= CLOSE and not self._is_own(unit)):
             return False
-        ours = [one for one in trace.units if self._is_open(one) and one.kind is Kind.NORM]
+        ours = [one for one in trace.units if self._is_open(one) and one.kind is WeightUse.NORM]
         return len(like) < len(ours)
 
     def _is_gate(self, unit: Unit, mate: Unit) -> bool:
         """Whether it is no norm of the reference's at all: far from the nearest, and made of other parts."""
         alike = (bool(unit.weights), bool(unit.biases)) == (bool(mate.weights), bool(mate.biases))
-        return unit.kind is Kind.NORM and not alike and self._apart(unit, mate) > CLOSE
+        return unit.kind is WeightUse.NORM and not alike and self._apart(unit, mate) > CLOSE
 
     def _in_order(self, unit: Unit, like: Sequence[Unit]) -> Unit:
         """The first of these whose tensors have the sizes of the unit's."""
@@ -451,4 +464,4 @@ class Search(Between):
     def _nearest(self, unit: Unit, like: Sequence[Unit]) -> tuple[tuple[str, float], ...]:
         """What of the reference's comes nearest to what the unit is given."""
         far = sorted((self._apart(unit, one), one.names[0]) for one in like)
-        return tuple((name, size) for size, name in far[:3] if size < float("inf"))
+        return tuple((name, element_count) for element_count, name in far[:3] if element_count < float("inf"))

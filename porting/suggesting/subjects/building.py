@@ -18,8 +18,8 @@ from torch import nn
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, told
 from porting.frames import place_of, users_line
-from porting.suggesting.subjects.devices import elsewhere
-from porting.suggesting.subjects.fields import Role, field_for, role_of
+from porting.suggesting.subjects.config_fields import Role, field_for, role_of
+from porting.suggesting.subjects.guarded_run import is_device_error
 from porting.target import TargetError, named_tensors
 
 Builder = nn.Module | Callable[..., nn.Module]
@@ -31,7 +31,7 @@ _SIZES = frozenset({
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class BuiltModule:
     """A module of the user's, built.
 
     Attributes:
@@ -85,7 +85,7 @@ class Fields(Mapping[str, Any]):
         return len(self._config if self._only is None else self._only)
 
 
-def build_for(into: Builder, config: Mapping[str, object]) -> Built:
+def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
     """The user's module for this config.
 
     Args:
@@ -103,7 +103,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> Built:
             hint = "pass a function that builds it"
             where = place_of(type(into))
             raise TargetError(Fault(code=Code.BAD_TARGET, where=where, message=message, hint=hint)) from error
-        return Built(module=_module(type(into), copied).to("cpu").eval(), given=True)
+        return BuiltModule(module=_module(type(into), copied).to("cpu").eval(), given=True)
     maker: object = into
     if not callable(maker):
         message = f"{into!r} is no module, and nothing that builds one"
@@ -111,7 +111,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> Built:
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     made, asked, wished = _called(into, config)
     module = _module(into, made)
-    return Built(module=module.to("cpu").eval(), asked=asked, wished=wished)
+    return BuiltModule(module=module.to("cpu").eval(), asked=asked, wished=wished)
 
 
 def _module(into: Callable[..., Any], made: object) -> nn.Module:
@@ -242,6 +242,6 @@ def _failed(error: BaseException) -> PortingError:
         return error
     said = " ".join(str(error).split())
     message, hint = f"building the module failed: {type(error).__name__}: {said}", f"at {users_line(error)}"
-    if elsewhere(error):
+    if is_device_error(error):
         hint += "; leave it on the CPU, where it is run"
     return TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from porting.build import OWN_CODE, Bounds, bounded
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Code, Fault, PortingError, option
+from porting.errors import Code, Fault, PortingError, VerifyError, option
 from porting.loading import same_bits
 from porting.notation.field import held
-from porting.suggesting.subjects.fields import NESTED, Role, fields_of, role_of
+from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of
 from porting.target import named_tensors
-from porting.tracing.faults import VerifyError
 from porting.verification.reference import load_reference
 
 

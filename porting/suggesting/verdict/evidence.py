@@ -1,22 +1,23 @@
-"""What speaks for a line of the table, in words: place, names, shapes, what was tried, and what was proven."""
+"""What speaks for a line of the table, and how far a search came that found none."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from porting.reporting.outcome import Probe
 from porting.reporting.report import Report
-from porting.suggesting.draft.generalise import Line
-from porting.suggesting.draft.leftover import behind
-from porting.suggesting.draft.writing import quoted
-from porting.suggesting.search.finding import GUESS, SAME, Choice, Found
-from porting.suggesting.search.layouts import Move
-from porting.suggesting.search.naming import meanings, numbered
-from porting.suggesting.verdict.proving import Proof
-from porting.suggesting.verdict.suggestion import Evidence
+from porting.suggesting.draft.layer_patterns import Line
+from porting.suggesting.draft.table_writer import quoted
+from porting.suggesting.draft.unmapped import Near, behind
+from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.search.name_similarity import meanings, numbered
+from porting.suggesting.search.search_result import GUESS, SAME, Choice, SearchResult
+from porting.suggesting.verdict.proof import Proof
+from porting.suggesting.verdict.suggestion import Evidence, Stop
 
 
-def evidence(lines: Sequence[Line], proof: Proof, found: Found) -> Iterator[Evidence]:
+def evidence(lines: Sequence[Line], proof: Proof, found: SearchResult) -> Iterator[Evidence]:
     """What speaks for each line.
 
     Args:
@@ -35,7 +36,7 @@ def evidence(lines: Sequence[Line], proof: Proof, found: Found) -> Iterator[Evid
         yield Evidence(line=f"{quoted(left)} = {quoted(right)}", decided=line.why, said="\n".join(said))
 
 
-def _choice(line: Line, found: Found) -> Choice | None:
+def _choice(line: Line, found: SearchResult) -> Choice | None:
     """What was tried for a line, in the layer where most was."""
     written = set(line.writes)
     some = [one for one in found.choices if any(written & set(move.writes) for move in one.moves)]
@@ -72,7 +73,7 @@ def _tried(choice: Choice | None) -> Iterator[str]:
         yield f"{'Lost' if choice.far <= SAME else 'Also tried'}: {_other(moves, choice.moves)}, off by {far:.0e}."
 
 
-def _other(moves: Sequence[Move], chosen: Sequence[Move]) -> str:
+def _other(moves: Sequence[CandidateRule], chosen: Sequence[CandidateRule]) -> str:
     """In what a rival differs."""
     texts = [f"{' + '.join(a.term for a in one.sources)} = {' + '.join(b.term for b in one.targets)}" for one in moves]
     known = {f"{' + '.join(a.term for a in one.sources)} = {' + '.join(b.term for b in one.targets)}" for one in chosen}
@@ -113,3 +114,33 @@ def _off(probe: Probe) -> float:
 def _places(probes: Sequence[Probe]) -> str:
     more = f" and {len(probes) - 1} more" if len(probes) > 1 else ""
     return f"{probes[0].port}{more}"
+
+
+def stopped(found: SearchResult, proof: Proof) -> Stop:
+    """Up to where the proof holds, what comes behind it, and what is nearest there."""
+    probes = () if proof.report is None else proof.report.probes
+    proven = 0
+    while proven < len(probes) and not (probes[proven].differs or probes[proven].guilty):
+        proven += 1
+    first = next((one for one in found.divergences if one.ends), None)
+    if first is not None:
+        at, near = first.port, first.near or (((first.reference, math.nan),) if first.reference else ())
+    else:
+        open_ = (name for unit in found.trace.units for name in unit.names if name in set(found.open))
+        later = (one.port for one in probes[proven:])
+        at, near = next(open_, next(later, "")), ()
+    return Stop(
+        proven=proven,
+        places=len(probes),
+        behind=_named(probes[proven - 1].port) if proven else "",
+        at=_named(at),
+        near=tuple(Near(name=name, difference=None if math.isnan(far) else far) for name, far in near),
+    )
+
+
+def _named(point: str) -> str:
+    """A point in words: ``h.0.attn -> scores`` is the scores of it, and what is ``.`` is the module as a whole."""
+    path, arrow, inner = point.partition(" -> ")
+    if path == ".":
+        return f"its {inner}" if arrow else "what is returned"
+    return f"the {inner} of {path}" if arrow else point

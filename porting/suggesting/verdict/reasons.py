@@ -9,9 +9,9 @@ from types import MappingProxyType
 from porting.causes.catalogue import THEMES
 from porting.causes.finding import Finding
 from porting.errors import told
-from porting.suggesting.draft.generalise import indexed
-from porting.suggesting.search.finding import CLOSE
-from porting.suggesting.verdict.proving import Proof
+from porting.suggesting.draft.layer_patterns import indexed
+from porting.suggesting.search.search_result import CLOSE
+from porting.suggesting.verdict.proof import Proof
 from porting.suggesting.verdict.suggestion import Reason
 
 MOSTLY = 0.99

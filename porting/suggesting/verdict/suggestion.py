@@ -12,7 +12,7 @@ from typing import Any
 from porting.checkpoint.atomic import check_destination, new_file, write_all
 from porting.notation.table import Table, parse_table
 from porting.suggesting.draft.unmapped import Near, Unmapped, listed
-from porting.suggesting.subjects.asking import Decision
+from porting.suggesting.subjects.questions import Decision
 
 
 class Verdict(StrEnum):

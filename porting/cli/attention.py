@@ -1,0 +1,152 @@
+"""``attention``: what each head of a model attends to in a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.output import Screen
+
+if TYPE_CHECKING:
+    from porting.seeing import Attention
+
+Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text.")]
+PairText = Annotated[str | None, typer.Option("--pair", help="A second segment, which follows the text.")]
+Pieces = Annotated[
+    bool, typer.Option("--pieces", help="TEXT is a list of word pieces with spaces between, special tokens included.")
+]
+LayerNumber = Annotated[
+    int | None, typer.Option("--layer", help="The layer, from 0; -1 is the last.", show_default="all")
+]
+HeadNumber = Annotated[int | None, typer.Option("--head", help="The head, from 0; -1 is the last.", show_default="all")]
+FromToken = Annotated[
+    str, typer.Option("--from", metavar="TOKEN", help="The token that attends: its number, or its spelling.")
+]
+HtmlFile = Annotated[Path | None, typer.Option("--html", help="Write a page for a browser.")]
+PngFile = Annotated[
+    Path | None, typer.Option("--png", help="Write a picture: the head that is named, or the grid of all.")
+]
+
+MOST_HEADS = 64
+"""Columns of the table."""
+
+
+def attention(
+    text: Text,
+    source: options.SourceOption = None,
+    pair: PairText = None,
+    pieces: Pieces = False,
+    layer: LayerNumber = None,
+    head: HeadNumber = None,
+    token: FromToken = "0",  # noqa: S107  # a word piece, no password
+    html: HtmlFile = None,
+    png: PngFile = None,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    trust: options.Trust = False,
+    as_json: options.Json = False,
+) -> None:
+    """See what each head attends to in a text.
+
+    Without --head, the token that each head attends to most; with it, the share that it gives to each token. Any model
+    of this library can be seen, and, with --table and --into, your own.
+
+    \b
+    Examples:
+      porting attention "Return the name of the file."
+      porting attention "Return the name of the file." --layer 1 --head 2 --from file
+      porting attention "Return the name of the file." --html attention.html
+      porting attention "Return the name of the file." --layer 1 --head 2 --png head.png
+      porting attention "He sat on the river bank." --source google-bert/bert-base-uncased --png grid.png
+    """
+    with Screen("attention", as_json=as_json) as screen:
+        from porting.seeing import attention as see
+
+        seen = see(
+            text.split() if pieces else text,
+            options.checkpoint_source(source),
+            pair=pair,
+            table=table,
+            into=options.builder(into, trust=trust),
+            architecture=architecture,
+            trust=trust,
+        )
+        number = token not in seen.tokens and token.isascii() and token.removeprefix("-").isdecimal()
+        place = seen.place(int(token) if number else token)
+        shares = _shares(seen, layer, head, place)
+        files: dict[Path, bytes] = {}
+        if html is not None:
+            files[html] = seen.to_html(layer=layer or 0, head=head or 0, token=place).encode()
+        if png is not None:
+            files[png] = seen.to_png(layer=layer, head=head, token=place)
+        for path, content in files.items():
+            path.write_bytes(content)
+        screen.document(
+            {
+                "model": seen.model,
+                "tokens": seen.tokens,
+                "from": place,
+                "heads": [{"layer": one, "head": other, "shares": values} for (one, other), values in shares.items()],
+                "files": [str(path) for path in files],
+            }
+        )
+        _show(screen, seen, shares, place)
+        for path in files:
+            screen.line(f"written: {path}")
+        same = options.flags(pair=pair, pieces=pieces, source=source, table=table, into=into, architecture=architecture)
+        if html is None:
+            screen.next("attention", text, *same, *options.flags(trust=trust), "--html", "attention.html")
+        else:
+            screen.next(
+                "verify",
+                *options.source_argument(source),
+                *options.flags(table=table, into=into, architecture=architecture, trust=trust),
+            )
+
+
+def _shares(seen: Attention, layer: int | None, head: int | None, place: int) -> dict[tuple[int, int], list[float]]:
+    """What the token gives to each, of the heads that are named."""
+    count = len(seen.layers)
+    layers = range(count) if layer is None else [layer % count if -count <= layer < count else layer]
+    found = {}
+    for number in layers:
+        chosen = seen.of(number, 0 if head is None else head)  # says what is wrong with the numbers
+        heads = seen.layers[number].heads
+        for other in range(len(heads)) if head is None else [head % len(heads)]:
+            found[number, other] = (chosen if head is not None else heads[other])[place].tolist()
+    return found
+
+
+def _show(screen: Screen, seen: Attention, shares: dict[tuple[int, int], list[float]], place: int) -> None:
+    what = f"what {seen.tokens[place]!r}, token {place} of {len(seen.tokens)}, attends to"
+    if len(shares) == 1:
+        (((layer, head), values),) = shares.items()
+        screen.line(f"{what} in layer {layer}, head {head}:")
+        rows = [
+            (token, f"{share:7.2%}", "#" * round(40 * share)) for token, share in zip(seen.tokens, values, strict=True)
+        ]
+        screen.rows(["token", "share", ""], rows)
+        return
+    screen.line(f"{what} most:")
+    layers = sorted({layer for layer, _ in shares})
+    every = sorted({head for _, head in shares})
+    heads = every[:MOST_HEADS]
+    screen.rows(
+        ["layer", *(f"head {head}" for head in heads)],
+        [
+            [str(layer), *(_most(seen, shares[layer, head]) if (layer, head) in shares else "" for head in heads)]
+            for layer in layers
+        ],
+        right=["layer"],
+    )
+    if len(every) > len(heads):
+        screen.line(f"{len(heads)} of {len(every)} heads are shown; --head shows any one, --json all of them")
+
+
+def _most(seen: Attention, values: list[float]) -> str:
+    place = max(range(len(values)), key=values.__getitem__)
+    return f"{seen.tokens[place]} {values[place]:.0%}"

@@ -1,0 +1,148 @@
+"""``check``: whether a table, a checkpoint and a module fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.output import Screen
+
+if TYPE_CHECKING:
+    from porting.checkpoint import Checkpoint
+    from porting.plan.plan import Plan
+
+HeadersOnly = Annotated[
+    bool, typer.Option("--headers-only", help="Read no weight: neither proof of dropped copies nor search for NaN.")
+]
+All = Annotated[bool, typer.Option("--all", help="A row for each tensor in place of one for each rule.")]
+
+
+def check(
+    source: options.Source = None,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    dtype: options.CastDType = None,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    headers_only: HeadersOnly = False,
+    every: All = False,
+    as_json: options.Json = False,
+) -> None:
+    """Prove that a table, a checkpoint and a module fit together, before anything is loaded.
+
+    Every tensor of the checkpoint is read once or left out for a reason, every parameter of the module is written
+    once: all that does not fit is named at once. Then the weights are read: copies that are dropped must be copies,
+    and NaN or infinite values are reported.
+
+    \b
+    Examples:
+      porting check
+      porting check ./my-checkpoint --all
+      porting check ./my-checkpoint --table my_table.toml --into my_model.py:build
+      porting check google-bert/bert-base-uncased --headers-only
+    """
+    with Screen("check", as_json=as_json) as screen:
+        from porting.build import bounds, build
+        from porting.checkpoint import open_checkpoint
+        from porting.loading import maker, prove_left_out
+        from porting.plan.check import check as hold
+        from porting.plan.claims import doubtful
+        from porting.plan.scan import scan
+        from porting.tables import chosen_for, find_table
+
+        make = options.builder(into, trust=trust)
+        checkpoint = open_checkpoint(options.checkpoint_source(source), weights=not headers_only)
+        chosen = find_table(table, checkpoint.config)
+        with screen.working("checking") as tell:
+            tell("the plan", 0, 0)
+            with chosen_for(table, make, chosen):
+                construct, kind = maker(chosen, checkpoint, make, architecture, trust=trust)
+                module = build(construct, bounds(checkpoint.tensors, checkpoint.config))
+                plan = hold(chosen, checkpoint, module, dtype=options.dtype_of(dtype), fresh=fresh)
+            doubts = [*plan.warnings, *doubtful(chosen, checkpoint.tensors, module)]
+            warnings = [*map(str, checkpoint.warnings), *map(str, doubts)]
+            if not headers_only:
+                tell("what is dropped", 0, 0)
+                prove_left_out(plan, checkpoint)
+                warnings += map(str, scan(plan, checkpoint.read, lambda done, total: tell("values", done, total)))
+        built = into or (kind.target if kind else "")
+        screen.document(_document(plan, built, warnings, proven=not headers_only))
+        screen.facts({"checkpoint": checkpoint.location, "table": chosen.where, "module": built})
+        screen.line()
+        _show_moves(screen, plan, every)
+        _show_rest(screen, plan, checkpoint, proven=not headers_only)
+        for warning in warnings:
+            screen.warn(warning)
+        screen.line(("fits", "bold green"), f": {plan.summary}")
+        same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        screen.next("verify" if chosen.probes else "load", *options.source_argument(source), *same)
+
+
+def _show_moves(screen: Screen, plan: Plan, every: bool) -> None:
+    from porting.plan.by_rule import moves_by_rule
+
+    if every:
+        moves = [
+            (" + ".join(_spelled(step.sources, plan.sources)), " + ".join(_spelled(step.targets, plan.targets)))
+            for step in plan.steps
+        ]
+        screen.rows(["from", "to"], moves)
+        return
+    rows = [
+        (rule.source, rule.target, f"{rule.read:,}", f"{rule.written:,}", rule.where)
+        for rule in moves_by_rule(plan.steps)
+    ]
+    screen.rows(["from", "to", "read", "written", "rule"], rows, right=["read", "written"])
+
+
+def _spelled(names: Iterable[str], described: Mapping[str, object]) -> list[str]:
+    return [f"{name} {list(getattr(described[name], 'shape', ()))} {_dtype(described[name])}" for name in names]
+
+
+def _dtype(described: object) -> str:
+    return str(getattr(described, "dtype", "")).removeprefix("torch.")
+
+
+def _show_rest(screen: Screen, plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> None:
+    """What is not simply loaded, and why."""
+    from porting.checkpoint.inspect import group_tensors
+    from porting.plan.leftovers import idle_drops
+
+    screen.line()
+    seen = "proven" if proven else "not read"
+    rows = [("left out", left.name, f"equals {left.equals}, {seen}") for left in plan.left_out if left.equals]
+    for reason in dict.fromkeys(left.reason for left in plan.left_out if not left.equals):
+        names = [left.name for left in plan.left_out if not left.equals and left.reason == reason]
+        rows += [("left out", one.pattern, reason) for one in group_tensors(checkpoint.tensors[name] for name in names)]
+    rows += [("tied", name, f"is {other}") for name, other in plan.tied.items()]
+    rows += [("new", name, "not in the checkpoint, keeps the module's own initialisation") for name in plan.fresh]
+    idle = idle_drops(plan.table, checkpoint.tensors)
+    rows += [("not there", str(one.name), f"{one.where} would leave it out") for one in idle]
+    if rows:
+        screen.rows(["", "", ""], rows)
+        screen.line()
+
+
+def _document(plan: Plan, built: str, warnings: list[str], *, proven: bool) -> dict[str, object]:
+    return {
+        "fits": True,
+        "table": plan.table.where,
+        "module": built,
+        "read": sum(len(step.sources) for step in plan.steps),
+        "written": sum(len(step.targets) for step in plan.steps),
+        "moves": [
+            {"from": list(step.sources), "to": list(step.targets), "rule": str(step.rule), "where": step.rule.where}
+            for step in plan.steps
+        ],
+        "left_out": [
+            {"name": left.name, "reason": left.reason, "equals": left.equals, "proven": proven and bool(left.equals)}
+            for left in plan.left_out
+        ],
+        "tied": dict(plan.tied),
+        "new": list(plan.fresh),
+        "warnings": warnings,
+    }

@@ -1,0 +1,230 @@
+"""``convert``: rewrite a checkpoint of any size in fixed memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.output import Screen, counted, size
+from porting.cli.progress import conversion_progress
+
+if TYPE_CHECKING:
+    from porting.converting import Converted, Draft
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+Reverse = Annotated[bool, typer.Option("--reverse", help="From the port's layout back to the checkpoint's.")]
+Derive = Annotated[
+    bool, typer.Option("--derive", help="Build no module: the output has what the rules make of the source.")
+]
+Like = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        help="With --reverse, the checkpoint to follow: its names, and what the port does not hold.",
+        show_default="the record beside the port",
+    ),
+]
+
+
+def parse_size(text: str) -> int:
+    """A number of bytes as people write it.
+
+    >>> parse_size("64MB"), parse_size("1.5 GiB"), parse_size("4096")
+    (64000000, 1610612736, 4096)
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].upper() not in UNITS:
+        raise typer.BadParameter(f"{text!r} is no size, expected a number and one of kB, MB, GB, KiB, MiB, GiB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+ShardSize = Annotated[
+    int | None,
+    typer.Option(
+        "--shard-size", parser=parse_size, metavar="SIZE", help="Of tensors in one file, such as 5GB.",
+        show_default="as the source is divided",
+    ),
+]  # fmt: skip
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help="dcp: what torch.distributed.checkpoint loads; dcp/model: nested under 'model'.",
+        show_default="safetensors",
+    ),
+]
+Memory = Annotated[
+    int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="For buffers, of all threads.")
+]
+Threads = Annotated[int, typer.Option("--threads", min=1, help="How many threads work.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and how long it would take.")]
+Sha256 = Annotated[bool, typer.Option("--sha256", help="Record the SHA-256 of every file as well.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the directory if it exists.")]
+Events = Annotated[
+    bool, typer.Option("--json", help="Events on standard output, one JSON object a line, and nothing else.")
+]
+
+
+def convert(
+    source: options.Source = None,
+    destination: options.Destination = None,
+    table: options.TableName = None,
+    reverse: Reverse = False,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    derive: Derive = False,
+    like: Like = None,
+    dtype: options.CastDType = None,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    shard_size: ShardSize = None,
+    to: To = None,
+    threads: Threads = 2,
+    memory: Memory = "64MiB",  # type: ignore[assignment]  # the parser makes a number of it
+    sha256: Sha256 = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: Events = False,
+) -> None:
+    """Turn a checkpoint of any size into the port's layout, or back, in fixed memory.
+
+    The directory appears in one step when all of it is on the disk. If the process dies before, the same command goes
+    on where it stopped. A record of digests is written beside the weights: porting verify-files reads it. Under
+    torchrun (torchrun --nproc-per-node 4 --no-python porting convert ...) the processes share the tensors.
+
+    \b
+    Examples:
+      porting convert ./ported --table bert
+      porting convert ./my-checkpoint ./ported --table bert
+      porting convert ./ported ./again --table bert --reverse
+      porting convert ./my-checkpoint ./half --dtype bfloat16 --shard-size 5GB --memory 64MB
+      porting convert ./my-checkpoint ./start --table bert --to dcp/model
+    """
+    with Screen("convert", as_json=as_json, lines=True) as screen:
+        from porting.converting import agreed, carry_out, estimate, joined, prepare
+
+        with joined() as team:  # several processes that torchrun started, or this one
+            screen.silent = team.rank > 0
+            with agreed(team):
+                origin, path = options.source_and_destination(source, destination)
+                draft = prepare(
+                    origin,
+                    path,
+                    table,
+                    reverse=reverse,
+                    into=options.builder(into, trust=trust),
+                    architecture=architecture,
+                    derive=derive,
+                    like=like,
+                    dtype=options.dtype_of(dtype),
+                    fresh=fresh,
+                    trust=trust,
+                    shard_size=shard_size,
+                    to=to,
+                    overwrite=overwrite,
+                )
+            for warning in draft.recipes.warnings:
+                screen.warn(warning)
+            plan = _plan(draft, path)
+            if dry_run:
+                seconds = estimate(draft, path, threads=threads)
+                screen.document({"event": "plan", **plan, "seconds": seconds})
+                _say_plan(screen, draft, plan, seconds)
+                return
+            screen.document({"event": "begin", **plan})
+            with conversion_progress(screen) as tell:
+                done = carry_out(
+                    draft,
+                    path,
+                    threads=threads,
+                    memory=memory,
+                    sha256=sha256,
+                    overwrite=overwrite,
+                    tell=tell,
+                    team=team,
+                )
+            _say_done(screen, draft, done)
+            screen.next("verify-files", str(path))
+
+
+def _plan(draft: Draft, destination: Path) -> dict[str, object]:
+    return {
+        "source": draft.checkpoint.location,
+        "destination": str(destination),
+        "table": draft.table.name,
+        "reverse": draft.reverse,
+        "tensors": len(draft.recipes.tensors),
+        "bytes": draft.recipes.nbytes,
+        "files": {shard.name: shard.size for shard in draft.outline.shards},
+        "carried": list(draft.files),
+        "left_out": [asdict(left) for left in draft.recipes.left_out],
+        "tied": dict(draft.recipes.tied),
+        "absent": list(draft.recipes.absent),
+        "not_copied": list(draft.not_copied),
+    }
+
+
+def _say_plan(screen: Screen, draft: Draft, plan: dict[str, object], seconds: float | None) -> None:
+    screen.facts(
+        {
+            "from": draft.checkpoint.location,
+            "table": draft.table.name + (", read backwards" if draft.reverse else ""),
+            "would write": f"{counted(len(draft.recipes.tensors), 'tensor')}, {size(draft.outline.size)}",
+            "in": ", ".join(f"{shard.name} ({size(shard.size)})" for shard in draft.outline.shards),
+            "and": ", ".join(draft.files),
+            **_left(draft),
+            "time": f"about {seconds:.2g} s, as fast as this disk is now" if seconds is not None else "",
+        }
+    )
+    screen.line("nothing was written")
+
+
+def _left(draft: Draft) -> dict[str, str]:
+    return {
+        "left out": _names([left.name for left in draft.recipes.left_out]),
+        "tied": _names(list(draft.recipes.tied)),
+        "absent": _names(list(draft.recipes.absent)),
+        "not copied": _names(list(draft.not_copied)),
+    }
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _say_done(screen: Screen, draft: Draft, done: Converted) -> None:
+    nbytes = sum(done.files.values())
+    screen.document(
+        {
+            "event": "done",
+            "path": str(done.path),
+            "tensors": done.tensors,
+            "bytes": nbytes,
+            "files": dict(done.files),
+            "digests": dict(done.digests),
+            "losses": {name: asdict(losses) for name, losses in done.losses.items()},
+            "resumed": done.resumed,
+            "seconds": done.progress.seconds,
+        }
+    )
+    speed = f", {size(int(done.progress.speed))}/s" if done.progress.speed else ""
+    lost = [f"{name}: {one.infinite} to infinity, {one.vanished} to zero" for name, one in done.losses.items()]
+    screen.facts(
+        {
+            "converted to": str(done.path),
+            "table": done.table + (", read backwards" if done.reverse else ""),
+            "tensors": f"{done.tensors:,}, {size(draft.recipes.nbytes)} in {done.progress.seconds:.3g} s{speed}",
+            "resumed": f"{size(done.resumed)} were there already" if done.resumed else "",
+            "files": f"{', '.join(done.files)}: {size(nbytes)}",
+            "lost in the cast": "; ".join(lost[:4]) + (f"; and in {len(lost) - 4} more" if len(lost) > 4 else ""),
+            **_left(draft),
+        }
+    )

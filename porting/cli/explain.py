@@ -1,0 +1,57 @@
+"""``explain``: what the code of an error means."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.output import Screen
+from porting.errors import Code, nearest
+
+Codes = Annotated[
+    list[str] | None, typer.Argument(metavar="CODE", help="The code of a fault.", show_default="list all")
+]
+
+
+def explain(codes: Codes = None, as_json: options.Json = False) -> None:
+    """What a fault means, why it is one, and how to mend it.
+
+    Its code stands in square brackets at the end of the line of an error. Without a code, all of them are listed.
+
+    \b
+    Examples:
+      porting explain unread-tensor
+      porting explain missing-member no-target
+      porting explain
+    """
+    with Screen("explain", as_json=as_json) as screen:
+        from porting.explanations import explanation
+
+        known = [one.value for one in Code]
+        for one in codes or ():
+            if one not in known:
+                raise typer.BadParameter(f"no fault has the code {one!r}. {nearest(one, known).capitalize()}".strip())
+        found = {code: explanation(Code(code)) for code in codes or known}
+        screen.document(found)
+        if not codes:
+            screen.rows(["", ""], [(code, _first_sentence(text)) for code, text in found.items()])
+            screen.next("explain", known[0])
+            return
+        for code, text in found.items():
+            screen.line((code, "bold"))
+            for line in _plain(text).splitlines():
+                screen.line(f"  {line}" if line else "")
+            screen.line()
+        screen.next("explain")
+
+
+def _first_sentence(markdown: str) -> str:
+    return _plain(markdown.partition("\n")[0]).partition(". ")[0].removesuffix(".")
+
+
+def _plain(markdown: str) -> str:
+    """A section without its marks."""
+    words = markdown.replace("```\n", "").replace("```", "").replace("`", "").replace("**", "")
+    return words.removeprefix("What \u2014 ").replace(" \u2014 ", ": ", 3)

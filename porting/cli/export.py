@@ -1,0 +1,95 @@
+"""``export``: load a checkpoint and write it back through the same table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.load import _plan
+from porting.cli.output import Screen, size
+
+if TYPE_CHECKING:
+    from porting.checkpoint import Checkpoint
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the directory if it exists.")]
+
+
+def export(
+    source: options.Source = None,
+    destination: options.Destination = None,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    dtype: options.CastDType = None,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    overwrite: Overwrite = False,
+    as_json: options.Json = False,
+) -> None:
+    """Load a checkpoint through a table, and export it back through the same table.
+
+    The directory is one that transformers loads. Without a cast it holds the very bytes of the checkpoint, which shows
+    that the table loses nothing in either direction.
+
+    \b
+    Examples:
+      porting export ./exported
+      porting export ./my-checkpoint ./exported
+      porting export ./my-checkpoint ./half --dtype bfloat16
+      porting export ./my-checkpoint ./exported --table my_table.toml --into my_model.py:build
+    """
+    with Screen("export", as_json=as_json) as screen:
+        from porting.checkpoint import open_checkpoint
+        from porting.exporting import export as save
+        from porting.loading import load as fill
+
+        origin, path = options.source_and_destination(source, destination)
+        make = options.builder(into, trust=trust)
+        checkpoint = open_checkpoint(origin)
+        with screen.working("exporting") as tell:
+            tell("loading", 0, 0)
+            module = fill(checkpoint, make, table, architecture=architecture, fresh=fresh, trust=trust)
+            tell("writing", 0, 0)
+            written = save(module, table, path, dtype=options.dtype_of(dtype), fresh=fresh, overwrite=overwrite)
+            tell("comparing", 0, 0)
+            differing = _differing(checkpoint, path)
+        nbytes = sum((path / name).stat().st_size for name in written.files)
+        verdict = "byte for byte those of the checkpoint"
+        if differing:
+            other = all(file.format != "safetensors" for file in checkpoint.files)
+            verdict = f"{'safetensors in the place of' if other else 'not the same bytes:'} {', '.join(differing)}"
+        screen.document({**asdict(written), "path": str(written.path), "bytes": nbytes, "differing": differing})
+        screen.facts(
+            {
+                "checkpoint": checkpoint.location,
+                "exported to": str(path),
+                "architecture": written.architecture,
+                "files": f"{', '.join(written.files)}: {size(nbytes)}",
+                "weights": verdict,
+                "new": ", ".join(written.new),
+                "not written": ", ".join(left.name for left in written.not_written),
+                "not copied": ", ".join(written.not_copied),
+                "left out": ", ".join(written.unnamed),
+            }
+        )
+        same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        screen.next("verify" if _plan(module).table.probes else "check", str(path), *same)
+
+
+def _differing(checkpoint: Checkpoint, destination: Path) -> list[str]:
+    """The checkpoint's files of weights that the destination does not have with the same bytes."""
+    from porting.checkpoint.files import LocalFile
+    from porting.opening import Folder
+
+    made = Folder(destination)
+    if checkpoint.path is None:
+        return [file.name for file in checkpoint.files]
+    return [
+        file.name
+        for file in checkpoint.files
+        if not made.kind(file.name) or not checkpoint.file(file.name).same_bytes(LocalFile(made.open(file.name)))
+    ]

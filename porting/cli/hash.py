@@ -1,0 +1,78 @@
+"""``hash``: one digest for the values of a checkpoint."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.output import Screen, counted, size
+
+
+class Side(StrEnum):
+    """A side of a table."""
+
+    left = "left"
+    right = "right"
+
+
+SideOfTable = Annotated[
+    Side | None,
+    typer.Option("--side", help="The table's side that SOURCE is on.", show_default="the one whose names it has"),
+]
+Values = Annotated[bool, typer.Option("--values", help="Name the values alone, whatever their dtype.")]
+Tensors = Annotated[bool, typer.Option("--tensors", help="Print the text that the digest is made of.")]
+
+
+def hash_(
+    source: options.Source = None,
+    table: options.TableForNames = None,
+    side: SideOfTable = None,
+    values: Values = False,
+    threads: options.ReadThreads = 2,
+    tensors: Tensors = False,
+    as_json: options.Json = False,
+) -> None:
+    """One digest for the values of a checkpoint, whatever files they lie in.
+
+    Names, dtypes, shapes and values count; shards, order, metadata and file format do not. Through a table the names
+    and the order of the elements are those of its left side, so that a checkpoint and its port have the same digest.
+
+    \b
+    Examples:
+      porting hash ./my-checkpoint
+      porting hash ./my-port --table my_table.toml
+      porting hash ./my-checkpoint --tensors | sha256sum
+    """
+    with Screen("hash", as_json=as_json) as screen:
+        from porting.checkpoint import open_checkpoint
+        from porting.comparing import digest
+
+        checkpoint = open_checkpoint(options.checkpoint_source(source))
+        with screen.working("reading") as tell:
+            found = digest(
+                checkpoint,
+                table,
+                side=None if side is None else side.value,
+                values=values,
+                threads=threads,
+                progress=tell,
+            )
+        screen.document(
+            {
+                "digest": str(found),
+                "values": found.values,
+                "bytes": found.nbytes,
+                "left_out": found.left_out,
+                "tensors": [vars(one) for one in found.tensors],
+            }
+        )
+        if tensors and not as_json:
+            screen.text(found.text)
+            return
+        screen.line((str(found), "bold"), "  ", f"{counted(len(found.tensors), 'tensor')}, {size(found.nbytes)}")
+        for name, reason in found.left_out.items():
+            screen.warn(f"{name} has no part in it: {reason}")
+        screen.next("inspect", *options.source_argument(source))

@@ -1,0 +1,87 @@
+"""``inspect``: what is in a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from porting.cli import options
+from porting.cli.output import Screen, counted, size
+
+if TYPE_CHECKING:
+    from porting.checkpoint import Inspection
+
+
+def inspect(source: options.Source = None, as_json: options.Json = False) -> None:
+    """What is in a checkpoint: names, shapes, dtypes and bytes.
+
+    Only headers are read; of a model on the hub only they are fetched, by range requests. Tensors whose names differ
+    in numbers only share a line: layer.{0..11}.weight stands for twelve.
+
+    \b
+    Examples:
+      porting inspect
+      porting inspect ./my-checkpoint
+      porting inspect google-bert/bert-base-uncased
+      porting inspect google-bert/bert-base-uncased@main --json
+    """
+    with Screen("inspect", as_json=as_json) as screen:
+        from porting.checkpoint import inspect_checkpoint
+
+        with screen.working("reading headers"):
+            found = inspect_checkpoint(options.checkpoint_source(source))
+        screen.document(found.to_dict())
+        _show(screen, found)
+        for warning in found.warnings:
+            screen.warn(warning)
+        headers_only = options.flags(**{"headers-only": found.commit is not None})  # on the hub: no weight is fetched
+        if _is_port(source):
+            screen.next("verify-files", *options.source_argument(source))
+        else:
+            screen.next(
+                *(["check", *options.source_argument(source), *headers_only] if _has_table(found) else ["tables"])
+            )
+
+
+def _is_port(source: str | None) -> bool:
+    """Whether a conversion made it: its names are those of a port, which no table reads."""
+    from porting.converting.record import RECORD, read_record
+    from porting.opening import Folder
+
+    if source is None or not (Path(source) / RECORD).is_file():
+        return False
+    record = read_record(Folder(Path(source)))
+    return record is not None and not record.content.get("reverse")
+
+
+def _has_table(found: Inspection) -> bool:
+    from porting.notation.faults import TableError
+    from porting.tables import find_table
+
+    try:
+        find_table(None, {"model_type": found.model_type})
+    except TableError:
+        return False
+    return True
+
+
+def _show(screen: Screen, found: Inspection) -> None:
+    commit = f" at commit {found.commit}" if found.commit else ""
+    screen.facts(
+        {
+            "checkpoint": found.location + commit,
+            "model_type": found.model_type or "config.json names none",
+            "architectures": ", ".join(found.architectures),
+            "files": ", ".join(f"{file.name} ({file.format}, {size(file.size)})" for file in found.files),
+            "tensors": f"{found.count:,}, {counted(found.parameters, 'element')}, {size(found.nbytes)}",
+        }
+    )
+    screen.line()
+    screen.rows(
+        ["tensor", "shape", "dtype", "count", "bytes"],
+        [(one.pattern, str(list(one.shape)), one.dtype, f"{one.count:,}", size(one.nbytes)) for one in found.groups],
+        right=["count", "bytes"],
+    )
+    for names in found.shared:
+        screen.line(f"one storage: {', '.join(names)}")
+    screen.line()

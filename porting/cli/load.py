@@ -1,0 +1,131 @@
+"""``load``: load a checkpoint into a module."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.output import Screen, counted, size
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from porting.checkpoint import Checkpoint
+    from porting.plan.plan import Plan
+
+Own = Annotated[bool, typer.Option("--own", help="Copy the weights instead of mapping the file.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What was loaded.
+
+    Attributes:
+        module: its class.
+        parameters: how many elements its parameters have, tied ones once.
+        tensors: how many parameters and buffers there are.
+        dtypes: their dtypes.
+        mapped, copied: bytes that are views of the checkpoint's file, and bytes in memory of their own.
+    """
+
+    module: str
+    parameters: int
+    tensors: int
+    dtypes: tuple[str, ...]
+    mapped: int
+    copied: int
+
+
+def load(
+    source: options.Source = None,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    dtype: options.CastDType = None,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    own: Own = False,
+    as_json: options.Json = False,
+) -> None:
+    """Load a checkpoint into a module, and say what was built.
+
+    Weights are views of the mapped file where the table's rules and the dtype allow it: they cost no memory of their
+    own, and nothing is read before it is used.
+
+    \b
+    Examples:
+      porting load
+      porting load ./my-checkpoint --dtype bfloat16
+      porting load ./my-checkpoint --table my_table.toml --into my_model.py:build
+    """
+    with Screen("load", as_json=as_json) as screen:
+        from porting.checkpoint import open_checkpoint
+        from porting.loading import load as fill
+
+        make = options.builder(into, trust=trust)
+        checkpoint = open_checkpoint(options.checkpoint_source(source))
+        with screen.working("loading"):
+            begun = time.perf_counter()
+            module = fill(
+                checkpoint,
+                make,
+                table,
+                architecture=architecture,
+                dtype=options.dtype_of(dtype),
+                fresh=fresh,
+                own=own,
+                trust=trust,
+            )
+            seconds = time.perf_counter() - begun
+        plan = _plan(module)
+        left_out = {left.name: f"equals {left.equals}" if left.equals else left.reason for left in plan.left_out}
+        new = list(plan.fresh)
+        reasons = "; ".join(dict.fromkeys(left_out.values()))
+        built = _built(module, checkpoint)
+        screen.document({**asdict(built), "left_out": left_out, "new": new, "seconds": seconds})
+        screen.facts(
+            {
+                "checkpoint": checkpoint.location,
+                "table": plan.table.where,
+                "module": built.module,
+                "parameters": f"{built.parameters:,} in {counted(built.tensors, 'tensor')}",
+                "dtype": ", ".join(built.dtypes),
+                "memory": f"{size(built.mapped)} mapped from the file, {size(built.copied)} of its own",
+                "left out": f"{counted(len(left_out), 'tensor')}: {reasons}" if left_out else "",
+                "new": ", ".join(new),
+                "seconds": f"{seconds:.3f}",
+            }
+        )
+        same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        screen.next("verify" if plan.table.probes else "check", *options.source_argument(source), *same)
+
+
+def _plan(module: nn.Module) -> Plan:
+    """What went where: every module that was loaded remembers it."""
+    from porting.lineage import provenance
+
+    record = provenance(module)
+    if record is None:
+        raise RuntimeError("the module lost its provenance while it was loaded")  # a bug of ours
+    return record.plan
+
+
+def _built(module: nn.Module, checkpoint: Checkpoint) -> Built:
+    """What a module holds, each tensor counted once."""
+    tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}.values()
+    # A view of the mapped file starts at the same address as any other view of the same tensor.
+    views = [name for name in checkpoint.tensors if checkpoint.maps(name)]
+    starts = {checkpoint.read(name).untyped_storage().data_ptr() for name in views}
+    mapped = sum(one.nbytes for one in tensors if one.untyped_storage().data_ptr() in starts)
+    return Built(
+        module=f"{type(module).__module__}.{type(module).__qualname__}",
+        parameters=sum(one.numel() for one in {id(one): one for one in module.parameters()}.values()),
+        tensors=len(tensors),
+        dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in tensors})),
+        mapped=mapped,
+        copied=sum(one.nbytes for one in tensors) - mapped,
+    )

@@ -1,0 +1,342 @@
+"""What a command says: on a terminal, into a pipe, or as JSON; and what becomes of an error.
+
+Results go to standard output, errors, warnings and progress to standard error.  Into a pipe goes the same text without
+colours and bars, one row a line however long; ``--json`` gives one JSON document and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from contextvars import ContextVar
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TextIO
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as Grid
+from rich.text import Text
+
+from porting.cli.options import flags, source_argument
+from porting.errors import Code, Fault, PortingError, typed
+from porting.limits import LimitError, spending
+from porting.printable import safe
+
+DIFFERENT = 1
+"""Exit code: everything worked, and a difference was found."""
+
+WRONG = 2
+"""Exit code: what was asked for cannot be done."""
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""Exit codes of a process that SIGINT or SIGPIPE ended, by the shells' convention."""
+
+PIPE_WIDTH = 100_000
+"""Columns of what is no terminal: no row is ever folded there."""
+
+TYPED: ContextVar[Mapping[str, object]] = ContextVar("TYPED", default=MappingProxyType({}))
+"""The arguments and options of the command that runs, for the advice at its end."""
+
+Tell = Callable[[str, int, int], None]
+"""Told what is being done, how many steps are done and how many there are (0 when nobody knows)."""
+
+
+def console(stream: TextIO) -> Console:
+    """A console on ``stream``; plain, and as wide as it takes, when that is no terminal."""
+    terminal = stream.isatty()
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        color_system="auto" if terminal else None,
+        width=None if terminal else PIPE_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+class Screen(AbstractContextManager["Screen"]):
+    """Where one command writes to.
+
+    Used as a context: an error that the user can do something about becomes lines on standard error and the exit code
+    :data:`WRONG`; warnings become lines there as well, and so does what imported modules print.
+
+    Args:
+        command: the command, for the advice at the end of an error.
+        as_json: one JSON document takes the place of everything on standard output.
+        lines: several documents do, events, each on a line of its own.
+    """
+
+    def __init__(self, command: str, *, as_json: bool = False, lines: bool = False) -> None:
+        self.command = command
+        self.as_json = as_json
+        self.lines = lines
+        self.silent = False
+        self.out = console(sys.stdout)
+        self.err = console(sys.stderr)
+        self._borrowed = ExitStack()
+
+    def __enter__(self) -> Screen:
+        self._borrowed.enter_context(redirect_stdout(sys.stderr))
+        self._borrowed.enter_context(typed())
+        try:
+            self._borrowed.enter_context(spending())
+        except LimitError as error:
+            self._borrowed.close()
+            self._refuse([str(fault) for fault in error.faults], error.faults)
+        self._borrowed.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = self._show_warning
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._borrowed.close()
+        match error:
+            case PortingError():
+                self._refuse([str(fault) for fault in error.faults], error.faults)
+            case KeyboardInterrupt():
+                self.err.print("interrupted", style="red")
+                raise typer.Exit(INTERRUPTED) from error
+            case BrokenPipeError():
+                raise typer.Exit(BROKEN_PIPE) from error
+            case OSError():
+                named = f"{error.filename}: " if error.filename else ""
+                self._refuse([f"{named}{error.strerror or error}"])
+            case MemoryError():
+                self._refuse(["there is not enough memory for this"])
+            case SystemExit():
+                self._refuse([f"the imported module ended the program (sys.exit({error.code!r}))"])
+
+    def _refuse(self, lines: Sequence[str], faults: Sequence[Fault] = ()) -> None:
+        fields = [_fields(fault) for fault in faults]
+        failed = {"event": "failed"} if self.lines else {}
+        self.document({**failed, "faults": fields or [{"message": line} for line in lines]})
+        for line in lines:
+            self._aside("error", line, "bold red")
+        words = next_command(self.command, TYPED.get(), faults)
+        self._aside("next", shlex.join(["porting", *words]), "dim")
+        raise typer.Exit(WRONG)
+
+    def _show_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        self.warn(str(message))
+
+    def _aside(self, word: str, line: str, style: str) -> None:
+        self.err.print(Text.assemble((f"{word}: ", style), safe(line)), soft_wrap=True)
+
+    def warn(self, message: str) -> None:
+        """A line on standard error: the result stands, and this should be known."""
+        if not self.silent:
+            self._aside("warning", message, "yellow")
+
+    def note(self, line: str) -> None:
+        """A line on standard error that says how far something has come."""
+        if not self.silent:
+            self.err.print(Text(safe(line)), soft_wrap=True)
+
+    def show(self, *renderables: RenderableType, soft_wrap: bool = False) -> None:
+        """Anything that rich can draw."""
+        if self.as_json:
+            return
+        with self.out.capture() as captured:
+            self.out.print(*renderables, sep="\n", soft_wrap=soft_wrap)
+        drawn = captured.get()
+        if not self.out.is_terminal:  # columns are padded to their width, the last one too
+            drawn = "".join(f"{line.rstrip()}\n" for line in drawn.splitlines())
+        self._write(drawn)
+
+    def _write(self, content: str) -> None:
+        """Write a part of the result, unless another process says the same."""
+        if self.silent:
+            return
+        self.out.file.write(content)
+        self.out.file.flush()  # so that a reader that is gone, or a disk that is full, is noticed here
+
+    def line(self, *parts: str | tuple[str, str]) -> None:
+        """A line of the result, of texts and of texts with their style."""
+        shown = [safe(part) if isinstance(part, str) else (safe(part[0]), part[1]) for part in parts]
+        self.show(Text.assemble(*shown), soft_wrap=True)
+
+    def rows(self, titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+        """A table; the columns titled as in ``right`` are set to the right.  Titles may be empty."""
+        grid = Grid(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
+        for title in titles:
+            grid.add_column(title, justify="right" if title in right else "left", overflow="fold")
+        for row in rows:
+            grid.add_row(*(Text(safe(cell)) for cell in row))
+        self.show(grid)
+
+    def facts(self, facts: Mapping[str, str]) -> None:
+        """Names and values, one pair a line; empty values are left out."""
+        self.rows(["", ""], [(name, value) for name, value in facts.items() if value])
+
+    def document(self, content: object) -> None:
+        """The JSON document, where one was asked for."""
+        if self.as_json:
+            indent = None if self.lines else 2
+            self._write(json.dumps(_strict(content), indent=indent, allow_nan=False) + "\n")
+
+    def text(self, content: str) -> None:
+        """A document of another kind, written as it is: nothing else goes to standard output beside it."""
+        self._write(content)
+
+    def next(self, *words: str, aside: bool = False) -> None:
+        """The last line: the command to type next; ``aside`` puts it on standard error, beside a document."""
+        command = shlex.join(["porting", *words])
+        if self.as_json:
+            return
+        if aside:
+            self._aside("next", command, "dim")
+        else:
+            self.line(("next: ", "dim"), command)
+
+    @contextmanager
+    def working(self, title: str) -> Iterator[Tell]:
+        """A progress bar on standard error while something takes its time; nothing where that is no terminal."""
+        if not self.err.is_terminal or self.err.is_dumb_terminal:
+            yield _tell_nobody
+            return
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self.err, transient=True) as progress:
+            task = progress.add_task(title, total=None)
+
+            def tell(what: str, done: int, total: int) -> None:
+                progress.update(task, description=f"{title}: {safe(what)}", completed=done, total=total or None)
+
+            yield tell
+
+
+def _tell_nobody(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _fields(fault: Fault) -> dict[str, str]:
+    return {"code": fault.code.value, "where": fault.where, "message": fault.message, "hint": fault.hint}
+
+
+def _strict(content: object) -> object:
+    """The same in what JSON knows: a number that is none (NaN, an infinity) becomes its name."""
+    match content:
+        case Mapping():
+            return {str(key): _strict(value) for key, value in content.items()}
+        case list() | tuple():
+            return [_strict(value) for value in content]
+        case float() if not math.isfinite(content):
+            return str(content)
+        case str() | int() | float() | None:
+            return content
+    return str(content)
+
+
+def free(name: str, ending: str = "") -> str:
+    """A path in the current folder at which nothing stands: the name, or else the name with a number."""
+    names = (f"{name}{number}{ending}" for number in ("", *(f"-{count}" for count in range(2, 100))))
+    return f"./{next((one for one in names if not Path(one).exists()), name + ending)}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes for a reader, in powers of 1000.
+
+    >>> size(438_012_345), size(999)
+    ('438 MB', '999 B')
+    """
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 999.5 or unit == "TB":
+            break
+        amount /= 1000
+    return f"{amount:.0f} {unit}" if amount >= 99.5 or unit == "B" else f"{amount:.3g} {unit}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "tensor"), counted(1200, "tensor")
+    ('1 tensor', '1,200 tensors')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+MOST_CODES = 3
+"""So many kinds of fault are explained at once."""
+
+
+def next_command(command: str, typed: Mapping[str, object], faults: Sequence[Fault]) -> list[str]:
+    """The words that follow ``porting``.
+
+    Args:
+        command: the one that failed.
+        typed: its arguments and options.
+        faults: what is wrong; none where the system refused something.
+    """
+    codes = list(dict.fromkeys(fault.code for fault in faults))
+    source, into = typed.get("source"), typed.get("into")
+    if {Code.NO_TABLE, Code.UNKNOWN_ARCHITECTURE} & set(codes) and into is not None and typed.get("table") is None:
+        return ["suggest", *source_argument(source if isinstance(source, str) else None), *flags(into=into)]
+    if Code.UNKNOWN_ARCHITECTURE in codes or Code.NO_TABLE in codes:
+        return ["tables"]
+    return ["explain", *codes[:MOST_CODES]] if codes else [command, "--help"]
+
+
+UNEXPECTED = 3
+"""Exit code: a fault of the program itself."""
+
+PACKAGES = ("porting", "torch", "safetensors", "huggingface_hub", "transformers", "tokenizers")
+LONGEST = 200
+"""Characters of the exception's own message in the line."""
+
+
+def unexpected(error: BaseException) -> Fault:
+    """The fault for an exception that is none of the library's own; writes the report that it names."""
+    text = str(error).strip().partition("\n")[0]
+    said = f"{type(error).__name__}: {text[:LONGEST]}" if text else type(error).__name__
+    try:
+        path = _report(error)
+    except OSError as failed:
+        hint = f"this is a fault of porting, and no report could be written: {failed.strerror or failed}"
+    else:
+        hint = f"this is a fault of porting: please send {path} to the maintainers"
+    return Fault(code=Code.UNEXPECTED, message=said, hint=hint)
+
+
+def _report(error: BaseException) -> str:
+    """Write what was typed, on which versions, and where it stopped; returns the file."""
+    lines = [f"{name} {_version(name)}" for name in PACKAGES]
+    lines += [f"python {platform.python_version()} on {platform.platform()}", f"typed: {sys.argv!r}", ""]
+    lines += traceback.format_exception(error, limit=-200)
+    descriptor, path = tempfile.mkstemp(prefix="porting-report-", suffix=".txt")
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("\n".join(lines))
+    return path
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

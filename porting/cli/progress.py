@@ -1,0 +1,165 @@
+"""Progress on standard error: a bar on a terminal, lines elsewhere; and questions that pause it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
+
+from porting.cli.output import Screen, size
+from porting.printable import safe
+
+if TYPE_CHECKING:
+    from porting.converting import Progress as State
+    from porting.suggesting import Question
+
+EVERY = 2.0
+"""Seconds between two lines, or two events."""
+
+
+@contextmanager
+def conversion_progress(screen: Screen) -> Iterator[Callable[[State], None]]:
+    """What a conversion tells how far it has come."""
+    if not (screen.as_json or screen.silent or not screen.err.is_terminal or screen.err.is_dumb_terminal):
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+        with Progress(*columns, console=screen.err, transient=True) as bar:
+            task = bar.add_task("writing", total=None, said="")
+
+            def draw(state: State) -> None:
+                total = max(1, state.all_bytes)
+                bar.update(task, description=state.stage, completed=state.bytes, total=total, said=_said(state))
+
+            yield draw
+        return
+    last = time.monotonic()
+
+    def write(state: State) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < EVERY:
+            return
+        last = now
+        if screen.as_json:
+            screen.document({"event": "progress", **asdict(state), "speed": state.speed, "left": state.left})
+        else:
+            screen.note(f"{state.stage}: {_said(state)}")
+
+    yield write
+
+
+def _said(state: State) -> str:
+    left = f", {state.left:.0f} s left" if state.left is not None else ""
+    return (
+        f"{size(state.bytes)} of {size(state.all_bytes)}, {state.speed / 1e9:.2f} GB/s, "
+        f"{state.tensors:,} of {state.all_tensors:,} tensors{left}"
+    )
+
+
+class Prompt:
+    """Asks on standard error and reads answers from standard input, a line each.
+
+    An empty line, and the end of the input, take the default: so does a command whose input is no terminal and has
+    nothing in it.
+
+    Args:
+        screen: where to ask.
+        defaults: take every default, and say so.
+    """
+
+    def __init__(self, screen: Screen, *, defaults: bool = False) -> None:
+        self._screen = screen
+        self._defaults = defaults
+        self._rest: Callable[[], None] = lambda: None
+        self._resume: Callable[[], None] = lambda: None
+
+    @property
+    def silent(self) -> bool:
+        """Whether nobody answers, or nobody any more."""
+        return self._defaults
+
+    def ask(self, question: Question) -> str:
+        """The answer: one of the choices, by name or number, or any text where there are none."""
+        self._rest()
+        try:
+            return self._asked(question)
+        finally:
+            self._resume()
+
+    def _asked(self, question: Question) -> str:
+        note = self._screen.note
+        note(f"{question.said} ({question.why})")
+        names = list(question.choices)
+        for number, name in enumerate(names, 1):
+            meaning = f": {question.choices[name]}" if question.choices[name] else ""
+            note(f"  {number}  {name}{meaning}{' (default)' if name == question.default else ''}")
+        while True:
+            answer = "" if self._defaults else self._read(question.default)
+            if not answer:
+                note(f"taken: {question.default}")
+                return question.default
+            if not names or answer in names:
+                return answer
+            if answer.isdecimal() and 1 <= int(answer) <= len(names):
+                return names[int(answer) - 1]
+            note(f"{answer!r} is none of them: type a number from 1 to {len(names)}, or a name")
+
+    def _read(self, default: str) -> str:
+        """A line of the input; empty at its end."""
+        out = self._screen.err.file
+        out.write(f"[{safe(default)}] > ")
+        out.flush()
+        line = sys.stdin.readline()
+        if not line.endswith("\n"):
+            self._defaults = not line  # the end: nobody will answer what comes after it either
+            out.write("\n")
+        return line.strip()
+
+    @contextmanager
+    def bar(self, title: str, limit: float) -> Iterator[Callable[[str, int, int], None]]:
+        """A bar that says what is being done, for how long, and how long it may take; nothing where there is none."""
+        err = self._screen.err
+        if not err.is_terminal or err.is_dumb_terminal:
+            yield lambda what, done, total: None
+            return
+        begun = time.monotonic()
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), _Clock(begun, limit))
+        with Progress(*columns, console=err, transient=True) as progress:
+            task = progress.add_task(title, total=None)
+            self._rest, self._resume = progress.stop, progress.start
+
+            def tell(what: str, done: int, total: int) -> None:
+                count = f" {done} of {total}" if total else ""
+                described = f"{title}: {safe(what)}{count}"
+                progress.update(task, description=described, completed=done, total=total or None)
+
+            try:
+                yield tell
+            finally:
+                self._rest = self._resume = lambda: None
+
+
+class _Clock(ProgressColumn):
+    """``0:07 of 2:00 at most``."""
+
+    def __init__(self, begun: float, limit: float) -> None:
+        super().__init__()
+        self._begun, self._limit = begun, limit
+
+    def render(self, task: Task) -> Text:
+        """What the column shows."""
+        return Text(f"{spelled(time.monotonic() - self._begun)} of {spelled(self._limit)} at most", style="dim")
+
+
+def spelled(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> spelled(7.9), spelled(120)
+    ('0:07', '2:00')
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,156 @@
+"""``record``: save what a reference computes, to verify a port without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.output import Screen, size
+from porting.errors import Code, Fault
+
+if TYPE_CHECKING:
+    import torch
+
+    from porting.verification import Case
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", help="The safetensors file to be made; it has to be named.", show_default=False
+    ),
+]
+
+MeaningOnly = Annotated[
+    bool, typer.Option("--meaning-only", help="Record float64 alone: less than half the size, nothing on rounding.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--probe", help="Record the points that this pattern matches; may be given more than once."),
+]
+CaseNumbers = Annotated[
+    list[int] | None,
+    typer.Option("--case", help="Record the case of this number; may be given more than once.", show_default="all"),
+]
+WorkingTypes = Annotated[
+    list[options.DType] | None,
+    typer.Option("--dtype", help="A working dtype to record; may be given more than once.", show_default="float32"),
+]
+InputsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--inputs-only", help="Record the inputs and no activations, for a reference in another framework to be run on."
+    ),
+]
+WithWeights = Annotated[bool, typer.Option("--weights", help="Record the weights as well, for a port elsewhere.")]
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that stands there.")]
+
+
+def record(
+    source: options.Source = None,
+    out: Out = None,
+    table: options.TableName = None,
+    reference: options.ReferenceName = None,
+    architecture: options.ArchitectureName = None,
+    dtypes: WorkingTypes = None,
+    meaning_only: MeaningOnly = False,
+    only: Only = None,
+    cases: CaseNumbers = None,
+    inputs: options.Inputs = None,
+    inputs_only: InputsOnly = False,
+    weights: WithWeights = False,
+    seed: options.Seed = 0,
+    longest: options.Longest = 512,
+    overwrite: Overwrite = False,
+    as_json: options.Json = False,
+) -> None:
+    """Record what a reference computes, so that a port can be verified where the reference is not.
+
+    The file holds the inputs and the activations at the table's probes, in float64 and in each working dtype. It can be
+    kept with a project as its golden file; the same command gives the same bytes.
+
+    \b
+    Examples:
+      porting record --out golden.safetensors
+      porting record ./my-checkpoint --out golden.safetensors --meaning-only --case 0
+      porting record --reference my_model.py:build --inputs batch.safetensors --out golden.safetensors
+      porting record --reference my_model.py:build --inputs-only --weights --out question.safetensors
+    """
+    with Screen("record", as_json=as_json) as screen:
+        import torch
+
+        from porting.verification import VerifyError
+        from porting.verification import record as keep
+
+        if out is None:
+            message = "where the recording goes was not said: it may have tens of megabytes"
+            hint = "name the file: --out golden.safetensors"
+            raise VerifyError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
+        if source is not None and reference is not None:
+            message = f"there are two references, {source} and {reference}"
+            hint = "record one of them; a module or a function holds its weights itself"
+            raise VerifyError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
+        working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
+        make, batches = options.builder(reference), options.batch_of(inputs)
+        made = keep(
+            options.checkpoint_source(source) if make is None else make,
+            out,
+            table,
+            architecture=architecture,
+            dtypes=() if meaning_only else tuple(working),
+            only=only or (),
+            cases=cases,
+            inputs=batches,
+            inputs_only=inputs_only,
+            weights=weights,
+            seed=seed,
+            longest=longest,
+            overwrite=overwrite,
+        )
+        nbytes = made.stat().st_size
+        screen.document({"path": str(made), "bytes": nbytes})
+        screen.line(("recorded ", "bold green"), f"{made}, {size(nbytes)}")
+        if nbytes > LARGE and not inputs_only:
+            screen.line(
+                "smaller: --meaning-only halves it; --probe and --case record a part; --longest 64 has short rows"
+            )
+        if inputs_only:
+            screen.next("inspect", str(made))
+            return
+        screen.next(*_compared(source, table, architecture, reference, str(made), batches))
+
+
+LARGE = 10_000_000
+"""Bytes of a recording from which on it is said how to make a smaller one."""
+
+
+def _compared(
+    source: str | None,
+    table: str | None,
+    architecture: str | None,
+    reference: str | None,
+    made: str,
+    inputs: Sequence[Case] | None,
+) -> list[str]:
+    """The words of a verification that is run against the recording; the command took no port of the user's own."""
+    from porting.checkpoint import open_checkpoint
+    from porting.tables import find_table
+
+    if reference is not None:  # a module that holds its weights is compared with what it computed itself
+        from porting.verification.functions import computes
+
+        if computes(options.builder(reference), [name for one in inputs or () for name in one.inputs]):
+            return ["inspect", made]
+        return ["verify", *options.flags(into=reference, table=table, reference=made)]
+    builds = find_table(table, open_checkpoint(options.checkpoint_source(source), weights=False).config).architectures
+    if not builds or not all(one.target.startswith("porting.") for one in builds):
+        return ["inspect", made]
+    return [
+        "verify",
+        *options.source_argument(source),
+        *options.flags(table=table, architecture=architecture, reference=made),
+    ]

@@ -1,0 +1,214 @@
+"""``suggest``: a table for a module of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.padding import Padding
+from rich.text import Text
+
+from porting.cli import options
+from porting.cli.output import DIFFERENT, Screen, free
+from porting.cli.progress import Prompt
+from porting.errors import Code, Fault, PortingError
+from porting.printable import safe, safe_lines
+
+if TYPE_CHECKING:
+    from porting.suggesting import Suggestion
+
+UNDECIDED = 3
+"""Exit code: no table was found, and nothing shows that there is none."""
+
+Module = Annotated[
+    str,
+    typer.Option(
+        "--into",
+        metavar="MODULE:NAME",
+        help="What builds your own module: my_model:build, or my_model.py:build; a class or a function. "
+        "It is imported, so its file runs.",
+    ),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write the table to this file.", show_default="standard output")
+]
+InputLine = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="REFERENCE=YOURS",
+        help="A line of [inputs], where your forward cannot be understood: 'attention_mask=m -> bool'.",
+    ),
+]
+Explain = Annotated[
+    str | None, typer.Option("--explain", metavar="TEXT", help="Show what speaks for the lines that contain this.")
+]
+Interactive = Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")]
+Yes = Annotated[bool, typer.Option("--yes", help="With --interactive: take every default, and say what was asked.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write over a file that is there.")]
+Limit = Annotated[
+    float, typer.Option("--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1)
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the twin's weights and of all inputs.")]
+
+
+def suggest(
+    into: Module,
+    source: options.Source = None,
+    output: Output = None,
+    architecture: options.ArchitectureName = None,
+    inputs: InputLine = None,
+    explain: Explain = None,
+    interactive: Interactive = False,
+    yes: Yes = False,
+    overwrite: Overwrite = False,
+    limit: Limit = 120.0,
+    seed: Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Write the table for a module that was never seen before, and prove it, or say why there can be none.
+
+    A small random twin of the checkpoint's architecture runs beside your module. Place after place, what flows through
+    your module says which of the twin's weights belong there; what remains open is tried out. Exit code 0: what the
+    table maps is proven in float64; 1: it is approximate, or was shown to be impossible; 2: it could not be run; 3: no
+    table was found, and how far it came is said.
+
+    \b
+    Examples:
+      porting suggest --into my_model.py:build
+      porting suggest ./my-checkpoint --into my_model.py:build -o my_table.toml
+      porting suggest ./my-checkpoint --into my_model.py:MyModel --explain query
+      porting suggest ./my-checkpoint --into my_model.py:MyModel --input 'attention_mask=m -> bool'
+      porting suggest ./my-checkpoint --into my_model.py:MyModel --interactive
+    """
+    with Screen("suggest", as_json=as_json) as screen:
+        from porting.checkpoint import open_checkpoint
+        from porting.checkpoint.atomic import check_destination
+        from porting.suggesting import suggest as make
+
+        if output is not None:  # before the work, not after it
+            check_destination(output, overwrite=overwrite or interactive)
+        wanted = output
+        lines = dict(_line(one) for one in inputs or ())
+        builder = options.builder(into)
+        checkpoint = open_checkpoint(options.checkpoint_source(source))
+        name = output.stem if output is not None else into.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
+        dialogue = Prompt(screen, defaults=yes)
+        with dialogue.bar("suggesting", limit) as tell:
+            found = make(
+                checkpoint,
+                builder,  # type: ignore[arg-type]  # --into is always given
+                architecture=architecture,
+                inputs=lines,
+                name=name.replace(".", "_"),
+                seed=seed,
+                limit=limit,
+                progress=tell,
+                ask=dialogue.ask if interactive else None,
+            )
+        screen.document(found.to_dict())
+        _show(screen, found, explain, table=output is None and not interactive)
+        if not found.evidence:
+            output = None  # there is nothing to write
+        elif interactive:
+            output = _agreed(screen, found, output, dialogue, name, overwrite=overwrite)
+        if output is not None:
+            found.write(output, overwrite=overwrite or interactive)
+        asked = [*options.source_argument(source), *options.flags(into=into, architecture=architecture, input=inputs)]
+        if output is not None and any(one.tie for one in found.unmapped):  # once they are tied in the module
+            screen.next("suggest", *asked, *options.flags(output=output, overwrite=True))
+        elif any(one.kind == "bound" for one in found.reasons):
+            more = options.flags(output=output or wanted, overwrite=output is not None, limit=f"{5 * limit:g}")
+            screen.next("suggest", *asked, *more)
+        elif output is not None:
+            fresh = any(one.side == "module" for one in found.unmapped)
+            bounded = found.verdict.value == "approximate"  # which verify holds the table to
+            proving = found.proven or bounded
+            named = architecture if proving else None  # the reference's class: the table builds no architecture
+            same = options.flags(table=output, into=into, architecture=named, fresh=fresh)
+            screen.next("verify" if proving else "check", *options.source_argument(source), *same)
+        elif not interactive:
+            screen.next("suggest", *asked, "--output", free("my_table", ".toml"), aside=True)
+        if not found.proven:
+            raise typer.Exit(UNDECIDED if found.stop is not None else DIFFERENT)
+
+
+def _line(text: str) -> tuple[str, str]:
+    theirs, sign, ours = text.partition("=")
+    if not sign or not theirs.strip() or not ours.strip():
+        message = f"--input {text!r} is not of the form REFERENCE=YOURS"
+        hint = "such as --input 'attention_mask=mask -> padding'"
+        raise PortingError(Fault(code=Code.NO_INPUTS, message=message, hint=hint))
+    return theirs.strip(), ours.strip()
+
+
+def _agreed(
+    screen: Screen, found: Suggestion, output: Path | None, dialogue: Prompt, name: str, *, overwrite: bool
+) -> Path | None:
+    """Where the table shall be written; None for nowhere, after it was shown."""
+    from porting.suggesting import Question
+
+    if not found.exact:
+        question = Question(
+            about="accept",
+            said=f"Write a table that is {found.verdict.value}?",
+            why=_WHY.get(found.verdict.value, "it can be mended by hand, and checked"),
+            choices={"yes": "", "no": ""},
+            default="yes",
+        )
+        if dialogue.ask(question) == "no":
+            return None
+    while True:
+        if output is None:
+            where = Question(
+                about="output",
+                said="To which file?",
+                why="none was named; - writes none and shows it here",
+                default=f"{name}.toml",
+            )
+            answer = dialogue.ask(where)
+            if answer == "-":
+                screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
+                return None
+            output = Path(answer)
+        if overwrite or not output.exists():
+            return output
+        over = Question(
+            about="overwrite",
+            said=f"{output} exists: write over it?",
+            why="what is in it would be lost",
+            choices={"no": "", "yes": ""},
+            default="no",
+        )
+        if dialogue.ask(over) == "yes":
+            return output
+        if dialogue.silent:
+            screen.note(f"{output} is left as it is")
+            return None
+        output = None
+
+
+_WHY = {
+    "trunk only": "what it maps is proven, and some parts have no counterpart",
+    "approximate": "it says so in [approximate], with the bound that verify holds it to",
+}
+
+
+def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool) -> None:
+    from porting.suggesting.draft.unmapped import listed
+
+    style = "bold green" if found.exact else "bold yellow" if found.proven else "bold red"
+    if table:
+        screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
+        screen.line()
+    screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
+    said = [reason.said for reason in found.reasons]
+    said += [f"the module has no place for {part}" for part in found.missing]
+    said += [f"not shown: {one}" for one in found.limits]
+    said += listed(found.unmapped)
+    for line in said:
+        screen.show(Padding(Text(safe(line)), (0, 0, 0, 2), expand=False))  # folded lines keep their left edge
+    if explain is not None:
+        screen.line()
+        screen.show(Text(safe_lines(found.explain(explain) or f"no line contains {explain!r}")), soft_wrap=True)

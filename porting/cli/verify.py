@@ -1,0 +1,218 @@
+"""``verify``: whether a port computes what the reference computes."""
+
+from __future__ import annotations
+
+import errno
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.output import DIFFERENT, Screen, free
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from porting.checkpoint import Checkpoint
+
+WorkingTypes = Annotated[
+    list[options.DType] | None,
+    typer.Option(
+        "--dtype",
+        help="A working dtype whose rounding is compared; may be given more than once.",
+        show_default="float32",
+    ),
+]
+
+EveryProbe = Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each probe.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="All rows, the code that never ran, the inputs and the versions.")
+]
+Training = Annotated[
+    bool,
+    typer.Option("--training", help="Compare in training mode as well, with the same dropout masks; and gradients."),
+]
+Autocast = Annotated[
+    options.Half | None,
+    typer.Option("--autocast", help="Compare under torch.autocast with this dtype as well, with float32 weights."),
+]
+Gradients = Annotated[bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")]
+Steps = Annotated[
+    int,
+    typer.Option("--steps", min=0, help="Compare the weights after this many steps of SGD and of AdamW as well."),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", dir_okay=False, help="Also write the report as a page for a browser."),
+]
+Stream = Annotated[
+    bool,
+    typer.Option("--stream", help="For models larger than memory: read each layer's weights when it is reached."),
+]
+Loaded = Annotated[
+    bool,
+    typer.Option(
+        "--loaded", help="--into gives a module that holds its weights: compare these, and load nothing into it."
+    ),
+]
+Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
+
+
+def verify(
+    source: options.Source = None,
+    table: options.TableName = None,
+    into: options.IntoName = None,
+    architecture: options.ArchitectureName = None,
+    reference: options.ReferenceName = None,
+    inputs: options.Inputs = None,
+    dtypes: WorkingTypes = None,
+    seed: Seed = 0,
+    gradients: Gradients = False,
+    training: Training = False,
+    autocast: Autocast = None,
+    steps: Steps = 0,
+    stream: Stream = False,
+    longest: Longest = 512,
+    loaded: Loaded = False,
+    fresh: options.Fresh = False,
+    trust: options.Trust = False,
+    verbose: Verbose = False,
+    every: EveryProbe = False,
+    html: Html = None,
+    as_json: options.Json = False,
+) -> None:
+    """Prove, module by module, that a port computes what transformers, or another reference, computes.
+
+    Both run on the same inputs: in float64, where a faithful port agrees to the last digits, and in each working
+    dtype, where its rounding is held against the reference's own. Each module is also given the reference's inputs,
+    so that a guilty one is named and an innocent one is not. Exit code 0: faithful, or approximate as the table
+    declares; 1: not; 2: it could not be run.
+
+    \b
+    Examples:
+      porting verify
+      porting verify ./my-checkpoint --dtype float32 --dtype bfloat16
+      porting verify ./my-checkpoint --gradients --steps 3
+      porting verify ./my-checkpoint --training --autocast bfloat16
+      porting verify ./my-checkpoint --into my_model.py:build --reference golden.safetensors
+      porting verify --reference old_model.py:build --into new_model.py:build --inputs batch.safetensors
+      porting verify ./my-checkpoint --table my_table.toml --into my_model.py:build
+      porting verify ./my-checkpoint --table my_table.toml --into my_model.py:filled --loaded
+      porting verify ./my-checkpoint --html report.html
+      porting verify ./larger-than-memory --stream --longest 64
+      porting verify google-bert/bert-base-uncased --json > report.json
+    """
+    with Screen("verify", as_json=as_json) as screen:
+        import torch
+
+        from porting.reporting.terminal import render
+        from porting.tables import find_table
+        from porting.verification import verify as prove
+
+        if html is not None and not html.parent.is_dir():  # said before the work, and not after it
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(html.parent))
+        make = options.builder(into, trust=trust)
+        working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
+        against = options.reference_of(reference, trust=trust)
+        recorded = isinstance(against, Path)
+        lone = source is None and (into is not None if recorded else against is not None)  # it has its own weights
+        checkpoint = None if lone else _opened(source)
+        own = _holding(make, checkpoint, table, architecture, trust=trust) if loaded else None
+        with screen.working("verifying") as tell:
+            report = prove(
+                checkpoint,
+                own or make,
+                table,
+                reference=against,
+                loaded=own is not None,
+                inputs=options.batch_of(inputs),
+                architecture=architecture,
+                dtypes=tuple(dict.fromkeys(working)),
+                seed=seed,
+                gradients=gradients,
+                training=training,
+                autocast=None if autocast is None else getattr(torch, autocast.value),
+                steps=steps,
+                stream=stream,
+                longest=longest,
+                fresh=fresh,
+                trust=trust,
+                progress=tell,
+            )
+        same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
+        against_it = options.flags(reference=reference, inputs=inputs)
+        asked = options.flags(
+            dtype=[one.value for one in dtypes or []],
+            seed=seed or None,
+            gradients=gradients,
+            training=training,
+            autocast=autocast and autocast.value,
+            steps=steps or None,
+            stream=stream,
+            longest=None if longest == 512 else longest,
+            loaded=loaded,
+        )
+        again = shlex.join(["porting", "verify", *options.source_argument(source), *same, *against_it, *asked])
+        report = replace(report, call=again)
+        screen.document(report.to_dict())
+        screen.show(render(report, every_probe=every, verbose=verbose or every))
+        if html is not None:
+            screen.line(f"the report as a page: {report.save_html(html)}")
+        if report.as_claimed and reference is None and not loaded:
+            carrying = "convert" if stream else "export"  # export holds all of a model in memory
+            built = architecture if checkpoint and find_table(table, checkpoint.config).architectures else None
+            same = options.flags(table=table, into=into, architecture=built, fresh=fresh, trust=trust)
+            screen.next(carrying, *options.source_argument(source), free("exported"), *same)
+            return
+        known = every or verbose or report.as_claimed
+        closer = ["--html", free("report", ".html")] if known else ["--verbose"]
+        screen.next("verify", *options.source_argument(source), *same, *against_it, *asked, *closer)
+        if report.as_claimed:
+            return
+        raise typer.Exit(DIFFERENT)
+
+
+def _holding(
+    make: Callable[..., nn.Module] | None,
+    checkpoint: Checkpoint | None,
+    table: str | None,
+    architecture: str | None,
+    *,
+    trust: bool,
+) -> nn.Module:
+    """The module that holds its weights, built as any other one is, or named itself.
+
+    Raises:
+        TargetError: there is none, or it cannot be built.
+    """
+    from torch import nn
+
+    from porting.build import OWN_CODE, bounds, filled
+    from porting.errors import Code, Fault
+    from porting.loading import maker
+    from porting.tables import find_table
+    from porting.target import TargetError
+
+    if make is None:
+        message = "--loaded compares the weights that a module of your own holds, and none is named"
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint="name what builds it: --into"))
+    if isinstance(make, nn.Module):
+        return make
+    if checkpoint is None:  # what it is compared with has no config either
+        return filled(make, OWN_CODE)
+    named = find_table(table, checkpoint.config)
+    construct, _ = maker(named, checkpoint, make, architecture if named.architectures else None, trust=trust)
+    return filled(construct, bounds(checkpoint.tensors, checkpoint.config))
+
+
+def _opened(source: str | None) -> Checkpoint:
+    """The checkpoint: opened before the progress bar starts, since a download has bars of its own."""
+    from porting.checkpoint import open_checkpoint
+
+    return open_checkpoint(options.checkpoint_source(source))

@@ -1,0 +1,53 @@
+"""``verify-files``: compare the files that ``convert`` wrote with the recorded digests."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from porting.cli import options
+from porting.cli.convert import Threads
+from porting.cli.output import DIFFERENT, Screen, counted, size
+
+Folder = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A directory that porting convert made.")]
+CheckSha256 = Annotated[bool, typer.Option("--sha256", help="Compare the SHA-256 as well, where it was recorded.")]
+
+
+def verify_files(
+    folder: Folder,
+    sha256: CheckSha256 = False,
+    threads: Threads = 2,
+    as_json: options.Json = False,
+) -> None:
+    """Read every file that convert wrote, and compare it with the recorded digest.
+
+    Exit code 1 says that something is not as it was written: a line for each tensor or file.
+
+    \b
+    Examples:
+      porting verify-files ./ported
+      porting verify-files ./ported --sha256 --json
+    """
+    with Screen("verify-files", as_json=as_json) as screen:
+        from porting.converting import verify_files as compare
+
+        report = compare(folder, sha256=sha256, threads=threads)
+        screen.document({**asdict(report), "path": str(report.path), "same": report.same})
+        for problem in report.problems:
+            screen.line(("differs: ", "bold red"), problem)
+        screen.facts(
+            {
+                "files": f"{report.files}, {counted(report.tensors, 'tensor')}, {size(report.bytes)}",
+                "made by": report.command,
+                "not in the record": ", ".join(report.strangers),
+            }
+        )
+        if report.same:
+            screen.line(("every byte is as it was written", "bold green"))
+            screen.next("inspect", str(folder))
+        else:
+            screen.next("convert", "--help")  # what was lost has to be made again: the record says how it was made
+            raise typer.Exit(DIFFERENT)

@@ -1,0 +1,361 @@
+"""From the rules of every single layer to the few that a person would have written.
+
+Numbers that vary together become an index: ``layer.0 = blocks.0`` and ``layer.1 = blocks.1`` are ``layer.{i} =
+blocks.{i}``; ``layer.1 = layers.2`` after ``layer.0 = layers.0`` makes ``layer.{i} = layers.{2*i}``.  A weight and its
+bias that go the same way are one line, and so are query, key and value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.search.name_similarity import meanings, parted, pattern
+from porting.suggesting.search.search_result import GUESS
+
+_NUMBER = re.compile(r"\{[^{}]*\}|\d+")
+"""A number, or a placeholder, whose numbers are its own."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A rule as a table writes it.
+
+    Attributes:
+        sources, targets: patterns of names with their axes, ``(pattern, "(h d) e")``.
+        fold, fill, scale: as in a table.
+        why: what decided it.
+        proven: it was chosen among several by what it computes.
+        reads, writes: the tensors of the twin that it stands for.
+    """
+
+    sources: tuple[tuple[str, str], ...]
+    targets: tuple[tuple[str, str], ...]
+    fold: bool = False
+    fill: float | None = None
+    scale: str = ""
+    why: str = ""
+    proven: bool = False
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+    @property
+    def short(self) -> bool:
+        """Whether it can be a line of [tensors]."""
+        return len(self.sources) == len(self.targets) == 1 and not self.fold and self.fill is None and not self.scale
+
+
+def lines(moves: Iterable[CandidateRule]) -> list[Line]:
+    """The rules of a table for these moves, in order of execution."""
+    single = [
+        Line(
+            tuple((one.pattern, one.axes) for one in move.sources),
+            tuple((one.pattern, one.axes) for one in move.targets),
+            fold=move.fold,
+            fill=move.fill,
+            scale=move.scale,
+            why=move.why,
+            proven=move.proven,
+            reads=move.reads,
+            writes=move.writes,
+        )
+        for move in moves
+    ]
+    counted = _counted(single)
+    paired = _merged(counted, "w", _weight_and_bias)
+    return _told_apart(_merged(paired, "p", _projections))
+
+
+def _told_apart(found: Sequence[Line]) -> list[Line]:
+    """A counted ``{p}`` spelled out as ``{p:0,1,2}`` where a number behind these is another line's."""
+    names = [name for line in found for name in (*line.reads, *line.writes)]
+    result = []
+    for line in found:
+        mine = {*line.reads, *line.writes}
+        others = [name for name in names if name not in mine]
+
+        def spelled(term: tuple[str, str], mine: set[str] = mine, others: list[str] = others) -> tuple[str, str]:
+            name, axes = term
+            if "{p}" not in name:
+                return term
+            shape = re.compile(
+                re.sub(r"\\{p\\}", r"(\\d+)", re.sub(r"\\{[^p}][^}]*\\}|\\{p:[^}]*\\}", r"[^.]+", re.escape(name)))
+            )
+            if not any(shape.fullmatch(one) for one in others):
+                return term
+            values = sorted({int(match.group(1)) for one in mine if (match := shape.fullmatch(one))})
+            return name.replace("{p}", f"{{p:{','.join(map(str, values))}}}"), axes
+
+        result.append(
+            replace(line, sources=tuple(map(spelled, line.sources)), targets=tuple(map(spelled, line.targets)))
+        )
+    return result
+
+
+def indexed(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Tuples of names with the numbers that vary together made an index.
+
+    >>> indexed([("h.0.ln", "b.0.n"), ("h.1.ln", "b.1.n"), ("ln_f", "norm")])
+    [('h.{i}.ln', 'b.{i}.n'), ('ln_f', 'norm')]
+    """
+    plain = [Line(tuple((one, "") for one in some), ()) for some in names]
+    return [tuple(name for name, _ in line.sources) for line in _counted(plain)]
+
+
+def joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Pairs of names of which some differ in query, key and value alone, these as one.
+
+    >>> joined([("h.q [b t o]", "b.query [t b o]"), ("h.k [b t o]", "b.key [t b o]"), ("ln", "norm")])
+    [('h.{p:q,k} [b t o]', 'b.{p:query,key} [t b o]'), ('ln', 'norm')]
+    """
+    alike: dict[tuple[str, str], list[Line]] = {}
+    for left, right in pairs:
+        (ours, _, axes), (theirs, _, others) = left.partition(" ["), right.partition(" [")
+        alike.setdefault((axes, others), []).append(Line(((ours, ""),), ((theirs, ""),)))
+    return [
+        (line.sources[0][0] + (f" [{axes}" if axes else ""), line.targets[0][0] + (f" [{others}" if others else ""))
+        for (axes, others), some in alike.items()
+        for line in _merged(some, "p", _projections)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- layers
+
+
+def _counted(single: Sequence[Line]) -> list[Line]:
+    groups: dict[object, list[Line]] = {}
+    for line in single:
+        terms = (*line.sources, *line.targets)
+        key = (tuple((_blank(name), axes) for name, axes in terms), line.fold, line.fill, line.scale)
+        groups.setdefault(key, []).append(line)
+    return [line for group in groups.values() for line in _explain(group)]
+
+
+def _blank(name: str) -> str:
+    return _NUMBER.sub(lambda found: found.group() if found.group().startswith("{") else "#", name)
+
+
+def _numbers(line: Line) -> list[int]:
+    names = [name for name, _ in (*line.sources, *line.targets)]
+    return [int(found) for name in names for found in _NUMBER.findall(name) if not found.startswith("{")]
+
+
+def _explain(group: list[Line]) -> list[Line]:
+    """The group as one line with an index; as several where one index cannot explain it."""
+    if len(group) == 1:
+        return group
+    columns = list(zip(*(_numbers(line) for line in group), strict=True))
+    varying = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    for base in varying:
+        count = _places(columns[base])
+        spelled = {place: _affine(count, columns[place]) for place in varying} if count else {}
+        if spelled and all(spelled.values()):
+            return [_spelled(group, {place: text for place, text in spelled.items() if text})]
+    for place in _inner_first(group, varying):  # another number tells two rows of layers apart
+        parts: dict[int, list[Line]] = {}
+        for line, value in zip(group, columns[place], strict=True):
+            parts.setdefault(value, []).append(line)
+        if 1 < len(parts) < len(group):
+            return [line for part in parts.values() for line in _explain(part)]
+    return group
+
+
+def _places(column: Sequence[int]) -> list[int]:
+    """Each number's place among them, from 0; nothing where they are not all different and equally far apart."""
+    steps = sorted(set(column))
+    apart = {after - before for before, after in pairwise(steps)}
+    return [steps.index(one) for one in column] if len(steps) == len(column) and len(apart) == 1 else []
+
+
+def _inner_first(group: Sequence[Line], varying: Sequence[int]) -> list[int]:
+    """The numbers of which a layer has several before those that count layers: ``ln_1`` before ``h.1``."""
+    names = [name for name, _ in (*group[0].sources, *group[0].targets)]
+    glued = [
+        found.start() > 0 and name[found.start() - 1] != "."
+        for name in names
+        for found in _NUMBER.finditer(name)
+        if not found.group().startswith("{")
+    ]
+    return sorted(varying, key=lambda place: (not glued[place], -place))
+
+
+def _affine(base: Sequence[int], other: Sequence[int]) -> str:
+    """``{i}``, ``{i+1}`` or ``{2*i+1}`` if the others follow from the base so; else nothing."""
+    first, second = next((a, b) for a in range(len(base)) for b in range(len(base)) if base[a] != base[b])
+    factor, rest = divmod(other[second] - other[first], base[second] - base[first])
+    shift = other[first] - factor * base[first]
+    if rest or factor < 1 or any(b != factor * a + shift for a, b in zip(base, other, strict=True)):
+        return ""
+    left = "i" if factor == 1 else f"{factor}*i"
+    return f"{{{left}{shift:+d}}}" if shift else f"{{{left}}}"
+
+
+def _spelled(group: Sequence[Line], places: dict[int, str]) -> Line:
+    counter = iter(range(10_000))
+
+    def spell(name: str) -> str:
+        def one(found: re.Match[str]) -> str:
+            if found.group().startswith("{"):
+                return found.group()
+            return places.get(next(counter), found.group())
+
+        return _NUMBER.sub(one, name)
+
+    first = group[0]
+    sources = tuple((spell(name), axes) for name, axes in first.sources)
+    targets = tuple((spell(name), axes) for name, axes in first.targets)
+    return replace(
+        first,
+        sources=sources,
+        targets=targets,
+        proven=any(line.proven for line in group),
+        why=_why(group),
+        reads=tuple(name for line in group for name in line.reads),
+        writes=tuple(name for line in group for name in line.writes),
+    )
+
+
+def _why(some: Sequence[Line]) -> str:
+    """What decided lines that become one: a guess is one in any layer, and what is tried is tried in the first."""
+    guess = next((line.why for line in some if line.why == GUESS), "")
+    return guess or next((line.why for line in some if line.proven), some[0].why)
+
+
+# ------------------------------------------------------------------------------------------------- siblings
+
+
+def _weight_and_bias(one: str, other: str) -> bool:
+    stem, _, last = one.rpartition(".")
+    other_stem, _, other_last = other.rpartition(".")
+    return stem == other_stem and {*meanings(last), *meanings(other_last)} == {"weight", "bias"}
+
+
+def _projections(one: str, other: str) -> bool:
+    wanted = {"query", "key", "value"}
+    ours, theirs = meanings(one), meanings(other)
+    apart = ours ^ theirs
+    return len(ours & wanted) == len(theirs & wanted) == 1 and apart <= wanted and bool(apart)
+
+
+def _merged(found: Sequence[Line], index: str, belong: Callable[[str, str], bool]) -> list[Line]:
+    """Lines that differ in one part of either name, as one line with an enumerated index."""
+    result: list[Line] = []
+    rest = list(found)
+    while rest:
+        first = rest.pop(0)
+        together = [first]
+        if _mergeable(first, index):
+            for line in list(rest):
+                near = _mergeable(line, index) and belong(first.sources[0][0], line.sources[0][0])
+                if near and _joined([*together, line], index) is not None:
+                    together.append(line)
+        merged = _joined(together, index) if len(together) > 1 else None
+        if merged is None:
+            result.append(first)
+            continue
+        for line in together[1:]:
+            rest.remove(line)
+        result.append(merged)
+    return result
+
+
+def _mergeable(line: Line, index: str) -> bool:
+    terms = (*line.sources, *line.targets)
+    free = not any(re.search(rf"\b{index}\b", axes) for _, axes in terms)
+    return line.short and free and not any(f"{{{index}" in name for name, _ in terms)
+
+
+def _joined(some: Sequence[Line], index: str) -> Line | None:
+    sides = []
+    for terms in ([line.sources[0] for line in some], [line.targets[0] for line in some]):
+        names, axes = [name for name, _ in terms], terms[0][1]
+        if any(other != axes for _, other in terms):
+            return None
+        parts = _split(names)
+        if parts is None:
+            return None
+        before, middles, after = parts
+        merged = pattern(middles, index)
+        whole = merged.startswith("{") and merged.endswith("}") and merged.count("{") == 1
+        if not whole or before[-1:] == "}" or after[:1] == "{":
+            return None
+        sides.append(((f"{before}{merged}{after}", axes),))
+    return replace(
+        some[0],
+        sources=sides[0],
+        targets=sides[1],
+        proven=any(line.proven for line in some),
+        why=_why(some),
+        reads=tuple(name for line in some for name in line.reads),
+        writes=tuple(name for line in some for name in line.writes),
+    )
+
+
+def _split(names: Sequence[str]) -> tuple[str, list[str], str] | None:
+    """What is common in front, what differs, what is common behind; None when a placeholder is among what differs."""
+    before, middles, after = parted([re.findall(r"\{[^{}]*\}|[^._{}]+|[._]", name) for name in names])
+    if not all(middles) or any("{" in one for one in middles) or len(set(middles)) < len(middles):
+        return None
+    return before, middles, after
+
+
+_LETTER = re.compile(r"(?<![a-z_])[a-z](?![a-z])")
+_TWINS = {"y": "s", "z": "r"}
+"""Letters of a key's rotary pairs beside a query's, and those that do where there is no query."""
+
+_FOLLOW = ("r", "z")
+"""What remains of a head once its halves are known."""
+
+
+def plainer(line: Line) -> Line:
+    """The line with the usual letters, where these are free.
+
+    >>> plainer(Line((("k", "(g y z) e"),), (("wk", "(g z y) e"),))).targets
+    (('wk', '(g r s) e'),)
+    """
+    if not all(free not in _letters([line]) for free in _TWINS.values()):
+        return line
+
+    def renamed(terms: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            (name, _LETTER.sub(lambda one: _TWINS.get(one.group(), one.group()), axes)) for name, axes in terms
+        )
+
+    return replace(line, sources=renamed(line.sources), targets=renamed(line.targets))
+
+
+def _usual(letter: re.Match[str]) -> str:
+    return _TWINS.get(letter.group(), letter.group())
+
+
+def needed(texts: Mapping[str, str], lines: Sequence[Line]) -> dict[str, str]:
+    """The sizes that a table has to state: of the indices that it uses, without those that a shape says.
+
+    Args:
+        texts: index -> expression, of all that may be used.
+        lines: the table's.
+
+    >>> one = Line((("q", "(h s r) e"),), (("wq", "(h r s) e"),))
+    >>> needed({"h": "heads", "g": "groups", "s": "2", "r": "width // heads // 2"}, [one])
+    {'h': 'heads', 's': '2'}
+    """
+    named = " ".join(name for line in lines for name, _ in (*line.sources, *line.targets))
+    used = {index: text for index, text in texts.items() if index in _letters(lines) or f"{{{index}}}" in named}
+    known = set(used) - set(_FOLLOW)
+    for index in _FOLLOW:
+        if index in used and all(_follows(index, line, known) for line in lines if index in _letters([line])):
+            del used[index]
+    return used
+
+
+def _follows(index: str, line: Line, known: set[str]) -> bool:
+    """Whether an axis has this index and, besides it, nothing but indices whose sizes are known."""
+    groups = [group for _, axes in (*line.sources, *line.targets) for group in re.findall(r"\(([^()|]*)\)", axes)]
+    return any(index in group.split() and set(group.split()) <= known | {index} for group in groups)
+
+
+def _letters(lines: Sequence[Line]) -> set[str]:
+    return {one for line in lines for _, axes in (*line.sources, *line.targets) for one in _LETTER.findall(axes)}

@@ -1,0 +1,401 @@
+"""The [probes] of a table: which modules' outputs, scores and probabilities can be compared."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from porting.suggesting.draft.layer_patterns import indexed, joined
+from porting.suggesting.search.feature_permutation import FeatureOrder
+from porting.suggesting.search.layouts import CandidateRule, first_columns
+from porting.suggesting.search.name_similarity import likeness, pattern
+from porting.suggesting.subjects.operation_trace import TracedModel
+from porting.tracing.float64 import forced_float64
+from porting.tracing.trace import ARROW, INNER, ROOT, trace
+
+Axes = tuple[str, str]
+"""The reference's and the port's, as a table writes them."""
+
+NEAR = 1e-9
+
+
+def probes(
+    port: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    moves: Sequence[CandidateRule],
+    *,
+    loose: bool = False,
+    basis: FeatureOrder | None = None,
+) -> list[tuple[str, str]]:
+    """The lines of [probes].
+
+    Args:
+        port, reference: path of a module -> its output, of runs with the same weights on the same inputs.
+        moves: what was found; fused projections are compared through their biases' axes.
+        loose: also pair what differs a little, so that a proof says by how much.
+        basis: the order in which the port has the residual stream's features.
+    """
+    equal: list[tuple[str, str, Axes]] = []
+    for theirs, value in reference.items():
+        for ours, other in port.items():
+            axes = _equal(value, other, 0.05 if loose else NEAR, basis)
+            if axes is None and not ours and value.ndim == 3 and other.shape[-1:] > value.shape[-1:]:
+                inside = _equal(value, first_columns(other, value), 0.05 if loose else NEAR)
+                axes = None if inside != ("", "") else ("b t e", "b t (e|_rest)")
+            if axes is not None:
+                equal.append((theirs or ROOT, ours or ROOT, axes))
+    shapes = Counter(_kind(theirs, ours) for theirs, ours, _ in equal)
+    equal.sort(
+        key=lambda one: (
+            -shapes[_kind(one[0], one[1])],
+            one[0].count(".") + one[1].count("."),
+            -likeness(one[0], one[1]),
+        )
+    )
+    order = {path or ROOT: number for number, path in enumerate(reference)}
+    taken: set[str] = set()
+    given: set[str] = set()
+    chosen: list[tuple[str, str, Axes]] = []
+    for theirs, ours, axes in equal:
+        if theirs in taken or ours in given or _again(theirs, ours, chosen, reference, port):
+            continue
+        taken.add(theirs)
+        given.add(ours)
+        chosen.append((theirs, ours, axes))
+    ends = [one for one in equal if one[1] == ROOT]
+    if ends and ROOT not in given:
+        best = max(ends, key=lambda one: order[one[0]])
+        chosen = [one for one in chosen if one[0] != best[0]]
+        chosen.append(best)
+    chosen.sort(key=lambda one: order[one[0]])
+    lines = []
+    for axes in dict.fromkeys(one[2] for one in chosen):
+        left, right = (f" [{text}]" if text else "" for text in axes)
+        alike = indexed([(theirs, ours) for theirs, ours, some in chosen if some == axes])
+        lines += [(f"{a}{left}", f"{b}{right}") for a, b in alike]
+    split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
+    return [*_fused(split, port, reference), *lines]
+
+
+def returned_probes(
+    port: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    modules: Mapping[str, Tensor],
+    lines: Sequence[tuple[str, str]],
+) -> list[tuple[str, str]]:
+    """The lines of [probes] for a model that returns several tensors, such as a list of every layer's output.
+
+    Args:
+        port, reference: what the two return, by name or number.
+        modules: path of a module of the reference -> its output.
+        lines: those for modules: what is compared there is compared once.
+    """
+    known = {f"{ROOT} -> {name}": one for name, one in reference.items()}
+    known |= {path: one for path, one in modules.items() if path and not _named(path, lines)}
+    order = {path: number for number, path in enumerate(known)}
+    fits = {
+        name: {path: axes for path, one in known.items() if (axes := _equal(one, value, NEAR)) is not None}
+        for name, value in port.items()
+    }
+    often = Counter(path.translate(_DIGITS) for some in fits.values() for path in some)  # layers are told alike
+    found: list[tuple[str, str]] = []
+    taken: set[str] = set()
+    for name, some in fits.items():
+        free = [path for path in some if path not in taken]
+        if free:
+            path = max(free, key=lambda one: _rank(one, often[one.translate(_DIGITS)], order[one]))
+            left, right = (f" [{text}]" if text else "" for text in some[path])
+            found.append((f"{path}{left}", f"{ROOT} -> {name}{right}"))
+            taken.add(path)
+    return found
+
+
+def _rank(path: str, often: int, order: int) -> tuple[bool, bool, int, int]:
+    """How well a point suits an output that it equals: one of a list of every layer's output is a layer's.
+
+    The last layer's may be what the reference returns as well, and of a deeper checkpoint it is another layer's.
+    """
+    return often > 1, path.startswith(ROOT), often, order
+
+
+def _named(path: str, lines: Sequence[tuple[str, str]]) -> bool:
+    """Whether a line speaks of a module of the reference."""
+    return any(_pattern(theirs.partition(" ")[0]).fullmatch(path) for theirs, _ in lines)
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{[^{}]*\})", name)
+    return re.compile("".join(_placeholder(one) if one.startswith("{") else re.escape(one) for one in parts))
+
+
+def _placeholder(text: str) -> str:
+    _, enumerated, spellings = text[1:-1].partition(":")
+    return f"(?:{'|'.join(re.escape(one) for one in re.split('[,/]', spellings))})" if enumerated else r"\d+"
+
+
+def prefixed(lines: Sequence[tuple[str, str]], prefix: str, modules: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """The lines with the trunk's prefix, where the reference is the trunk alone and has no module of that name.
+
+    Args:
+        lines: of [probes].
+        prefix: the table's: names are matched with and without it.
+        modules: path of a module of the reference -> its output.
+
+    >>> prefixed([("encoder.layer.{i}", "blocks.{i}"), (".", "head")], "bert.", {})
+    [('bert.encoder.layer.{i}', 'blocks.{i}'), ('.', 'head')]
+    """
+    if any(path.startswith(prefix) for path in modules):
+        return [*lines]
+    return [(theirs if theirs.partition(" ")[0] == ROOT else prefix + theirs, ours) for theirs, ours in lines]
+
+
+def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[tuple[str, str]]:
+    """The lines for a checkpoint of another depth: what a module returns may be what the last layer gives.
+
+    Args:
+        lines: of [probes], for the twin.
+        twins: how many layers the twin has.
+        depth: how many the checkpoint has.
+
+    >>> at_depth([("h.{i}", "blocks.{i}"), ("h.1 [b t e]", ". [t b e]")], 2, 12)
+    [('h.{i}', 'blocks.{i}'), ('h.11 [b t e]', '. [t b e]')]
+    >>> at_depth([("h.0", ". -> 1"), ("h.1", ". -> 2")], 2, 3)
+    [('h.0', '. -> 1'), ('h.1', '. -> 2'), ('h.2', '. -> 3')]
+    >>> at_depth([("h.0", ". -> 0.1"), ("h.1", ". -> 0.2")], 2, 3)
+    [('h.0', '. -> 0.1'), ('h.1', '. -> 0.2'), ('h.2', '. -> 0.3')]
+    """
+    stretched = _stretched(lines, twins, depth)
+    last = re.compile(rf"(?<=\.){twins - 1}(?=\.|\s|$)")
+    return [
+        (last.sub(str(depth - 1), theirs), ours) if ours.partition(" ")[0] == ROOT and not every else (theirs, ours)
+        for theirs, ours, every in stretched
+    ]
+
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|\s|$)")
+_OUTPUT = re.compile(r"^(\. -> (?:\S*\.)?)(\d+)(?=\s|$)")
+
+
+def _stretched(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[tuple[str, str, bool]]:
+    """The lines, those for a list of every layer's output for as many layers as there are, and which these are."""
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    keys = []
+    for theirs, ours in lines:
+        layers, output = _LAYER.findall(theirs), _OUTPUT.search(ours)
+        key = None
+        if len(layers) == 1 and output is not None:
+            key = _LAYER.sub("#", theirs), _OUTPUT.sub(r"\1#", ours), int(output[2]) - int(layers[0])
+            groups.setdefault(key, []).append(int(layers[0]))
+        keys.append(key)
+    whole = {key for key, layers in groups.items() if twins > 1 and sorted(layers) == list(range(twins))}
+    found: list[tuple[str, str, bool]] = []
+    for line, key in zip(lines, keys, strict=True):
+        if key is None or key not in whole:
+            found.append((*line, False))
+            continue
+        theirs, ours, offset = key
+        made = ((theirs.replace("#", str(n)), ours.replace("#", str(n + offset)), True) for n in range(depth))
+        found += [one for one in made if one not in found]
+    return found
+
+
+def _kind(theirs: str, ours: str) -> tuple[str, str]:
+    return indexed([(theirs, ours)])[0][0].translate(_DIGITS), ours.translate(_DIGITS)
+
+
+_DIGITS = str.maketrans("0123456789", "##########")
+
+
+def _again(
+    theirs: str,
+    ours: str,
+    chosen: Sequence[tuple[str, str, Axes]],
+    reference: Mapping[str, Tensor],
+    port: Mapping[str, Tensor],
+) -> bool:
+    """Whether the same activation is compared already."""
+    value, other = reference.get("" if theirs == ROOT else theirs), port.get("" if ours == ROOT else ours)
+    for one, another, _ in chosen:
+        known = reference.get("" if one == ROOT else one)
+        also = port.get("" if another == ROOT else another)
+        same = known is not None and value is not None and _equal(known, value, 0.0) is not None
+        if same and also is not None and other is not None and _equal(also, other, 0.0) is not None:
+            return True
+    return False
+
+
+def _equal(one: Tensor, other: Tensor, bound: float, basis: FeatureOrder | None = None) -> Axes | None:
+    """The axes under which two are equal, empty where they are as they are; None when they are not."""
+    if one.shape == other.shape and _close(one, other, bound):
+        return "", ""
+    if one.ndim == 3 and other.ndim == 2 and one.numel() == other.numel():  # words one after the other
+        flat = one.flatten(0, 1)
+        return ("b t e", "(b t) e") if flat.shape == other.shape and _close(flat, other, bound) else None
+    return _turned(one, other, bound, basis) if one.ndim == other.ndim == 3 else None
+
+
+def _turned(one: Tensor, other: Tensor, bound: float, basis: FeatureOrder | None) -> Axes | None:
+    """The same for two of three axes: sequence first, or in another order of the features."""
+    first = one.transpose(0, 1)
+    if first.shape == other.shape and _close(first, other, bound):
+        return "b t e", "t b e"  # s is the two halves of a head
+    if basis is None or not basis.theirs or one.shape[-1] % 2:
+        return None
+    for value, batch in ((one, "b t"), (first, "t b")):
+        if value.shape == other.shape and _close(basis.turned(value), other, bound):
+            return f"b t ({basis.theirs})", f"{batch} ({basis.ours})"
+    return None
+
+
+def _close(one: Tensor, other: Tensor, bound: float) -> bool:
+    scale = float(one.abs().max()) if one.numel() else 0.0
+    far = float((one - other).abs().max()) if one.numel() else 0.0
+    return far <= bound * (scale or 1.0)
+
+
+def _fused(
+    moves: Sequence[CandidateRule], port: Mapping[str, Tensor], reference: Mapping[str, Tensor]
+) -> list[tuple[str, str]]:
+    """Projections that are fused or cut up on one side: what comes out of them has their biases' axes."""
+    found = []
+    for move in moves:
+        source, target = move.sources[0], move.targets[0]
+        if len(move.sources) != 1 or len(move.targets) != 1 or not source.axes or " e" in f" {source.axes}":
+            continue
+        theirs, ours = ([name.rpartition(".")[0] for name in one.names] for one in (source, target))
+        known = all(path in reference for path in theirs) and all(path in port for path in ours)
+        ends = source.pattern.endswith(".bias") and target.pattern.endswith(".bias")
+        if not known or not ends or any(port[path].ndim != 3 for path in ours):
+            continue
+        first = reference[theirs[0]]
+        sizes = [sum(some[path].numel() for path in paths) for some, paths in ((reference, theirs), (port, ours))]
+        if first.ndim != 3 or sizes[0] != sizes[1]:
+            continue
+        batch = "b t" if port[ours[0]].shape[:2] == first.shape[:2] else "t b"  # s is a half of a head
+        left = f"{source.pattern.removesuffix('.bias')} [b t {source.axes}]"
+        right = f"{target.pattern.removesuffix('.bias')} [{batch} {target.axes}]"
+        found.append((left, right))
+    return [(left, right) for left, right in indexed(found)]
+
+
+def whole(values: Sequence[Tensor]) -> bool:
+    """Whether all numbers are finite."""
+    return all(bool(torch.isfinite(one).all()) for one in values)
+
+
+AXES = "b h q k"
+
+Attention = Mapping[str, Mapping[str, Tensor]]
+"""``"scores"`` or ``"probabilities"`` -> path of the innermost module -> what its first softmax is given, or gives."""
+
+
+def attention(side: TracedModel) -> Attention:
+    """The scores and probabilities of one run."""
+    found: dict[str, dict[str, Tensor]] = {kind: {} for kind in INNER}
+    wanted = [f"{path or ROOT}{ARROW}{kind}" for path, _ in side.module.named_modules() for kind in INNER]
+
+    def visit(point: str, value: Tensor) -> None:
+        path, _, kind = point.partition(ARROW)
+        if kind in found:  # the first call of a module; others have a number
+            found[kind][path] = value.detach().clone()
+
+    with torch.no_grad(), forced_float64(side.module):
+        trace(side.module, side.call, wanted, visit)
+    return found
+
+
+def attention_probes(port: Attention, reference: Attention, bound: float) -> list[tuple[str, str]]:
+    """The lines of [probes] for attention, scores and probabilities of a layer beside each other.
+
+    Args:
+        port, reference: of runs with the same weights on the same inputs.
+        bound: how far two may be apart, relative to the larger's scale.
+    """
+    found: list[tuple[str, str]] = []
+    for kind in INNER:
+        pairs = []
+        free = dict(port[kind])
+        for theirs, value in reference[kind].items():
+            match = next(_matches(value, free, bound), None)
+            if match is None:
+                continue
+            names, left, right = match
+            ours = names[0] if len(names) == 1 else pattern(names, "h")
+            if not ours or (len(names) > 1 and "{h" not in ours):
+                continue
+            for name in names:
+                del free[name]
+            left, right = (f" [{axes}]" if axes else "" for axes in (left, right))
+            pairs.append((f"{theirs}{ARROW}{kind}{left}", f"{ours}{ARROW}{kind}{right}"))
+        found += [(a, b) for a, b in indexed(pairs)]
+    return found
+
+
+def _matches(value: Tensor, port: Mapping[str, Tensor], bound: float) -> Iterator[tuple[Sequence[str], str, str]]:
+    """Which of the port's are this one: their names, and the axes of both sides where these differ."""
+    if value.ndim != len(AXES.split()):
+        return
+    letters = AXES.split()
+    layouts: list[tuple[Tensor, str, str]] = [(value, "", "")]
+    layouts += [
+        (value.permute(order), AXES, " ".join(letters[place] for place in order))
+        for order in list(permutations(range(4)))[1:]
+    ]
+    layouts.append((value.flatten(0, 1), AXES, "(b h) q k"))
+    layouts.append((value.transpose(0, 1).flatten(0, 1), AXES, "(h b) q k"))
+    if value.shape[1] == 1:
+        layouts.append((value[:, 0], "b 1 q k", "b q k"))
+    for laid, left, right in layouts:
+        for name, other in port.items():
+            if _same_within(laid, other, bound):
+                yield (name,), left, right
+    heads = [
+        next((name for name, other in port.items() if _same_within(one, other, bound)), "") for one in value.unbind(1)
+    ]
+    if len(heads) > 1 and all(heads) and len(set(heads)) == len(heads):
+        yield heads, AXES, "b q k"
+
+
+def _same_within(one: Tensor, other: Tensor, bound: float) -> bool:
+    return one.shape == other.shape and one.numel() > 0 and _close(one, other, bound)
+
+
+def ordered(lines: Sequence[tuple[str, str]], modules: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """The lines of [probes] in the order in which the reference's modules end, with attention in front of its own.
+
+    Args:
+        lines: of [probes].
+        modules: path of a module of the reference -> its output, in order.
+    """
+    places = {path or ROOT: float(number) for number, path in enumerate(modules)}
+
+    def place(line: tuple[str, str]) -> float:
+        path, inner, _ = line[0].partition(" [")[0].partition(ARROW)
+        path = _first(path)
+        return places.get(path, float(len(places))) - (0.5 if inner else 0.0)
+
+    return sorted(joined(lines), key=place)
+
+
+def _first(path: str) -> str:
+    """The path of the first layer, and of the first spelling."""
+    found = ""
+    while "{" in path:
+        before, _, rest = path.partition("{")
+        inside, _, path = rest.partition("}")
+        name, _, spellings = inside.partition(":")
+        number = spellings.partition(",")[0].partition("/")[0] if spellings else _zeroth(name)
+        found += before + number
+    return found + path
+
+
+def _zeroth(expression: str) -> str:
+    """What ``i``, ``i+1`` or ``2*i+1`` is in the first layer."""
+    return expression.rpartition("+")[2] if "+" in expression else "0"

@@ -1,0 +1,281 @@
+"""From what the search found to a table that accounts for every tensor of the checkpoint and of the module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from porting.checkpoint import Checkpoint
+from porting.loading import same_bits
+from porting.notation.field import held
+from porting.notation.table import parse_table
+from porting.plan.align import align
+from porting.suggesting.draft.layer_patterns import Line, lines, needed, plainer
+from porting.suggesting.draft.probes import at_depth, probes, returned_probes
+from porting.suggesting.draft.table_writer import TableDraft, patterns, write
+from porting.suggesting.draft.unmapped import Unmapped, leftover
+from porting.suggesting.search.attention_layouts import Heads, sizes
+from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.search.name_similarity import numbered
+from porting.suggesting.search.search_result import SearchResult
+from porting.suggesting.search.softmax_invariance import SOFTMAX_IGNORES
+from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of
+from porting.suggesting.subjects.model_pair import ModelPair, number_of
+from porting.target import named_tensors, slots
+
+_NO_PLACE, _NONE = "the module has no place for it", "the checkpoint has none"
+_OPEN = "no counterpart was found"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The indices whose sizes no shape shows.
+
+    Attributes:
+        values: index -> its size in the twin.
+        texts: index -> what [sizes] says.
+    """
+
+    values: Mapping[str, int]
+    texts: Mapping[str, str]
+
+
+def heads_of(config: Mapping[str, object]) -> Heads | None:
+    """How attention is cut up; None where the config does not say."""
+    count, width = number_of(config, Role.HEADS), number_of(config, Role.HIDDEN)
+    groups = number_of(config, Role.GROUPS) or count
+    size = number_of(config, Role.HEAD_SIZE) or (width // count if count else 0)
+    return Heads(count=count, groups=groups, width=size) if count and size and not count % groups else None
+
+
+def sizes_of(config: Mapping[str, object]) -> Sizes:
+    """Heads, groups of them, and what else the rules of attention count, from the config's fields."""
+    values: dict[str, int] = {"c": 3, "s": 2}
+    texts: dict[str, str] = {"c": "3", "s": "2"}
+    cut = heads_of(config)
+    if cut is None:
+        return Sizes(values=values, texts=texts)
+    found = (next(fields_of(role, config), "") for role in (Role.HEADS, Role.GROUPS, Role.HEAD_SIZE, Role.HIDDEN))
+    heads, groups, size, hidden = found
+    groups = groups if groups and cut.groups != cut.count else heads
+    usual = number_of(config, Role.HIDDEN) == cut.count * cut.width
+    pairs = f"{hidden} // {heads} // 2" if usual else f"{size} // 2"
+    values |= {"h": cut.count, **sizes(cut)}
+    texts |= {"h": heads, "g": groups, "q": "1" if groups == heads else f"{heads} // {groups}", "k": "1", "v": "1"}
+    texts |= {"y": "2", "r": pairs, "z": pairs}
+    return Sizes(values=values, texts=texts)
+
+
+def scales_of(config: Mapping[str, object]) -> list[str]:
+    """Constants that embeddings are multiplied by: the root of the width, and its inverse."""
+    width = next(fields_of(Role.HIDDEN, config), None)
+    return [] if width is None else [f"{width} ** -0.5", f"{width} ** 0.5"]
+
+
+def draft(
+    subjects: ModelPair, found: SearchResult, name: str, head: Iterable[str], *, close: bool
+) -> tuple[TableDraft, list[Line], list[Unmapped]]:
+    """The table for the twin: everything that is read, written, left out, tied or new.
+
+    Args:
+        subjects: the two models.
+        found: what the search came to.
+        name: the table's.
+        head: comments for its beginning.
+        close: also compare activations that differ a little.
+
+    Returns:
+        The draft, its lines, and the tensors of both sides that have no counterpart.
+    """
+    twin, module = subjects.twin, subjects.built.module
+    made = [plainer(line) for line in lines(found.moves)]
+    used = {one for move in found.moves for one in move.reads}
+    written = {one for move in found.moves for one in move.writes}
+    drops, copies = _left_out(subjects, used | set(found.ignored_biases))
+    drops |= dict.fromkeys(_numbered(found.ignored_biases), SOFTMAX_IGNORES)
+    fresh, ties, rest = _unwritten(module, written | set(found.idle))
+    fresh |= dict.fromkeys(_numbered(found.idle), SOFTMAX_IGNORES)
+    tied = {name: other for name, other in found.seconds.items() if name in fresh}
+    fresh |= {name: f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()}
+    shapes = {name: slot.shape for name, slot in slots(module).items() if name in rest}
+    unused = [
+        name for name in twin.tensors if name not in used and name not in copies and name not in found.ignored_biases
+    ]
+    several = found.trace.returned  # the model itself is no module with one output then
+    ours = {path: one for path, one in found.trace.modules.items() if path or not several}
+    compared = probes(ours, found.reference.modules, found.moves, loose=close, basis=found.basis)
+    returned = returned_probes(several, found.reference.returned, found.reference.modules, compared)
+    unmapped = leftover(shapes, twin.tensors, found, unused)
+    if any(one.near for one in unmapped):  # what is left on either side may belong together
+        drops, fresh = (
+            {name: _OPEN if said in {_NO_PLACE, _NONE} else said for name, said in some.items()}
+            for some in (drops, fresh)
+        )
+    return (
+        TableDraft(
+            name=name,
+            description=f"{twin.architecture} into {type(module).__name__}",
+            head=tuple(head),
+            prefix=twin.prefix,
+            config={NESTED.get(theirs, theirs): ours for ours, theirs in subjects.built.asked.items()},
+            require=_required(subjects),
+            sizes=needed(sizes_of(subjects.config).texts, made),
+            lines=made,
+            drops=drops,
+            copies=copies,
+            ties=ties,
+            fresh=fresh,
+            inputs=_inputs((*subjects.way.rules, *subjects.way.more)),
+            probes=compared,
+            returned=returned,
+        ),
+        made,
+        unmapped,
+    )
+
+
+def _inputs(rules: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The lines of [inputs], without axes where these are the reference's own."""
+    plain = []
+    for theirs, ours in rules:
+        left, _, axes = theirs.partition(" [")
+        right, _, others = ours.partition(" [")
+        plain.append((left, right) if axes == others else (theirs, ours))
+    return plain
+
+
+def _required(subjects: ModelPair) -> dict[str, list[object]]:
+    """The fields that the module does not ask for and that change what is computed: they are as in this checkpoint."""
+    asked = set(subjects.built.asked.values())
+    found: dict[str, list[object]] = {}
+    for field, value in subjects.config.items():
+        fixed = role_of(field) in {Role.ACTIVATION, Role.EPS} or field in NESTED
+        if fixed and field not in asked and isinstance(value, str | float):
+            found[NESTED.get(field, field)] = [value]
+    return found
+
+
+def _left_out(subjects: ModelPair, used: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The twin's tensors that no rule reads: copies of others, and parts that the module does not have."""
+    tensors = subjects.twin.tensors
+    copies: dict[str, str] = {}
+    left = []
+    for name in (one for one in tensors if one not in used):
+        twin = next((one for one in used if same_bits(tensors[one], tensors[name])), None)
+        if twin is not None:
+            copies[name] = twin
+        else:
+            left.append(name)
+    drops = dict.fromkeys(patterns(left, [one for one in tensors if one not in left]), _NO_PLACE)
+    return drops, copies
+
+
+def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """The module's tensors that no rule writes: buffers that it computes, other names of what is written, the rest."""
+    fresh: dict[str, str] = {}
+    ties: dict[str, str] = {}
+    places = slots(module)
+    first = {places[name].same_as: name for name in written if name in places}
+    buffers, rest = [], []
+    for name, slot in places.items():
+        if name in written:
+            continue
+        if slot.same_as in first:
+            ties[name] = first[slot.same_as]
+        elif not slot.parameter:
+            buffers.append(name)
+        else:
+            rest.append(name)
+    others = [name for name in places if name not in (*buffers, *rest)]
+    fresh |= dict.fromkeys(_numbered(buffers), "a buffer, which the module computes")
+    fresh |= dict.fromkeys(patterns(rest, [*others, *buffers]), _NONE)
+    return fresh, ties, rest
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
+    from porting.suggesting.draft.layer_patterns import indexed  # noqa: PLC0415  # kept beside its one use
+
+    return [one[0] for one in indexed([(name,) for name in names])]
+
+
+def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> TableDraft:
+    """The table held against the checkpoint itself: older spellings, tensors that the twin does not have, defaults."""
+    spelled = [_older(line, checkpoint) for line in made.lines]
+    again = replace(made, lines=spelled)
+    table = parse_table(write(again), where="suggested")
+    shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}
+    ours = {name: tuple(one.shape) for name, one in named_tensors(subjects.built.module)}
+    unread = align(table.rules, shapes, ours, prefix=table.prefix).unread
+    from porting.plan.matching import Matcher  # noqa: PLC0415  # kept beside its one use
+
+    matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
+    left = [name for name in unread if not matcher.read(name)]
+    drops, copies = dict(made.drops), dict(made.copies)
+    ranges = [name for name in left if _is_range(checkpoint, name)]
+    copies |= dict.fromkeys(_numbered(ranges), "arange")
+    rest = [name for name in left if name not in ranges]
+    for name in list(rest):
+        same = next(
+            (one for one in checkpoint.tensors if one != name and one not in left and _copy(checkpoint, one, name)),
+            None,
+        )
+        if same is not None:
+            copies[name] = same
+            rest.remove(name)
+    known = [name for name in checkpoint.tensors if name not in rest]
+    deeper = {numbered(name) for name in subjects.twin.tensors}  # of a layer that the twin is too small to have
+    open_, unused = ([one for one in rest if (numbered(one) in deeper) is also] for also in (True, False))
+    drops |= dict.fromkeys(patterns(open_, [*known, *unused]), _OPEN)
+    drops |= dict.fromkeys(patterns(unused, [*known, *open_]), f"{subjects.twin.architecture} does not use it")
+    defaults = {
+        field: subjects.config[field]
+        for field in made.config
+        if not held(checkpoint.config, field) and isinstance(subjects.config.get(field), int | float | str | bool)
+    }
+    required = {field: values for field, values in made.require.items() if held(checkpoint.config, field)}
+    depths = (number_of(subjects.twin.config, Role.DEPTH), number_of(subjects.config, Role.DEPTH))
+    return replace(
+        again,
+        drops=drops,
+        copies=copies,
+        defaults=defaults,
+        require=required,
+        probes=at_depth(made.probes, *depths),
+        returned=at_depth(made.returned, *depths),
+    )
+
+
+def _older(line: Line, checkpoint: Checkpoint) -> Line:
+    """A norm's line with the spelling of older files, if this is one."""
+    name, axes = line.sources[0]
+    if not any(one.endswith((".gamma", ".beta")) for one in checkpoint.tensors) or len(line.sources) > 1:
+        return line
+    if "{w:weight,bias}" not in name:
+        return line
+    stem = re.sub(r"\{[^{}]*\}", "", name.partition("{w:")[0]).rstrip(".").rpartition(".")[2]
+    if not any(f"{stem}.gamma" in one for one in checkpoint.tensors):
+        return line
+    return replace(line, sources=((name.replace("{w:weight,bias}", "{w:weight/gamma,bias/beta}"), axes),))
+
+
+def _is_range(checkpoint: Checkpoint, name: str) -> bool:
+    info = checkpoint.tensors[name]
+    if info.dtype.is_floating_point or info.dtype == torch.bool:
+        return False
+    value = checkpoint.read(name)
+    return bool((value == torch.arange(value.shape[-1] if value.ndim else 1)).all())
+
+
+def _copy(checkpoint: Checkpoint, one: str, name: str) -> bool:
+    mine, other = checkpoint.tensors[one], checkpoint.tensors[name]
+    same = tuple(mine.shape) == tuple(other.shape) and mine.dtype == other.dtype and len(mine.shape) > 0
+    return same and same_bits(checkpoint.read(one), checkpoint.read(name))
+
+
+def moved(moves: Iterable[CandidateRule]) -> set[str]:
+    """The module's tensors that the moves write."""
+    return {name for move in moves for name in move.writes}

@@ -1,0 +1,195 @@
+"""A table as a person would have written it, with a word where something was decided by proof."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from porting.suggesting.draft.layer_patterns import Line
+from porting.suggesting.search.name_similarity import numbered
+from porting.suggesting.search.search_result import GUESS
+from porting.suggesting.search.search_state import COMPUTED, UNRUN
+from porting.suggesting.search.softmax_invariance import UNSEEN
+
+WIDTH = 118
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDraft:
+    """The parts of a table.
+
+    Attributes:
+        name, description: what it is called and one line about it.
+        head: comments for its beginning.
+        architecture: of the reference.
+        prefix: what names of the trunk may begin with.
+        config: checkpoint field -> what the builder calls it.
+        defaults: fields that ``config.json`` does not have, with what that means.
+        require: fields whose other values the module cannot represent.
+        sizes: index -> expression.
+        lines: the rules.
+        drops: pattern -> reason, or ``equals ...``.
+        copies: dropped tensor -> what it equals.
+        ties: tied name -> the name that is written.
+        fresh: name -> reason.
+        inputs, probes: lines of these sections.
+        returned: more lines of [probes], for what the module returns, where that is several tensors.
+        approximate: why the module is not quite the reference, and how far it may be off; nothing for most.
+    """
+
+    name: str
+    description: str
+    head: Sequence[str] = ()
+    prefix: str = ""
+    config: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    require: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    lines: Sequence[Line] = ()
+    drops: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)
+    fresh: Mapping[str, str] = field(default_factory=dict)
+    inputs: Sequence[tuple[str, str]] = ()
+    probes: Sequence[tuple[str, str]] = ()
+    returned: Sequence[tuple[str, str]] = ()
+    approximate: tuple[str, float] | None = None
+
+
+_TURNED = "# padding: the module's mask is 1 or True where the checkpoint's is 0, at what is not to be attended to"
+
+
+def quoted(text: str) -> str:
+    """A text as TOML writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def write(draft: TableDraft) -> str:
+    """The table's text."""
+    parts: list[list[str]] = [[f"# {line}".rstrip() for line in draft.head]]
+    mapping = [f"name = {quoted(draft.name)}", f"description = {quoted(draft.description)}"]
+    mapping += [f"prefix = {quoted(draft.prefix)}"] if draft.prefix else []
+    parts.append(["[mapping]", *mapping])
+    parts.append(_section("config", ((_key(theirs), quoted(ours)) for theirs, ours in draft.config.items())))
+    parts.append(_section("defaults", ((name, _plain(value)) for name, value in draft.defaults.items())))
+    built_in = ((_key(name), f"[{', '.join(map(_plain, values))}]") for name, values in draft.require.items())
+    parts.append(_section("require", built_in, "# written into the module, whatever a config says"))
+    if draft.approximate is not None:
+        reason, within = draft.approximate
+        parts.append(["[approximate]", f"reason = {quoted(reason)}", f"within = {within!r}"])
+    parts.append(_section("sizes", ((name, quoted(text)) for name, text in draft.sizes.items())))
+    parts.append(_tensors([line for line in draft.lines if line.short]))
+    parts += [_rule(line) for line in draft.lines if not line.short]
+    left = [(quoted(name), quoted(reason)) for name, reason in draft.drops.items()]
+    left += [(quoted(name), quoted(f"equals {other}")) for name, other in draft.copies.items()]
+    parts.append(_section("drop", left))
+    parts.append(_section("ties", ((quoted(name), quoted(other)) for name, other in draft.ties.items())))
+    parts.append(_section("fresh", ((quoted(name), quoted(reason)) for name, reason in draft.fresh.items())))
+    for section, pairs, comment in (
+        ("inputs", draft.inputs, _TURNED if any("-> padding" in ours for _, ours in draft.inputs) else ""),
+        (
+            "probes",
+            (*draft.probes, *draft.returned),
+            "# the activations that are compared, in the order of the reference",
+        ),
+    ):
+        parts.append(_section(section, ((quoted(theirs), quoted(ours)) for theirs, ours in pairs), comment))
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _section(name: str, pairs: Iterable[tuple[str, str]], comment: str = "") -> list[str]:
+    lines = [f"{key} = {value}" for key, value in pairs]
+    return [f"[{name}]", *([comment] if comment else []), *lines] if lines else []
+
+
+def _key(name: str) -> str:
+    """A field's name as TOML's key."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, int | float) else quoted(str(value))
+
+
+def _tensors(lines: Sequence[Line]) -> list[str]:
+    if not lines:
+        return []
+    found = ["[tensors]"]
+    for line in lines:
+        left, right = _term(line.sources[0]), _term(line.targets[0])
+        found.append(f"{quoted(left)} = {quoted(right)}{_mark(line)}")
+    return found
+
+
+def _rule(line: Line) -> list[str]:
+    def side(terms: Sequence[tuple[str, str]]) -> str:
+        texts = [quoted(_term(one)) for one in terms]
+        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+    found = [f"[[rule]]{_mark(line)}", f"source = {side(line.sources)}"]
+    found.append(f"target = {side(line.targets)}")
+    found += [f"scale = {quoted(line.scale)}"] if line.scale else []
+    found += ["fold = true"] if line.fold else []
+    return found + ([f"fill = {line.fill}"] if line.fill is not None else [])
+
+
+def _mark(line: Line) -> str:
+    """What decided a line, where that is no matter of course."""
+    if line.why in {GUESS, UNSEEN, COMPUTED, UNRUN}:
+        return f"  # {line.why}"
+    return f"  # by {line.why}" if line.proven else ""
+
+
+def _term(term: tuple[str, str]) -> str:
+    name, axes = term
+    return f"{name} [{axes}]" if axes else name
+
+
+def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
+    """A few patterns that these names match and none of the others does.
+
+    >>> patterns(["h.0.mask", "h.1.mask", "pool.weight", "pool.bias"], ["h.0.w", "h.1.w"])
+    ['h.{i}.mask', 'pool.{*rest}']
+    >>> patterns(["h.0.mlp.up.w", "h.0.mlp.up.b", "h.1.mlp.up.w", "h.1.mlp.up.b"], ["h.0.mlp.w", "h.1.mlp.w"])
+    ['h.{i}.mlp.up.{*rest}']
+    """
+    kept = list(others)
+    found: list[str] = []
+    left = list(names)
+    while left:
+        chosen, alike = left[0], [left[0]]
+        for text in _patterns(left[0]):
+            shape = _matching(text)
+            some = [one for one in left if shape.fullmatch(one)]
+            if len(some) > 1 and not any(shape.fullmatch(one) for one in kept):
+                chosen, alike = text, some
+                break
+        found.append(chosen)
+        left = [one for one in left if one not in alike]
+    return found
+
+
+def _matching(text: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{[^{}]*\})", text)
+    return re.compile("".join(_PLACES.get(part[:2], re.escape(part)) for part in parts))
+
+
+_PLACES = {"{*": ".+", **dict.fromkeys(("{i", "{j", "{k", "{l"), r"\d+")}
+
+
+def _patterns(name: str) -> Iterator[str]:
+    """What a name may be a case of: all below a beginning of it, the shortest first; then all that differ in a number.
+
+    Numbers are an index of their own each; if that is too much, they stay as they are.
+    """
+    parts = name.split(".")
+    for count in range(1, len(parts)):
+        stem = parts[:count]
+        yield f"{numbered('.'.join(stem))}.{{*rest}}"
+        yield ".".join([*stem, "{*rest}"])
+    yield numbered(name)
+    yield re.sub(r"\d+", "{i}", name, count=1)

@@ -1,0 +1,419 @@
+"""``suggest``: a table for a module that was never seen before, proven, or the reason why there can be none."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from porting.build import bounded as bounded_size
+from porting.build import bounds, build
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.errors import Fault, PortingError, VerifyError, told
+from porting.loading import PortingWarning, maker
+from porting.notation.table import Table, parse_table
+from porting.plan.check import check
+from porting.suggesting.draft.layer_patterns import Line
+from porting.suggesting.draft.probes import NEAR, attention, attention_probes, ordered, prefixed
+from porting.suggesting.draft.table_draft import draft, heads_of, onto, scales_of, sizes_of
+from porting.suggesting.draft.table_writer import TableDraft, write
+from porting.suggesting.search.embedding_candidates import refolded, where_to_fold
+from porting.suggesting.search.search import WeightSearch
+from porting.suggesting.search.search_result import GUESS, SearchResult
+from porting.suggesting.subjects.building import Builder, build_for
+from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
+from porting.suggesting.subjects.model_pair import ModelPair, prepare, sides, steady
+from porting.suggesting.subjects.model_preparation import dormant
+from porting.suggesting.subjects.operation_trace import WeightUse
+from porting.suggesting.subjects.questions import Ask, Asker, which_architecture
+from porting.suggesting.verdict.evidence import evidence
+from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried
+from porting.suggesting.verdict.judgement import Judgement, judge
+from porting.suggesting.verdict.proof import LARGE, TRIED, Proof, differing, prove
+from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
+from porting.target import TargetError
+from porting.tracing.measure import MEANING
+from porting.tracing.running import limit_threads
+from porting.tracing.trace import ARROW
+from porting.verification.compare import Progress
+from porting.verification.reference_class import ReferenceClass, declared, reference_class, usual_classes
+
+TRIALS, LIMIT = 4000, 120.0
+"""The search ends at so many candidates, or where so many seconds are spent."""
+
+BUILT = 640_000_000
+"""A module of so many bytes is built with its weights, where it cannot be built without."""
+
+LOOSE = 0.05
+"""So far apart attention may be, relative to its scale, where the module computes a little otherwise."""
+
+AGAIN = 8
+"""So often the module is run once more in the end: what is said of one that is random would be wrong."""
+
+RESERVE, CAUSES = 0.15, 8.0
+"""The share of the time that is kept for the proof, and the seconds that may be spent on naming causes."""
+
+
+def suggest(
+    source: str | os.PathLike[str] | Checkpoint,
+    into: Builder,
+    *,
+    architecture: str | None = None,
+    inputs: Mapping[str, str] | None = None,
+    name: str = "suggested",
+    seed: int = 0,
+    trials: int = TRIALS,
+    limit: float = LIMIT,
+    revision: str | None = None,
+    progress: Progress | None = None,
+    ask: Ask | None = None,
+) -> Suggestion:
+    """Write the mapping table for a module, and prove it.
+
+    A small random twin of the checkpoint's architecture is made with transformers, and the module is built to its
+    size.  Both run; place after place, what flows through the module says which of the twin's weights belong there,
+    and what remains open is tried out.  The table is then proven by :func:`porting.verify` in float64, and held
+    against the checkpoint's own names and shapes.
+
+    Args:
+        source: as in :func:`porting.load`.
+        into: the module, which is left as it is; or a class or function that builds it.  A builder is given what it
+            asks for: the config, if it has a parameter ``config`` or one parameter only, else the fields that its
+            parameters are named after, in anybody's words: ``n_embd``, ``d_model`` and ``width`` are the hidden size.
+        architecture: the reference's class, as transformers spells it; by default the one that ``config.json``
+            names, where it has a place for every tensor of the checkpoint, else the one that has.
+        inputs: [inputs], for a forward that cannot be understood: ``{"attention_mask": "m -> bool"}``.
+        name: the table's name.
+        seed: of the twin's weights and of all inputs.
+        trials: the search ends after so many candidates.
+        limit: seconds for all of it: the search ends so that the proof can still be run, and what was not found or not
+            proven by then is said.  Where it is met, the next module is not run; one that runs is waited for.
+        revision: for a hub id.
+        progress: called with what is done, how many steps are done and how many there are.
+        ask: answers what is the user's to decide; by default every :class:`Question` gets its own default.
+
+    Returns:
+        The suggestion: the table's text, and the verdict with its reasons.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        TargetError: the module cannot be built.
+        VerifyError: the forward fails, is not deterministic, makes parameters while it runs, or takes what nobody
+            understands; or transformers cannot run the reference.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> found = suggest(source, porting.load(source).bert)
+    >>> found.proven, found.missing
+    (True, ('cls',))
+    """
+    begun = time.monotonic()
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
+    asker = Asker(None if ask is None else outside(ask))
+    stage = "opening the checkpoint"
+    heard = outside(progress or (lambda what, done, total: None))
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal stage
+        stage = what
+        heard(what, done, total)
+
+    against = _against(checkpoint, architecture, asker)
+    for one in against.warnings(checkpoint.tensors):
+        warnings.warn(one, PortingWarning, stacklevel=2)
+    kind = against.name
+    with guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
+        try:
+            with bounded(begun + limit):
+                tell("making a twin", 0, 0)
+                subjects = prepare(
+                    checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {}, ask=asker, tell=tell
+                )
+                left = begun + limit * (1 - RESERVE) - time.monotonic()
+                searched = _searched(subjects, seed, trials, left, tell)
+            prover = _Prover(into=into, subjects=subjects, until=begun + limit, seed=seed, tell=tell)
+            found = _proposed(checkpoint, prover, searched, asker, name)
+        except OutOfTime:
+            found = _nothing(kind, name, f"the limit of {limit:g} s was met while {stage}")
+    return replace(found, decisions=tuple(asker.decisions), seconds=time.monotonic() - begun)
+
+
+def _nothing(architecture: str, name: str, said: str) -> Suggestion:
+    """What there is to say where the time was over before anything was found."""
+    how = told(called="limit=", typed="--limit")
+    reason = Reason(kind="bound", said=f"{said}, and nothing was found by then: {how} gives it more")
+    head = [f"{architecture}: not found.", f"- {reason.said}"]
+    text = write(TableDraft(name=name, description=f"{architecture}: not found", head=head))
+    stop = Stop(proven=0, places=0)
+    return Suggestion(verdict=Verdict.NOT_FOUND, text=text, reasons=(reason,), stop=stop, proof=stop.said)
+
+
+def _proposed(
+    checkpoint: Checkpoint,
+    prover: _Prover,
+    searched: tuple[SearchResult, list[tuple[str, str]]],
+    asker: Asker,
+    name: str,
+) -> Suggestion:
+    """The table of what was found, proven and judged."""
+    into, subjects = prover.into, prover.subjects
+    found, inner = searched
+    tables = {
+        name for unit in found.trace.units if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} for name in unit.names
+    }
+    question = where_to_fold(found.moves, tables)
+    if question is not None:
+        answer = asker(question)
+        found.moves = refolded(found.moves, answer)
+        for one in {answer, question.default} if answer != question.default else ():
+            found.trace.modules.pop(one.rpartition(".")[0] or one, None)  # the table by itself is another one now
+    made, lines, unmapped = draft(subjects, found, name, (), close=bool(found.divergences))
+    modules = found.reference.modules
+    made, plain = (
+        replace(
+            made,
+            probes=prefixed(ordered(lines, modules) if lines is not made.probes else lines, made.prefix, modules),
+            returned=prefixed(made.returned, made.prefix, modules),
+        )
+        for lines in ([*made.probes, *inner], made.probes)
+    )
+    fresh = any(one.side == "module" for one in unmapped) or bool(found.idle)
+    proof = prover.on_twin(made, fresh=fresh)
+    wrong = differing(proof)
+    if inner and wrong and all(ARROW in one for one in wrong):
+        made = plain  # attention is written in another way there, and what comes of it is the same
+        proof = prover.on_twin(made, fresh=fresh)
+    final = onto(made, checkpoint, subjects)
+    fits = _fits(checkpoint, into, parse_table(write(final), where="suggested"), subjects, fresh=fresh)
+    own = None
+    if not fits and proof.exact and _numbers(checkpoint) < LARGE:
+        own = prover.on(checkpoint, final, fresh=fresh, whole=_numbers(checkpoint) < TRIED)
+        if own.report is None and not own.late:  # verify's own rows may be longer than the module has positions for
+            own = prover.on(checkpoint, final, fresh=fresh, whole=False)
+        own = None if own.late else own  # the twin's is a proof as well
+    deep = replace(made, probes=final.probes, returned=final.returned) if own is None else None
+    behind = prover.behind(made, fresh=fresh, deep=deep, own=own) if proof.exact and not fits else ExtraChecks()
+    verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped, behind)
+    if verdict.verdict in {Verdict.EXACT, Verdict.TRUNK}:  # what looked like a guess was confirmed further behind
+        lines, of = ([_confirmed(one) for one in some] for some in (lines, final.lines))
+        final = replace(final, lines=of)
+    text = write(_headed(final, verdict, subjects.twin.architecture, lazy=subjects.lazy))
+    return Suggestion(
+        verdict=verdict.verdict,
+        text=text,
+        reasons=verdict.reasons,
+        missing=verdict.missing,
+        stop=verdict.stop,
+        unmapped=tuple(unmapped),
+        limits=verdict.limits,
+        evidence=tuple(evidence(lines, own or proof, found)),
+        proof=verdict.sentence,
+        difference=verdict.difference,
+        proven_on="the checkpoint" if own is not None and own.exact else "a small twin",
+        shown=verdict.shown,
+        trials=found.trials,
+    )
+
+
+def _confirmed(line: Line) -> Line:
+    return replace(line, why="what it computes", proven=True) if line.why == GUESS else line
+
+
+def _against(checkpoint: Checkpoint, architecture: str | None, ask: Asker) -> ReferenceClass:
+    """The reference's class: the one that was asked for, or answered, or that the checkpoint holds.
+
+    Raises:
+        VerifyError: nothing says which.
+    """
+    names = declared(checkpoint.config)
+    if architecture is not None or len(names) == 1 or not (names or ask.present):
+        return reference_class(checkpoint, architecture)
+    try:
+        held = reference_class(checkpoint)
+    except VerifyError:
+        held = ReferenceClass(name="")
+    question = which_architecture(names, usual_classes(checkpoint.config) if ask.present else (), held.name)
+    answer = held.name if question is None else ask(question)
+    return held if answer == held.name and held.name else reference_class(checkpoint, answer or None)
+
+
+def _searched(
+    subjects: ModelPair, seed: int, trials: int, seconds: float, tell: Callable[[str, int, int], None]
+) -> tuple[SearchResult, list[tuple[str, str]]]:
+    """What was found, and the lines of [probes] that look into attention."""
+    port, reference = sides(subjects, seed)
+    search = WeightSearch(
+        port,
+        reference,
+        sizes=sizes_of(subjects.twin.config).values,
+        heads=heads_of(subjects.twin.config),
+        config=subjects.twin.config,
+        scales=scales_of(subjects.twin.config),
+        most=trials,
+        seconds=seconds,
+        tell=tell,
+        asleep=dormant(port, reference, subjects.zeros),
+        copies=subjects.twin.copies,
+    )
+    kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
+    threads = torch.get_num_threads()
+    limit_threads(sum(one.numel() for one in subjects.built.module.parameters()))
+    try:
+        found = search.search()
+        steady(port, AGAIN)
+        bound = LOOSE if found.divergences else NEAR
+        return found, attention_probes(attention(port), attention(reference), bound)
+    finally:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            for name, tensor in reference.leaves.items():
+                tensor.data.copy_(kept[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prover:
+    """Runs proofs, as long as there is time."""
+
+    into: Builder
+    subjects: ModelPair
+    until: float
+    seed: int
+    tell: Progress
+
+    def on_twin(self, made: TableDraft, *, fresh: bool) -> Proof:
+        """The table's proof on the twin."""
+        causes = min(CAUSES, max(self.until - time.monotonic(), 1.0))
+        return self._proven(self.subjects.twin.checkpoint, made, "proving on the twin", fresh=fresh, causes=causes)
+
+    def on(self, checkpoint: Checkpoint, made: TableDraft, *, fresh: bool, whole: bool) -> Proof:
+        """The table's proof on the checkpoint itself; the whole one is that of ``verify``, trials included."""
+        return self._proven(checkpoint, made, "proving on the checkpoint", fresh=fresh, whole=whole)
+
+    def behind(self, made: TableDraft, *, fresh: bool, deep: TableDraft | None, own: Proof | None) -> ExtraChecks:
+        """What is seen on the twin behind the proof."""
+        self.tell("proving on other rows", 0, 0)
+        table = parse_table(write(made), where="suggested")
+        deeper = None if deep is None else parse_table(write(deep), where="suggested")
+        try:
+            with bounded(self.until):
+                return run_extra_checks(
+                    self.into, table, self.subjects, seed=self.seed, fresh=fresh, deep=deeper, own=own
+                )
+        except OutOfTime:
+            return untried(own)
+
+    def _proven(
+        self,
+        checkpoint: Checkpoint,
+        made: TableDraft,
+        stage: str,
+        *,
+        fresh: bool,
+        causes: float = 0.0,
+        whole: bool = False,
+    ) -> Proof:
+        try:
+            table = parse_table(write(made), where="suggested")
+        except PortingError as error:  # what was found cannot be written down: never a proof
+            return Proof(report=None, refused=str(error))
+
+        def tell(what: str, done: int, total: int) -> None:
+            self.tell(f"{stage}, {what}", done, total)
+
+        tell("loading", 0, 0)
+        try:
+            with bounded(self.until):
+                return prove(
+                    checkpoint,
+                    self.into,
+                    table,
+                    self.subjects,
+                    seed=self.seed,
+                    fresh=fresh,
+                    small=checkpoint is self.subjects.twin.checkpoint,
+                    causes=causes,
+                    tell=tell,
+                    whole=whole,
+                )
+        except OutOfTime:
+            return Proof(report=None, refused="the limit was met before it had ended", late=True)
+
+
+def _numbers(checkpoint: Checkpoint) -> int:
+    """How many a checkpoint holds."""
+    return sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+
+
+def _fits(
+    checkpoint: Checkpoint, into: Builder, table: Table, subjects: ModelPair, *, fresh: bool
+) -> tuple[Fault, ...]:
+    """What does not fit when the table is held against the checkpoint and a module of its size."""
+    try:
+        if isinstance(into, nn.Module):
+            module: nn.Module = build_for(into, {}).module
+        elif subjects.lazy:
+            with bounded_size(bounds(checkpoint.tensors, checkpoint.config)):
+                module = build_for(into, subjects.config).module
+            module = subjects.readied(module)
+        else:
+            module = _built(table, checkpoint, into, subjects)
+        floating = {info.dtype for info in checkpoint.tensors.values() if info.dtype.is_floating_point}
+        built = {tensor.dtype for tensor in module.parameters() if not tensor.is_meta}
+        cast = next(iter(built)) if len(built) == 1 and built != floating else None
+        check(table, checkpoint, module, dtype=cast, fresh=fresh)
+    except PortingError as error:
+        return error.faults
+    return ()
+
+
+def _built(table: Table, checkpoint: Checkpoint, into: Builder, subjects: ModelPair) -> nn.Module:
+    """The module to the checkpoint's size: without memory for its weights, or built as it is where that is small."""
+    try:
+        return build(
+            maker(table, checkpoint, into, None, trust=False)[0], bounds(checkpoint.tensors, checkpoint.config)
+        )
+    except TargetError:
+        if sum(info.nbytes for info in checkpoint.tensors.values()) > BUILT:
+            raise
+        with bounded_size(bounds(checkpoint.tensors, checkpoint.config)):
+            return build_for(into, subjects.config).module
+
+
+def _headed(made: TableDraft, judged: Judgement, architecture: str, *, lazy: bool) -> TableDraft:
+    """The table with what is known of it at its head."""
+    head = [
+        f"{architecture} into {made.description.rpartition(' into ')[2]}: {judged.verdict}.",
+        _capital(judged.sentence),
+    ]
+    if lazy:
+        head.append("The module has lazy parameters: run it once, and load into it then.")
+    head += [f"- {one.said}" for one in judged.reasons]
+    head += [f"- Not shown: {one}." for one in judged.limits]
+    if judged.missing:
+        head.append(f"The module has no place for {', '.join(judged.missing)}.")
+    if any(line.proven and line.why != GUESS for line in made.lines):
+        head.append("Lines with a comment were decided by what they compute; the others by where they stand.")
+    approximate = None
+    far = judged.difference or 0.0
+    if judged.verdict is Verdict.APPROXIMATE and far > MEANING:
+        within = 10.0 ** math.ceil(math.log10(far) + 0.5)  # the checkpoint's own weights may show it more
+        approximate = (judged.reasons[0].said if judged.reasons else judged.sentence, within)
+    lines = tuple(line for text in head if text for line in _wrapped(text))
+    return replace(made, head=lines, approximate=approximate)
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 116) or [""]

@@ -1,0 +1,219 @@
+"""When two places of two models are one: activations and rules held against each other.
+
+A norm that divides by the unbiased deviation is recognised too: a table can take that into the gain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from porting.suggesting.search.feature_permutation import FeatureOrder
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance
+from porting.suggesting.search.search_result import SAME
+from porting.suggesting.subjects.forward_arguments import BATCH
+from porting.suggesting.subjects.operation_trace import Unit, WeightUse
+
+
+def normed(unit: Unit) -> Tensor:
+    """A norm's operand as its gain meets it: centred, if the norm does that, and of length one."""
+    value = unit.operand if unit.operand is not None else torch.empty(0)
+    if unit.centred:
+        value = value - value.mean(-1, keepdim=True)
+    return value / value.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+
+
+def shared(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two activations at the positions that both have: all of them, or the first or the last of the longer's.
+
+    A module may norm every position where the reference norms one, or fill rows up to a length of its own.
+    """
+    if one.numel() == other.numel():
+        yield one, other
+        return
+    turned = one.numel() < other.numel()
+    longer, shorter = (other, one) if turned else (one, other)
+    width = longer.shape[-1] if longer.ndim else 0
+    rows, left = divmod(shorter.numel(), BATCH * width or 1)
+    if longer.ndim not in {2, 3} or left or not rows or longer.numel() % (BATCH * width):
+        return
+    for batch in (0, 1):
+        value = longer.reshape((BATCH, -1, width) if batch == 0 else (-1, BATCH, width))
+        if longer.ndim == 3 and longer.shape != value.shape:
+            continue
+        count = value.shape[1 - batch]
+        for start in (0, count - rows):
+            some = value.narrow(1 - batch, start, rows)
+            yield (shorter, some) if turned else (some, shorter)
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """How far two activations are from each other, whatever their layouts, at the positions that both have."""
+    return min((distance(a, b) for a, b in shared(one, other)), default=float("inf"))
+
+
+def whole(one: Unit, other: Unit) -> bool:
+    """Whether two units are given activations of one size, and not one of them some positions of the other's."""
+    return one.operand is not None and other.operand is not None and one.operand.numel() == other.operand.numel()
+
+
+def skips(unit: Unit, norm: Unit) -> bool:
+    """Whether a matrix of the module is given what the reference gives to a norm: the norm is not there."""
+    if norm.kind is not WeightUse.NORM or unit.kind is WeightUse.NORM or unit.operand is None or norm.operand is None:
+        return False
+    return distance(unit.operand, norm.operand) <= SAME
+
+
+def together(one: Unit, other: Unit) -> bool:
+    """Whether two units are given the same activation."""
+    if one.operand is None or other.operand is None:
+        return one is other
+    if one.kind is WeightUse.NORM or other.kind is WeightUse.NORM:
+        return one is other
+    return distance(one.operand, other.operand) <= SAME
+
+
+def vector(
+    move: CandidateRule, ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
+) -> CandidateRule:
+    """A move of one axis between shapes that have axes of one element besides."""
+
+    def axes(shape: tuple[int, ...]) -> str:
+        return " ".join("1" if size == 1 else "e" for size in shape)
+
+    source, target = move.sources[0], move.targets[0]
+    return CandidateRule(
+        (RuleTerm(source.pattern, source.names, axes(theirs[source.names[0]])),),
+        (RuleTerm(target.pattern, target.names, axes(ours[target.names[0]])),),
+        why=move.why,
+    )
+
+
+def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
+    """Whether two activations hold the same numbers with nothing but their axes in another order, split or merged.
+
+    Equal numbers in any order are not enough: features backwards are another activation.
+    """
+
+    def close(left: Tensor, right: Tensor) -> bool:
+        return bool(torch.allclose(left, right, rtol=0, atol=SAME * float(right.abs().max())))
+
+    sources = [other, basis.turned(other)] if basis.theirs and other.shape[-1] % 2 == 0 else [other]
+    return any(
+        close(value.permute(order).reshape(like.shape), like)
+        for source in sources
+        for value, like in ((source, one), (one, source))
+        for order in permutations(range(value.ndim))
+    )
+
+
+def alike(value: Tensor, like: Tensor, basis: FeatureOrder) -> Tensor:
+    """A value in the shape of another: batch first or sequence first, in either order of the features.
+
+    Where one has fewer positions than the other, those that both have are taken, and the other's own stay as they are.
+    """
+    if value.numel() != like.numel():
+        made = like.clone()
+        pairs = [(other, alike(one, other, basis)) for one, other in shared(value, made)]
+        if pairs:
+            place, put = min(pairs, key=lambda both: float((both[0] - both[1]).pow(2).sum()))
+            place.copy_(put)
+        return made
+    orders = [value, basis.turned(value)] if basis.theirs and value.shape[-1] % 2 == 0 else [value]
+    options = []
+    for one in orders:
+        options.append(one.reshape(like.shape))
+        if value.ndim == 3 or (value.ndim == 2 and value.shape[0] % BATCH == 0):
+            rows = one.reshape(BATCH, -1, value.shape[-1])
+            options.append(rows.transpose(0, 1).reshape(like.shape))
+    return min(options, key=lambda one: float((one - like).pow(2).sum()))
+
+
+def is_turned(unit: Unit, mate: Unit, basis: FeatureOrder) -> bool:
+    """Whether a unit is given its operand in the module's order of the features, and not in the reference's."""
+    if not basis.theirs or unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
+        return False
+    ours, theirs = (normed(one) if one.kind is WeightUse.NORM else one.operand for one in (unit, mate))
+    if ours is None or theirs is None or theirs.shape[-1] % 2:
+        return False
+
+    def apart(value: Tensor) -> float:
+        return float((alike(value, ours, FeatureOrder()) - ours).pow(2).sum())
+
+    return apart(basis.turned(theirs)) < apart(theirs)
+
+
+def explained(move: CandidateRule, why: str, *, proven: bool, scale: str = "") -> CandidateRule:
+    """The move with what decided it, and with another scale if one is given."""
+    return replace(move, why=why, proven=proven, scale=scale or move.scale)
+
+
+def habit(move: CandidateRule) -> str:
+    """A move without the numbers of its names: what is the same in every layer."""
+    text = " + ".join(one.term for one in move.sources) + " = " + " + ".join(one.term for one in move.targets)
+    return "".join("#" if character.isdigit() else character for character in text) + move.scale
+
+
+def extents(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[list[int]]:
+    """The sizes of some tensors, whatever their order."""
+    return [sorted(shapes[name]) for name in names if name in shapes]
+
+
+def first_part(some: Sequence[Unit], units: Sequence[Unit]) -> list[Unit]:
+    """Those of the first one's part.
+
+    The keys and values of every decoder layer are given the same activation, what the encoder returns.  They are told
+    apart by what is made of them: a part ends at the first matrix whose operand comes from the part.
+
+    Args:
+        some: units that are given one activation, in order of execution.
+        units: all units of the run.
+    """
+    wanted = {id(one) for one in some}
+    made = {some[0].number}
+    found = [some[0]]
+    for one in units[units.index(some[0]) + 1 :]:
+        if one.behind & made:
+            if one.kind is WeightUse.LINEAR:
+                break
+            made.add(one.number)
+        elif id(one) in wanted:
+            made.add(one.number)
+            found.append(one)
+    return found
+
+
+def element_count(some: Sequence[Unit], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """How many numbers the matrices have together."""
+    return sum(math.prod(shapes[name]) for one in some for name in one.weights)
+
+
+def is_unbiased(unit: Unit | None, mate: Unit) -> bool:
+    """Whether the module's norm is smaller than the reference's by Bessel's correction."""
+    bare = _bare(mate)
+    if unit is None or bare is None or unit.output.numel() != mate.output.numel():
+        return False
+    gain, shift = bare
+    width = mate.output.shape[-1]
+    theirs = ((mate.output.reshape(-1, width) - shift) / gain).pow(2).mean().sqrt()
+    ours = ((unit.output.reshape(-1, width) - shift) / gain).pow(2).mean().sqrt()
+    expected = math.sqrt((width - 1) / width)
+    return abs(float(ours / theirs) / expected - 1) < 0.1 * (1 - expected)
+
+
+def _bare(mate: Unit) -> tuple[Tensor, Tensor] | None:
+    """The gain and the shift of the reference's norm, from what it gives: two numbers for each feature."""
+    if mate.operand is None:
+        return None
+    operand = mate.operand - mate.operand.mean(-1, keepdim=True) if mate.centred else mate.operand
+    normed = operand / (operand.pow(2).mean(-1, keepdim=True) + (mate.eps or 0.0)).sqrt()
+    rows, given = normed.reshape(-1, operand.shape[-1]), mate.output.reshape(-1, operand.shape[-1])
+    mean, middle = rows.mean(0), given.mean(0)
+    spread = rows - mean
+    gain = (spread * (given - middle)).sum(0) / spread.pow(2).sum(0).clamp_min(1e-30)
+    return gain, middle - gain * mean

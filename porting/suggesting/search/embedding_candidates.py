@@ -1,0 +1,243 @@
+"""Which lookup tables become which: words, positions and segments, summed before anything else happens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations, product
+
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, Shape
+from porting.suggesting.search.name_similarity import likeness
+from porting.suggesting.subjects.operation_trace import Unit, WeightUse
+from porting.suggesting.subjects.questions import Question
+
+ROW = "(1|_rest) e"
+"""The axes of a table of which the module has the first row alone, as one that adds one learned row to each token."""
+
+FEW = 4
+"""Rows that are nobody's: in front of the positions, or a padding segment.  More are a table of another length."""
+
+
+def candidates(
+    port: Sequence[Unit],
+    reference: Sequence[Unit],
+    port_shapes: Mapping[str, Shape],
+    reference_shapes: Mapping[str, Shape],
+    scales: Sequence[str],
+) -> Iterator[tuple[CandidateRule, ...]]:
+    """Ways in which the port's tables may be made of the reference's.
+
+    Args:
+        port, reference: the tables that are looked up or added; a lookup's operand is its index.
+        port_shapes, reference_shapes: of their tensors.
+        scales: constants that the words may have to be multiplied by, as a table writes them.
+    """
+    found: list[tuple[float, tuple[CandidateRule, ...], list[Unit]]] = []
+    ours = list(port)
+    count = min(len(ours), len(reference))
+    for theirs in permutations(reference, count):
+        for chosen in {tuple(ours[:count]), tuple(ours)}:
+            if len(chosen) != count:
+                continue
+            options = [list(_single(a, b, port_shapes, reference_shapes)) for a, b in zip(chosen, theirs, strict=True)]
+            if all(options):
+                left = [one for one in reference if one not in theirs]
+                rank = -sum(_affinity(a, b) for a, b in zip(chosen, theirs, strict=True))
+                found += [(rank + 0.1 * number, moves, left) for number, moves in enumerate(product(*options))]
+    found += [(10.0, moves, left) for moves, left in _joint(ours, reference, port_shapes, reference_shapes)]
+    found.sort(key=lambda one: one[0])
+    plain = [(moves, left) for _, moves, left in found]
+    yield from (moves for moves, _ in plain)
+    for moves, left in plain:
+        yield from _folded(moves, left, ours, port_shapes, reference_shapes)
+    for scale in scales:
+        for moves, left in plain:
+            scaled = tuple(_scaled(move, scale) if _words(move, ours) else move for move in moves)
+            yield scaled
+            yield from _folded(scaled, left, ours, port_shapes, reference_shapes)
+
+
+def _affinity(ours: Unit, theirs: Unit) -> float:
+    """How much speaks for two tables being one: the same index, the same way of use, like names."""
+    same_index = False
+    if ours.operand is not None and theirs.operand is not None:
+        same_index = ours.operand.numel() == theirs.operand.numel() and bool(
+            (ours.operand.flatten().sort().values == theirs.operand.flatten().sort().values).all()
+        )
+    return 3.0 * same_index + 1.0 * (ours.kind == theirs.kind) + likeness(ours.names[0], theirs.names[0])
+
+
+def _single(
+    ours: Unit, theirs: Unit, port_shapes: Mapping[str, Shape], reference_shapes: Mapping[str, Shape]
+) -> Iterator[CandidateRule]:
+    """One table into one: as it is, with axes of one element, turned, or with rows more or less."""
+    name, source = ours.names[0], theirs.names[0]
+    shape, their_shape = port_shapes[name], reference_shapes[source]
+    if shape == their_shape:
+        yield CandidateRule((RuleTerm(source, (source,)),), (RuleTerm(name, (name,)),))
+    rows = [size for size in their_shape if size != 1]
+    squeezed = [size for size in shape if size != 1]
+    if len(rows) != 2 and squeezed == rows and shape != their_shape:
+        left, right = (" ".join("1" if size == 1 else "e" for size in one) for one in (their_shape, shape))
+        yield CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(name, (name,), right),))
+    if len(rows) == len(their_shape) == 2 and squeezed == rows[1:]:
+        row = " ".join("1" if size == 1 else "e" for size in shape)
+        yield CandidateRule((RuleTerm(source, (source,), ROW),), (RuleTerm(name, (name,), row),), fill=0.0)
+    if len(rows) != 2 or len(squeezed) != 2:
+        return
+    left = _axes(their_shape, "t", "e")
+    if squeezed == rows and shape != their_shape:
+        yield CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(name, (name,), _axes(shape, "t", "e")),))
+    if squeezed == rows[::-1] and rows[0] != rows[1]:
+        yield CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(name, (name,), _axes(shape, "e", "t")),))
+    if squeezed[1] == rows[1]:
+        tabular = WeightUse.TABLE in {ours.kind, theirs.kind} or squeezed[0] > rows[0]
+        for parts, others in _rows(squeezed[0] - rows[0], their_shape, shape, tabular=tabular):
+            yield CandidateRule((RuleTerm(source, (source,), parts),), (RuleTerm(name, (name,), others),), fill=0.0)
+
+
+def _rows(more: int, theirs: Shape, ours: Shape, *, tabular: bool) -> Iterator[tuple[str, str]]:
+    """The axes of two tables of which one has rows that are nobody's.
+
+    Args:
+        more: how many rows ours has more; negative for fewer.
+        theirs, ours: the shapes.
+        tabular: tables of different lengths have the first rows in common: they are positions, or words that are
+            followed by some that nobody has, since so many are a rounder number.
+    """
+    left, right = _axes(theirs, "t", "e"), _axes(ours, "t", "e")
+    number = abs(more)
+    if number > FEW:
+        if tabular:
+            parts = "(t|_rest)"
+            yield (left, _axes(ours, parts, "e")) if more > 0 else (_axes(theirs, parts, "e"), right)
+    elif number:
+        for parts in (f"(_{number}|t)", f"(t|_{number})"):
+            yield (left, _axes(ours, parts, "e")) if more > 0 else (_axes(theirs, parts, "e"), right)
+    else:
+        for shift in (2, 1):  # the reference's rows begin later, and the module's table has as many
+            yield _axes(theirs, f"(_{shift}|t)", "e"), _axes(ours, f"(t|_{shift})", "e")
+        for shift in (2, 1) if tabular else ():  # or the module's do
+            yield _axes(theirs, f"(t|_{shift})", "e"), _axes(ours, f"(_{shift}|t)", "e")
+
+
+def _axes(shape: Shape, rows: str, columns: str) -> str:
+    left = [rows, columns]
+    return " ".join("1" if size == 1 and len(shape) > 2 else left.pop(0) for size in shape)
+
+
+def _joint(
+    port: Sequence[Unit],
+    reference: Sequence[Unit],
+    port_shapes: Mapping[str, Shape],
+    reference_shapes: Mapping[str, Shape],
+) -> Iterator[tuple[tuple[CandidateRule, ...], list[Unit]]]:
+    """Two tables one after the other in one, and the others in theirs; with what is left of the reference's."""
+    for ours in port:
+        name = ours.names[0]
+        others = [one for one in port if one is not ours]
+        for first, second in permutations(reference, 2):
+            names = (first.names[0], second.names[0])
+            shapes = [reference_shapes[one] for one in names]
+            fits = len(port_shapes[name]) == 2 and all(len(one) == 2 for one in shapes)
+            if not fits or port_shapes[name] != (shapes[0][0] + shapes[1][0], shapes[0][1]):
+                continue
+            sources = (RuleTerm(names[0], names[:1], "w e"), RuleTerm(names[1], names[1:], "t e"))
+            joint = CandidateRule(sources, (RuleTerm(name, (name,), "(w|t) e"),))
+            rest = [one for one in reference if one not in (first, second)]
+            for theirs in permutations(rest, min(len(others), len(rest))):
+                pairs = zip(others, theirs, strict=False)
+                options = [list(_single(a, b, port_shapes, reference_shapes)) for a, b in pairs]
+                left = [one for one in rest if one not in theirs]
+                yield from (((joint, *moves), left) for moves in product(*options))
+
+
+def _folded(
+    moves: tuple[CandidateRule, ...],
+    left: Sequence[Unit],
+    port: Sequence[Unit],
+    port_shapes: Mapping[str, Shape],
+    reference_shapes: Mapping[str, Shape],
+) -> Iterator[tuple[CandidateRule, ...]]:
+    """The first row of a table that the module lacks, added to every position."""
+    for extra in left:
+        source = extra.names[0]
+        if len(reference_shapes[source]) != 2:
+            continue
+        for number, move in sorted(enumerate(moves), key=lambda one: _words(one[1], port)):
+            into, target = move.sources[0], move.targets[0]
+            if len(move.sources) > 1 or move.scale:
+                continue
+            axes = (into.axes, target.axes) if into.axes else ("t e", "t e")
+            sources = (RuleTerm(into.pattern, into.names, axes[0]), RuleTerm(source, (source,), "0 e"))
+            folded = CandidateRule(
+                sources, (RuleTerm(target.pattern, target.names, axes[1]),), fold=True, fill=move.fill, scale=move.scale
+            )
+            yield (*moves[:number], folded, *moves[number + 1 :])
+
+
+def _words(move: CandidateRule, port: Sequence[Unit]) -> bool:
+    """Whether the move fills a table that is looked up by words, and not by places."""
+    return any(unit.kind is WeightUse.LOOKUP for unit in port if unit.names[0] in move.writes)
+
+
+def _scaled(move: CandidateRule, scale: str) -> CandidateRule:
+    return CandidateRule(move.sources, move.targets, fold=move.fold, fill=move.fill, scale=scale)
+
+
+def where_to_fold(moves: Sequence[CandidateRule], tables: Collection[str]) -> Question | None:
+    """Which table a row goes into that the module has no table for; None where there is one only.
+
+    Args:
+        moves: what was found.
+        tables: the module's tensors that are looked up, or added row by row.
+    """
+    folded = next((move for move in moves if move.fold), None)
+    others = [move for move in moves if _takes(move, tables)]
+    if folded is None or not others:
+        return None
+    extra, first = folded.sources[1].pattern, folded.targets[0].pattern
+    return Question(
+        about="fold",
+        said=f"Which table takes row 0 of {extra}?",
+        why="the module has no such table; the sum is the same, and an export gives it back to the table that took it",
+        choices=dict.fromkeys((first, *(move.targets[0].pattern for move in others)), ""),
+        default=first,
+    )
+
+
+def _takes(move: CandidateRule, tables: Collection[str]) -> bool:
+    """Whether a row can be added to what this rule writes: one table made of one, as it is."""
+    single = len(move.sources) == len(move.targets) == 1 and not (move.fold or move.scale)
+    return single and move.targets[0].names[0] in tables
+
+
+def refolded(moves: Sequence[CandidateRule], target: str) -> list[CandidateRule]:
+    """The moves with the row taken by another table."""
+    folded = next(move for move in moves if move.fold)
+    if folded.targets[0].pattern == target:
+        return list(moves)
+    row = folded.sources[1:]
+    found = []
+    for move in moves:
+        if move is folded:
+            found.append(replace(_bare(move), fold=False))
+        elif move.targets[0].pattern == target:
+            found.append(_with(move, row))
+        else:
+            found.append(move)
+    return found
+
+
+def _bare(folded: CandidateRule) -> CandidateRule:
+    source, target = folded.sources[0], folded.targets[0]
+    if source.axes == target.axes:
+        source, target = replace(source, axes=""), replace(target, axes="")
+    return replace(folded, sources=(source,), targets=(target,))
+
+
+def _with(move: CandidateRule, row: tuple[RuleTerm, ...]) -> CandidateRule:
+    source, target = move.sources[0], move.targets[0]
+    if not source.axes:
+        source, target = replace(source, axes="t e"), replace(target, axes="t e")
+    return replace(move, sources=(source, *row), targets=(target,), fold=True)

@@ -1,0 +1,347 @@
+"""Which matrices become which: candidates for some that are given the same activation, the plainest first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+
+from porting.suggesting.search import softmax_invariance
+from porting.suggesting.search.layouts import CandidateRule, Matrix, RuleTerm, Shape, factorings, matrix, order, written
+from porting.suggesting.search.name_similarity import likeness, pattern
+from porting.suggesting.subjects.operation_trace import Unit
+
+MOST = 400
+"""Candidates that are tried for one place."""
+
+
+def clusters(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Iterator[list[Matrix]]:
+    """The units as matrices: each by itself, then with those as one whose names differ in one number only."""
+    yield [matrix([one], shapes) for one in units]
+    names = [one.weights[0] for one in units]
+    places = max((len(re.findall(r"\d+", name)) for name in names), default=0)
+    for place in reversed(range(places)):
+        groups: dict[str, list[Unit]] = {}
+        for one, name in zip(units, names, strict=True):
+            numbers = list(re.finditer(r"\d+", name))
+            spot = numbers[place] if place < len(numbers) else None
+            groups.setdefault(name if spot is None else f"{name[: spot.start()]}#{name[spot.end() :]}", []).append(one)
+        if 0 < len(groups) < len(units) and len({len(one) for one in groups.values()}) == 1:
+            yield [matrix(one, shapes) for one in groups.values()]
+
+
+def candidates(
+    port: Sequence[Unit],
+    reference: Sequence[Unit],
+    port_shapes: Mapping[str, Shape],
+    reference_shapes: Mapping[str, Shape],
+    heads: Mapping[str, int],
+) -> Iterator[tuple[CandidateRule, ...]]:
+    """Ways in which the port's matrices may be the reference's: all that are given one activation.
+
+    Args:
+        port, reference: the units.
+        port_shapes, reference_shapes: of their tensors.
+        heads: index -> how many heads there are; the first of queries, the second of keys where these are fewer.
+    """
+    theirs = [matrix([one], reference_shapes) for one in reference]
+    for ours in clusters(port, port_shapes):
+        for pairs in _partitions(ours, theirs):
+            yield from _combined([list(_bundle(one, some, heads)) for one, some in pairs])
+
+
+def _partitions(
+    ours: Sequence[Matrix], theirs: Sequence[Matrix]
+) -> Iterator[list[tuple[tuple[Matrix, ...], tuple[Matrix, ...]]]]:
+    """Ways of telling which of ours are made of which of theirs; those with like names first."""
+    found: list[list[tuple[tuple[Matrix, ...], tuple[Matrix, ...]]]] = []
+    if len(ours) <= len(theirs) <= 6:
+        for arrangement in permutations(theirs):
+            groups = _cut(list(ours), list(arrangement))
+            if groups is not None:
+                found.append([(_only(one), some) for one, some in groups])
+    elif len(theirs) < len(ours) <= 6:
+        for turned in permutations(ours):
+            groups = _cut(list(theirs), list(turned))
+            if groups is not None:
+                found.append([(some, _only(one)) for one, some in groups])
+    unique = {tuple((tuple(m.weights for m in a), tuple(m.weights for m in b)) for a, b in one): one for one in found}
+    yield from sorted(unique.values(), key=_unlikeness)
+
+
+def _only(one: Matrix) -> tuple[Matrix, ...]:
+    return (one,)
+
+
+def _cut(whole: list[Matrix], parts: list[Matrix]) -> list[tuple[Matrix, tuple[Matrix, ...]]] | None:
+    """The parts in this order, so many for each whole as fill it; None when they do not."""
+    found = []
+    rest = list(parts)
+    for one in whole:
+        taken: list[Matrix] = []
+        while rest and sum(part.out for part in taken) < one.out:
+            if rest[0].summed != one.summed:
+                return None
+            taken.append(rest.pop(0))
+        if sum(part.out for part in taken) != one.out:
+            return None
+        found.append((one, tuple(taken)))
+    return found if not rest else None
+
+
+_TRIPLE = ("query", "key", "value")
+
+
+def _unlikeness(pairs: Sequence[tuple[tuple[Matrix, ...], tuple[Matrix, ...]]]) -> float:
+    """Lower for like names; within one fused tensor, lower for query, key, value in this order."""
+    total = 0.0
+    for ours, theirs in pairs:
+        for one in ours:
+            for other in theirs:
+                total -= likeness(one.weights[0], other.weights[0])
+        several = theirs if len(theirs) > 1 else ours if len(ours) > 1 else ()
+        for place, one in enumerate(several):
+            if place < len(_TRIPLE):
+                total -= 0.1 * likeness(one.weights[0], _TRIPLE[place])
+    return total
+
+
+def _combined(choices: Sequence[Sequence[tuple[CandidateRule, ...]]]) -> Iterator[tuple[CandidateRule, ...]]:
+    """One choice for each bundle, all of the same kind first: what is done to one is mostly done to all."""
+    if not choices or not all(choices):
+        return
+    longest = max(len(one) for one in choices)
+    for number in range(longest):
+        yield tuple(move for one in choices for move in one[min(number, len(one) - 1)])
+
+
+def _bundle(
+    ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[str, int]
+) -> Iterator[tuple[CandidateRule, ...]]:
+    """The ways in which these of theirs can lie in these of ours; one side has one."""
+    first, other = ours[0], theirs[0]
+    if len(ours) == 1 and len(theirs) == 1 and len(first.weights) == 1:
+        yield from _alone(first, other, heads)
+    elif len({one.out for one in theirs}) == 1 and len({one.out for one in ours}) == 1:
+        if softmax_invariance.is_partial(ours, theirs):
+            for moves in _selected(softmax_invariance.bare(ours), softmax_invariance.bare(theirs), heads):
+                if softmax_invariance.in_blocks(moves):
+                    yield (*moves, *softmax_invariance.biases(ours, theirs))
+        yield from _selected(ours, theirs, heads)
+    else:
+        yield from _concatenated(ours, theirs)
+
+
+def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[tuple[CandidateRule, ...]]:
+    """One into one: as it is, transposed, or with heads as axes of their own."""
+    same = ours.shape == theirs.shape
+    turned = len(ours.shape) == 2 and None not in {ours.into_first, theirs.into_first}
+    as_is = same and (not turned or ours.into_first == theirs.into_first)
+    bias = _biases(ours, theirs, "", "")
+    if as_is and bias is not None:
+        yield (
+            CandidateRule((RuleTerm(theirs.weights[0], theirs.weights),), (RuleTerm(ours.weights[0], ours.weights),)),
+            *bias,
+        )
+    made = list(_laid(ours, theirs, 0, heads))
+    yield from sorted(made, key=lambda moves: _strange(moves, ours))
+    if same and not as_is and bias is not None:
+        yield (
+            CandidateRule((RuleTerm(theirs.weights[0], theirs.weights),), (RuleTerm(ours.weights[0], ours.weights),)),
+            *bias,
+        )
+    if len(theirs.shape) == 4 and len(ours.shape) == 2 and ours.summed == theirs.summed and bias is not None:
+        yield from ((move, *bias) for move in _unfolded(ours, theirs))
+
+
+def _unfolded(ours: Matrix, theirs: Matrix) -> Iterator[CandidateRule]:
+    """A kernel of a convolution as a matrix over patches, whose channels, rows and columns come in some order."""
+    for axes in permutations("abf"):
+        joint = f"({' '.join(axes)})"
+        right = f"{joint} o" if ours.into_first else f"o {joint}"
+        yield CandidateRule(
+            (RuleTerm(theirs.weights[0], theirs.weights, "o a b f"),), (RuleTerm(ours.weights[0], ours.weights, right),)
+        )
+
+
+def _strange(moves: tuple[CandidateRule, ...], ours: Matrix) -> tuple[bool, bool, int]:
+    """What comes out and what goes in do not share an axis; then as the operation showed it; then fewer indices."""
+    axes = re.findall(r"\([^)]*\)|\S+", moves[0].targets[0].axes)
+    inside = [re.findall(r"\w+", axis) for axis in axes]
+    mixed = any("e" in one and len(one) > 1 for one in inside)
+    first = bool(inside) and "e" in inside[0]
+    shown = ours.into_first is not None and first != ours.into_first
+    return mixed, shown, sum(len(one) for one in inside)
+
+
+def _selected(
+    ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[str, int]
+) -> Iterator[tuple[CandidateRule, ...]]:
+    """Several of the same size into one, or one into several: an index of the name becomes part of an axis."""
+    count = max(len(ours), len(theirs))
+    many = theirs if len(theirs) > 1 else ours
+    merged = Matrix(
+        weights=tuple(name for one in many for name in one.weights),
+        biases=tuple(name for one in many for name in one.biases),
+        shape=many[0].shape,
+        bias_shape=many[0].bias_shape,
+        out=sum(one.out for one in many),
+        summed=many[0].summed,
+        into_first=many[0].into_first,
+    )
+    if count == 1:
+        made = _laid(ours[0], theirs[0], 0, heads)
+    elif many is theirs:
+        made = _laid(ours[0], merged, count, heads)
+    else:
+        made = _laid(merged, theirs[0], -count, heads)
+    yield from sorted(made, key=lambda moves: _strange(moves, ours[0]))
+
+
+def _laid(ours: Matrix, theirs: Matrix, count: int, heads: Mapping[str, int]) -> Iterator[tuple[CandidateRule, ...]]:
+    """The layouts of our tensor over the indices of theirs.
+
+    Args:
+        ours, theirs: one of them may stand for several tensors.
+        count: so many of theirs are one of ours; negative: so many of ours are one of theirs; 0: one to one.
+        heads: as in :func:`candidates`.
+    """
+    per_head = len(ours.weights) // max(-count, 1) if len(ours.weights) > max(-count, 1) else 0
+    out = theirs.out // max(abs(count), 1)
+    for name, number in [("", 0), *heads.items()]:
+        if (number and (number < 2 or out % number)) or (per_head and number != per_head):
+            continue
+        single = {"o": out} if not number else {name: number, "d": out // number}
+        if number and not count and not per_head and out == 3 * theirs.summed and out % (3 * number) == 0:
+            single = {"c": 3, name: number, "d": out // (3 * number)}  # c: query, key or value, in one tensor already
+        inputs = {"e": theirs.summed}
+        yield from _with(ours, theirs, count, per_head, name, single, inputs)
+        if number and not count and not per_head and theirs.summed % number == 0:
+            yield from _with(ours, theirs, 0, 0, name, {"o": out}, {name: number, "d": theirs.summed // number})
+
+
+def _with(
+    ours: Matrix,
+    theirs: Matrix,
+    count: int,
+    per_head: int,
+    head: str,
+    out: Mapping[str, int],
+    into: Mapping[str, int],
+) -> Iterator[tuple[CandidateRule, ...]]:
+    """The layouts with these indices for what comes out and what goes in."""
+    if len(theirs.shape) != 2:  # a matrix: what comes out, and what goes in
+        return
+    named = ({"p"} if count < 0 else set()) | ({head} if per_head else set())
+    atoms = {**({"p": abs(count)} if count > 0 else {}), **{k: v for k, v in out.items() if k not in named}, **into}
+    kept = set(atoms) - set(into)
+    for source_out in _orders(tuple(out), count):
+        axes = [tuple(into), source_out] if theirs.into_first else [source_out, tuple(into)]
+        sources = _piece(theirs, written(axes), count, 0, head)
+        for layout in factorings(atoms, ours.shape):
+            target = _piece(ours, written(layout), -count, per_head, head)
+            inner = _bias_axes(ours, atoms, kept, order(layout, kept))
+            biases = _biases(ours, theirs, written([source_out]), inner, count, per_head, head)
+            same = not count and not per_head and sources is not None and target is not None
+            if sources is None or target is None or biases is None or (same and sources.axes == target.axes):
+                continue
+            yield (CandidateRule((sources,), (target,)), *biases)
+
+
+def _orders(out: tuple[str, ...], count: int) -> list[tuple[str, ...]]:
+    """How what comes out of one of theirs may be cut: projection after projection, or all of one head together."""
+    if count >= 0:
+        return [out]
+    return [("p", *out), *([(out[0], "p", *out[1:])] if len(out) > 1 else [])]
+
+
+def _bias_axes(ours: Matrix, atoms: Mapping[str, int], kept: set[str], wanted: tuple[str, ...]) -> str:
+    if ours.bias_shape is None:
+        return ""
+    for layout in factorings({name: size for name, size in atoms.items() if name in kept}, ours.bias_shape):
+        if order(layout, kept) == wanted:
+            return written(layout)
+    return "?"
+
+
+def _piece(one: Matrix, axes: str, count: int, per_head: int, head: str, *, bias: bool = False) -> RuleTerm | None:
+    """The term for a matrix that may stand for several tensors; None when their names have no pattern."""
+    names = one.biases if bias else one.weights
+    several = max(count, 1)
+    if len(names) == 1:
+        return RuleTerm(names[0], names, axes)
+    if per_head:
+        groups = [names[number * per_head : (number + 1) * per_head] for number in range(several)]
+        patterns = [pattern(group, head) for group in groups]
+        if not all(f"{{{head}}}" in found for found in patterns):
+            return None
+        merged = (
+            patterns[0] if several == 1 else pattern([found.replace(f"{{{head}}}", "\0") for found in patterns], "p")
+        )
+        return RuleTerm(merged.replace("\0", f"{{{head}}}"), names, axes) if merged else None
+    merged = pattern(names, "p")
+    return RuleTerm(merged, names, axes) if merged else None
+
+
+def _biases(
+    ours: Matrix, theirs: Matrix, source: str, target: str, count: int = 0, per_head: int = 0, head: str = "h"
+) -> tuple[CandidateRule, ...] | None:
+    """The rule for the biases; nothing when a side has none; None when they do not fit."""
+    if not ours.biases or not theirs.biases:
+        return ()
+    if target == "?":
+        return None
+    same = ours.bias_shape == theirs.bias_shape and len(ours.biases) == len(theirs.biases) == 1
+    if same and source == target:
+        source = target = ""
+    left = _piece(theirs, source, count, 0, head, bias=True)
+    right = _piece(ours, target, -count, per_head, head, bias=True)
+    return None if left is None or right is None else (CandidateRule((left,), (right,)),)
+
+
+def padded(
+    port: Unit, reference: Unit, port_shapes: Mapping[str, Shape], reference_shapes: Mapping[str, Shape]
+) -> Iterator[tuple[CandidateRule, ...]]:
+    """A head with more rows than the reference's: the words behind them are nobody's."""
+    ours, theirs = matrix([port], port_shapes), matrix([reference], reference_shapes)
+    if len(ours.shape) != 2 or len(theirs.shape) != 2 or ours.summed != theirs.summed or ours.out <= theirs.out:
+        return
+    sides = [("e o" if theirs.into_first else "o e"), ("e (o|_rest)" if ours.into_first else "(o|_rest) e")]
+    moves = [
+        CandidateRule(
+            (RuleTerm(theirs.weights[0], theirs.weights, sides[0]),),
+            (RuleTerm(ours.weights[0], ours.weights, sides[1]),),
+            fill=0.0,
+        )
+    ]
+    if ours.biases and theirs.biases:
+        bias = RuleTerm(ours.biases[0], ours.biases, "(o|_rest)")
+        moves.append(CandidateRule((RuleTerm(theirs.biases[0], theirs.biases, "o"),), (bias,), fill=0.0))
+    yield tuple(moves)
+
+
+_PARTS = "abfjlmuwx"
+"""Indices of parts of different sizes; the other letters have sizes of their own."""
+
+
+def _concatenated(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> Iterator[tuple[CandidateRule, ...]]:
+    """Parts of different sizes, one after the other."""
+    several, one = (theirs, ours[0]) if len(theirs) > 1 else (ours, theirs[0])
+    letters = _PARTS[: len(several)]
+    if any(len(part.weights) > 1 or len(part.shape) != 2 for part in (*several, one)):
+        return
+    joint = f"({'|'.join(letters)})"
+    for first in [one.into_first] if one.into_first is not None else [False, True]:
+        whole = RuleTerm(one.weights[0], one.weights, f"e {joint}" if first else f"{joint} e")
+        parts = tuple(
+            RuleTerm(part.weights[0], part.weights, f"e {letter}" if part.into_first else f"{letter} e")
+            for part, letter in zip(several, letters, strict=True)
+        )
+        moves = [CandidateRule(parts, (whole,)) if several is theirs else CandidateRule((whole,), parts)]
+        if one.biases and all(part.biases for part in several):
+            joined = RuleTerm(one.biases[0], one.biases, joint)
+            each = tuple(
+                RuleTerm(part.biases[0], part.biases, letter) for part, letter in zip(several, letters, strict=True)
+            )
+            moves.append(CandidateRule(each, (joined,)) if several is theirs else CandidateRule((joined,), each))
+        yield tuple(moves)

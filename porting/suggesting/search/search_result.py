@@ -1,0 +1,112 @@
+"""What a search works with and what it comes to: the two models, the activations in between, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from porting.suggesting.search.feature_permutation import FeatureOrder
+from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.subjects.operation_trace import OperationTrace, Unit
+
+SAME = 1e-10
+"""Two activations that are no further from each other, relative to their scale, are one: bugs are above 1e-7."""
+
+CLOSE = 0.02
+"""And no further than this, one that is computed a little differently."""
+
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """A place where the module computes something else than the reference, with the reference's own weights.
+
+    Attributes:
+        what: ``"activation"``, ``"bias"``, ``"norm"``, ``"extra"``, ``"missing"``, ``"second"``, ``"unloadable"`` ...
+        port: the module's weight at the place, or after it.
+        reference: the reference's.
+        size: the difference, relative to the activation's scale; nan where none can be said.
+        before: the module's weights in front of the place.
+        cause: what it comes from, in words, where the search itself made use of it; else empty.
+        near: what of the reference's comes nearest there, each with its difference.
+    """
+
+    what: str
+    port: str
+    reference: str
+    size: float = float("nan")
+    before: tuple[str, ...] = ()
+    cause: str = ""
+    near: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def ends(self) -> bool:
+        """Whether what stands behind such a place is a guess."""
+        return self.what in {"extra", "shape"} or (self.what in {"activation", "norm"} and not self.size <= CLOSE)
+
+
+GUESS = "a guess, which nothing behind it confirms"
+"""Said of a rule with which what comes behind is not the reference's activation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was tried at a place.
+
+    Attributes:
+        moves: what was taken.
+        far: with it, how far what comes behind is from the reference's activation.
+        behind: the module's weight that meets what comes behind; empty for what is returned.
+        tried: how many were tried.
+        rivals: the nearest of the others, each with its difference.
+    """
+
+    moves: Sequence[CandidateRule]
+    far: float
+    behind: str = ""
+    tried: int = 1
+    rivals: Sequence[tuple[Sequence[CandidateRule], float]] = ()
+
+
+@dataclass
+class SearchResult:
+    """What the search came to.
+
+    Attributes:
+        moves: in order of execution.
+        divergences: where the module is another.
+        lacking: units of the reference that the module has no place for.
+        open: names of the module's tensors that nothing fills.
+        trials: how many candidates were run.
+        exhausted: whether the bound on trials or seconds was met.
+        trace: the module's last run, with all that was found.
+        reference: the reference's run.
+        outputs: what the module returns with all that was found, and nothing forced on it.
+        mates: the module's unit number -> the reference's unit.
+        basis: the order of the residual stream's features.
+        choices: what was tried, place after place.
+        ignored_biases: biases of the reference's that the module has not, and that softmax does not see.
+        idle: biases of the module's that the reference has not, and that softmax does not see.
+        rounded: how far the module's positions are from the reference's, in whose place they were during the search.
+        seconds: the module's tensors that need the values of another one, for which the checkpoint has one tensor.
+    """
+
+    moves: list[CandidateRule] = field(default_factory=list)
+    divergences: list[Mismatch] = field(default_factory=list)
+    lacking: list[Unit] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    trials: int = 0
+    exhausted: bool = False
+    trace: OperationTrace = field(default_factory=OperationTrace)
+    reference: OperationTrace = field(default_factory=OperationTrace)
+    outputs: list[Tensor] = field(default_factory=list)
+    mates: dict[int, Unit] = field(default_factory=dict)
+    basis: FeatureOrder = field(default_factory=FeatureOrder)
+    choices: list[Choice] = field(default_factory=list)
+    ignored_biases: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    rounded: float = 0.0
+    seconds: dict[str, str] = field(default_factory=dict)

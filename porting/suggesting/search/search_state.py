@@ -1,0 +1,363 @@
+"""What a search works on and has filled so far, and how something more is filled or noted.
+
+Tables that are added to the scores of attention stand between the projections and the place where these show, so they
+are filled first.  No activation goes into one, and what comes out of it can be held against the reference's by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from porting.suggesting.search import embedding_candidates
+from porting.suggesting.search.activation_matching import alike, apart, explained, normed, shared, together, whole
+from porting.suggesting.search.attention_layouts import Heads
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, transformed
+from porting.suggesting.search.name_similarity import likeness
+from porting.suggesting.search.search_result import SAME, Mismatch, SearchResult, Tell
+from porting.suggesting.search.softmax_invariance import is_ignored_by_softmax
+from porting.suggesting.subjects.operation_trace import ForcedActivations, OperationTrace, TracedModel, Unit, WeightUse
+from porting.suggesting.subjects.twin import is_frequencies
+
+ALIKE = 0.5
+"""Names of weights that never run have at least so much in common."""
+
+COMPUTED, UNRUN = "it is computed, and has these values", "it never runs: by its name"
+
+
+def remaining(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], running: frozenset[str]
+) -> Iterator[tuple[CandidateRule, Tensor]]:
+    """Moves for what no place has shown, each with what is written.
+
+    Args:
+        ours, theirs: the tensors of either side that nothing fills, and that nothing reads.
+        running: the names of all that meet an activation, on either side.
+    """
+    constants = [name for name, one in theirs.items() if is_frequencies(one)]
+    for name, one in ours.items():
+        same = next(
+            (other for other in constants if theirs[other].shape == one.shape and _equal(theirs[other], one)), ""
+        )
+        if same and not isinstance(one, nn.Parameter):
+            constants.remove(same)
+            yield _move(same, name, COMPUTED), theirs[same]
+    still = [name for name in theirs if name not in running]
+    for name, one in ours.items():
+        if name in running or not isinstance(one, nn.Parameter):
+            continue
+        near = _nearest(name, [other for other in still if theirs[other].shape == one.shape])
+        if near:
+            still.remove(near)
+            yield _move(near, name, UNRUN), theirs[near]
+
+
+def _nearest(name: str, others: Sequence[str]) -> str:
+    """Of those that end alike, the one that has most in common with a name; empty where that is little."""
+    ends = [one for one in others if one.rpartition(".")[2] == name.rpartition(".")[2]]
+    best = max(ends, key=lambda one: likeness(one, name), default="")
+    return best if best and likeness(best, name) >= ALIKE else ""
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.allclose(one.double(), other.double(), rtol=1e-6, atol=0.0))
+
+
+def _move(theirs: str, ours: str, why: str) -> CandidateRule:
+    return CandidateRule((RuleTerm(theirs, (theirs,)),), (RuleTerm(ours, (ours,)),), why=why)
+
+
+class SearchState:
+    """The two models, and what is known of them.
+
+    Args:
+        port, reference: the two models.
+        sizes: index -> size, as [sizes] will say.
+        heads: how attention is cut up; None where nobody knows.
+        config: the twin's config.
+        scales: constants that embeddings may have to be multiplied by.
+        most: the bound on trials.
+        seconds: the bound on time.
+        tell: told about progress.
+        asleep: the module's tensors that change nothing and have no source.
+        copies: tensors of the checkpoint that are written out again -> the reference's tensor that each equals.
+    """
+
+    def __init__(
+        self,
+        port: TracedModel,
+        reference: TracedModel,
+        *,
+        sizes: Mapping[str, int],
+        heads: Heads | None,
+        config: Mapping[str, object],
+        scales: Sequence[str],
+        most: int,
+        seconds: float,
+        tell: Tell,
+        asleep: frozenset[str] = frozenset(),
+        copies: Mapping[str, str] | None = None,
+    ) -> None:
+        self.port, self.reference = port, reference
+        self._sizes, self._config, self._scales = dict(sizes), config, scales
+        self._heads = heads
+        self._grouped = heads is not None and heads.groups != heads.count
+        self._rotary = any("rope" in name or "rotary" in name for name in config)
+        self._most, self._until = most, time.monotonic() + seconds
+        self._tell = tell
+        self.found = SearchResult()
+        self._filled: set[str] = set(asleep)
+        self._asleep = asleep
+        self._copies = dict(copies or {})
+        self._used: set[str] = set()
+        self._forced = ForcedActivations()
+        self._habits: list[tuple[str, ...]] = []
+
+    def _is_open(self, unit: Unit) -> bool:
+        return bool(set(unit.names) & self.port.loadable - self._filled)
+
+    def _free(self, unit: Unit) -> bool:
+        """Whether a unit of the reference is nobody's yet, or only its weight is somebody's: a decoder that is tied."""
+        if not set(unit.weights or unit.biases) & self._used or set(unit.biases) - self._used:
+            return True
+        return any(self._copy(name) for name in unit.weights)
+
+    def _copy(self, name: str) -> str:
+        """A tensor of the checkpoint that equals one of the reference's and that no move reads; empty for none."""
+        return next((one for one, other in self._copies.items() if other == name and one not in self._used), "")
+
+    def _reread(self, move: CandidateRule) -> CandidateRule:
+        """The move with what the checkpoint has a second time in the place of what is read already."""
+        return replace(move, sources=tuple(self._other(piece) for piece in move.sources))
+
+    def _other(self, piece: RuleTerm) -> RuleTerm:
+        if len(piece.names) > 1 or piece.names[0] not in self._used:
+            return piece
+        copy = self._copy(piece.names[0])
+        return replace(piece, names=(copy,), pattern=copy) if copy and piece.pattern == piece.names[0] else piece
+
+    def _values(self, moves: Sequence[CandidateRule]) -> dict[str, Tensor] | None:
+        found: dict[str, Tensor] = {}
+        for move in moves:
+            some = transformed(move, self.reference.leaves, self.port.leaves, self._sizes, self._config)
+            if some is None:
+                return None
+            found.update(some)
+        return found
+
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                self.port.leaves[name].data.copy_(value)
+
+    def _accept(
+        self, moves: Sequence[CandidateRule], values: Mapping[str, Tensor], group: Sequence[Unit], mates: Sequence[Unit]
+    ) -> None:
+        filled = {id(self.port.leaves[name]) for name in self._filled if name in self.port.leaves}
+        tied = {name for move in moves for name in move.writes if id(self.port.leaves[name]) in filled}
+        moves = [move if tied & set(move.writes) else self._reread(move) for move in moves]
+        twice = [move for move in moves if set(move.reads) & self._used]  # a tensor is read once
+        again = {name for move in twice for name in move.writes}
+        for move in twice:
+            first = next((one for one in self.found.moves if set(one.reads) & set(move.reads)), None)
+            if first is not None and not tied & set(move.writes):
+                self.found.seconds.update(dict.fromkeys(move.writes, first.writes[0]))
+        self._put({name: value for name, value in values.items() if name not in again})
+        self.found.moves += [move for move in moves if not set(move.writes) & again]
+        self._filled |= set(values)
+        self._used |= {name for move in moves for name in move.reads}
+        for one in group if mates else ():
+            self.found.mates[one.number] = mates[0]
+
+    def _apart(self, unit: Unit, mate: Unit) -> float:
+        """How far two units' operands are from each other, whatever their layouts."""
+        if unit.operand is None or mate.operand is None:
+            return float("inf")
+        if unit.kind is WeightUse.NORM:
+            return apart(normed(unit), normed(mate))
+        return apart(unit.operand, mate.operand)
+
+    def _give_up(self, unit: Unit, mate: Unit | None) -> None:
+        self._note("extra" if mate is None else "shape", unit, mate)
+        self._filled |= set(unit.names)
+        self._used |= set(() if mate is None else mate.names)
+
+    def _force(self, unit: Unit, mate: Unit) -> None:
+        """From now on the unit is given the reference's operand."""
+        if unit.operand is None or mate.operand is None or not any(shared(unit.operand, mate.operand)):
+            return
+        if unit.kind is WeightUse.NORM and unit.centred != mate.centred:
+            return  # one is seen before the mean is taken off, the other behind
+        self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis)
+        for other in self.found.trace.units:
+            if other is not unit and together(other, unit) and other.kind is unit.kind:
+                self._forced.operands[other.number] = self._forced.operands[unit.number]
+
+    def _uneven(self, unit: Unit, mate: Unit) -> None:
+        """Note a bias that one side has and the other has not."""
+        if mate.biases and not unit.biases:
+            if is_ignored_by_softmax(self.reference, mate.biases, mate.weights):
+                self.found.ignored_biases += mate.biases
+                self._used |= set(mate.biases)
+                return
+            self._note("bias", unit, mate)
+            self._used |= set(mate.biases)
+            self._silence([mate])
+        elif unit.biases and not mate.biases and set(unit.biases) - self._filled:
+            if is_ignored_by_softmax(self.port, unit.biases, unit.weights):
+                self.found.idle += unit.biases
+                self._filled |= set(unit.biases)
+                return
+            self._note("surplus", unit, mate)
+            self._filled |= set(unit.biases)
+            self._put({name: torch.zeros_like(self.port.leaves[name]) for name in unit.biases})
+
+    def _silence(self, mates: Sequence[Unit]) -> None:
+        """Go on as if the reference had no biases there, since the module has none."""
+        weights = {name for one in self.found.reference.units for name in one.weights}
+        biases = [self.reference.leaves[name] for one in mates for name in one.biases if name not in weights]
+        if not any(bool(one.any()) for one in biases):
+            return
+        for one in biases:
+            one.data.zero_()
+        again = self.reference.run()
+        for old, new in zip(self.found.reference.units, again.units, strict=True):
+            old.operand, old.output = new.operand, new.output
+        self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
+
+    def _is_second(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
+        """Whether all that is due is a weight that is somebody's already: a head that the reference ties."""
+        if unit.kind is not WeightUse.LINEAR or len(unit.weights) != 1 or unit.weights[0] in self._filled:
+            return False
+        shapes, others = self.port.shapes, self.reference.shapes
+        for mate in theirs:
+            used = mate.kind is unit.kind and mate.weights and set(mate.weights) <= self._used
+            if used and whole(mate, unit) and self._apart(unit, mate) <= SAME:
+                first = next((one for one in self.found.moves if set(one.reads) & set(mate.weights)), None)
+                if first is not None and sorted(shapes[unit.weights[0]]) == sorted(others[mate.weights[0]]):
+                    self.found.seconds[unit.weights[0]] = first.writes[0]
+                    self._filled |= set(unit.names)
+                    self._note("extra", unit, None)
+                    return True
+        return False
+
+    def _is_own(self, unit: Unit) -> bool:
+        """Whether torch's norm is given what the reference computes as well, or is given itself."""
+        if unit.eps is None:  # by hand: a scale, or a norm that is only seen at its end
+            return False
+        values = [*self.found.reference.values, *(one.operand for one in self.found.reference.units)]
+        return any(
+            one is not None and unit.operand is not None and distance(unit.operand, one) <= SAME for one in values
+        )
+
+    def _remaining(self) -> None:
+        """Fill what no place has shown, where both sides plainly have the same."""
+        known = {*self.port.leaves} - self.port.loadable | self._filled
+        ours = {name: one for name, one in self.port.leaves.items() if name not in known}
+        theirs = {name: one for name, one in self.reference.leaves.items() if name not in self._used}
+        units = [*self.found.trace.units, *self.found.reference.units]
+        for move, value in remaining(ours, theirs, frozenset(name for one in units for name in one.names)):
+            self._accept([move], {move.writes[0]: value.detach().clone()}, [], [])
+
+    def _untold(self, trace: OperationTrace) -> None:
+        """Note biases of the reference's behind matrices that were filled in another place: a tied decoder's."""
+        for mate in self.found.reference.units:
+            if set(mate.weights) & self._used and set(mate.biases) - self._used and mate.kind is WeightUse.LINEAR:
+                unit = next((one for one in trace.units if one.kind is mate.kind and together(one, mate)), None)
+                if unit is not None and not unit.biases:
+                    self._note("bias", unit, mate)
+                    self._used |= set(mate.biases)
+
+    def _note(
+        self,
+        what: str,
+        unit: Unit,
+        mate: Unit | None,
+        size: float = float("nan"),
+        cause: str = "",
+        near: tuple[tuple[str, float], ...] = (),
+    ) -> None:
+        before = tuple(name for move in self.found.moves[-4:] for name in move.writes)
+        theirs = "" if mate is None else (mate.biases if what == "bias" else mate.names)[0]
+        ours = (unit.biases if what == "surplus" else unit.names)[0]
+        self.found.divergences.append(
+            Mismatch(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause, near=near)
+        )
+
+
+TABLES = frozenset({WeightUse.LOOKUP, WeightUse.TABLE, WeightUse.OTHER})
+
+
+class ScoreTableSearch(SearchState):
+    """Fills what stands between a group of weights and the place where that shows."""
+
+    def _fill_between(self, group: Sequence[Unit], following: Unit | None, trace: OperationTrace) -> None:
+        """Fill the tables that are used behind a group's first weight and before the place that follows."""
+        first = min(trace.units.index(one) for one in group)
+        last = len(trace.units) if following is None else trace.units.index(following)
+        for unit in trace.units[first:last]:
+            if unit.kind in TABLES and self._is_open(unit):
+                self._fill_alone(unit)
+
+    def _fill_alone(self, unit: Unit) -> bool:
+        """Fill one table with the reference's that gives the same; whether there is one."""
+        before = {name: self.port.leaves[name].detach().clone() for name in unit.names}
+        for mate in self.found.reference.units:
+            if mate.kind not in TABLES or not self._free(mate) or mate.output.numel() != unit.output.numel():
+                continue
+            ways = embedding_candidates.candidates([unit], [mate], self.port.shapes, self.reference.shapes, ())
+            for number, moves in enumerate(ways):
+                values = self._values(moves)
+                if values is None:
+                    continue
+                self.found.trials += 1
+                self._put(values)
+                again = self.port.run(until=unit.last, forced=self._forced)
+                now = next((one for one in again.units if one.number == unit.number), None)
+                if now is not None and distance(now.output, mate.output) <= SAME:
+                    chosen = [
+                        explained(one, "what it computes" if number else "its place", proven=number > 0)
+                        for one in moves
+                    ]
+                    self._accept(chosen, values, [unit], [mate])
+                    return True
+        self._put(before)
+        return False
+
+    def _seconds(self, group: Sequence[Unit], free: Sequence[Unit]) -> dict[str, tuple[Unit, str]]:
+        """Tables that have to be one with another that is filled already, since the reference has one for both.
+
+        They are given the values, so that what comes behind can be known; no table can write those into both.
+
+        Returns:
+            Name of the tensor -> the reference's unit, and the tensor that has its values.
+        """
+        found: dict[str, tuple[Unit, str]] = {}
+        for unit in group:
+            if unit.kind is not WeightUse.LOOKUP or any(_indexed_alike(unit, one) for one in free):
+                continue
+            used = [
+                one
+                for one in self.found.reference.units
+                if one.kind is WeightUse.LOOKUP and set(one.names) & self._used
+            ]
+            for mate in used:
+                if not _indexed_alike(unit, mate):
+                    continue
+                for move in self.found.moves:
+                    alone = len(move.reads) == len(move.writes) == 1 and move.reads[0] in mate.names
+                    if alone and self.port.shapes[move.writes[0]] == self.port.shapes[unit.names[0]]:
+                        found[unit.names[0]] = mate, move.writes[0]
+        self._put({name: self.port.leaves[other].detach().clone() for name, (_, other) in found.items()})
+        return found
+
+
+def _indexed_alike(one: Unit, other: Unit) -> bool:
+    """Whether two tables are looked up at the same places."""
+    if one.operand is None or other.operand is None or one.operand.numel() != other.operand.numel():
+        return False
+    return bool(torch.equal(one.operand.flatten().sort().values, other.operand.flatten().sort().values))

@@ -1,0 +1,148 @@
+"""What the fields of a config mean, whoever named them: a role, and the words that the field uses for it.
+
+The reference's config is shrunk by role, and a builder of the user's is given the field of the role that it asks for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a number of a config says."""
+
+    HIDDEN = "hidden"
+    DEPTH = "depth"
+    HEADS = "heads"
+    GROUPS = "groups"
+    HEAD_SIZE = "head size"
+    INNER = "inner"
+    VOCABULARY = "vocabulary"
+    POSITIONS = "positions"
+    SEGMENTS = "segments"
+    EPS = "eps"
+    DROPOUT = "dropout"
+    ACTIVATION = "activation"
+    PADDING = "padding"
+    CHANNELS = "channels"
+    IMAGE = "image"
+    PATCH = "patch"
+    LABELS = "labels"
+    BASE = "rotary base"
+
+
+WORDS: Mapping[Role, tuple[str, ...]] = {
+    Role.HIDDEN: (
+        "hidden_size", "n_embd", "d_model", "dim", "width", "hidden", "embed_dim", "emb_dim", "embedding_dim", "emb",
+        "n_embed", "embed_size", "emb_size", "d_embed", "model_dim", "n_state", "hidden_width", "hidden_dim", "e",
+        "embedding_size", "dmodel", "dim_model", "n_embedding", "transformer_width", "channels", "d_hidden", "k",
+    ),
+    Role.DEPTH: (
+        "num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "layers", "num_blocks", "n_blocks",
+        "encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers", "blocks", "n_encoder_layers",
+        "num_transformer_blocks", "nlayers", "n", "l", "transformer_layers", "num_attention_layers",
+    ),
+    Role.HEADS: (
+        "num_attention_heads", "n_head", "n_heads", "num_heads", "heads", "nhead", "nheads", "attn_heads", "h",
+        "encoder_attention_heads", "decoder_attention_heads", "attention_heads", "num_query_heads", "head",
+        "transformer_heads", "head_num", "head_count", "n_attention_heads", "num_head",
+    ),
+    Role.GROUPS: ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "kv_heads", "n_kv_head", "num_groups"),
+    Role.HEAD_SIZE: ("head_dim", "head_size", "d_head", "dim_head", "d_k", "d_kv", "head_width"),
+    Role.INNER: (
+        "intermediate_size", "n_inner", "d_ff", "ffn_dim", "inner", "ff_dim", "mlp_dim", "dim_feedforward", "ff_size",
+        "hidden_dim", "ffn_hidden", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_size", "feed_forward_hidden", "dff",
+        "feedforward_dim", "ff_hidden", "feed_forward_size", "inner_dim", "ffn_hidden_size", "intermediate_dim", "f",
+        "intermediate_width", "d_mlp", "mlp_hidden", "ffwd_dim", "ff_hidden_size", "dim_ff", "ff",
+    ),
+    Role.VOCABULARY: (
+        "vocab_size", "n_vocab", "vocab", "num_tokens", "voc_size", "vocabulary_size", "n_tokens", "ntoken", "v",
+        "src_vocab_size", "src_vocab", "vocabulary", "words", "n_words", "num_embeddings", "n_pieces", "dict_size",
+    ),
+    Role.POSITIONS: (
+        "max_position_embeddings", "n_positions", "positions", "max_len", "max_length", "block_size", "seq_len",
+        "seq_length", "context_length", "n_ctx", "max_seq_len", "max_seq_length", "max_positions", "context_size",
+        "max_sequence_length", "num_positions", "window", "t", "sequence_length", "maxlen", "context", "ctx_len",
+        "n_position", "max_position", "length", "places", "max_target_positions", "max_source_positions",
+    ),
+    Role.SEGMENTS: (
+        "type_vocab_size", "segments", "n_segments", "num_segments", "token_types", "n_token_types", "type_size",
+        "num_token_types", "n_types", "segment_size", "num_types", "types", "segment_vocab_size", "kinds",
+    ),
+    Role.EPS: (
+        "layer_norm_eps", "layer_norm_epsilon", "eps", "norm_eps", "rms_norm_eps", "epsilon", "layernorm_eps", "ln_eps",
+        "variance_epsilon",
+    ),
+    Role.DROPOUT: (
+        "hidden_dropout_prob", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_probs_dropout_prob",
+        "p_drop", "dropout_prob", "dropout_rate", "p", "drop", "pdrop", "attention_dropout", "attn_dropout",
+        "hidden_dropout", "drop_rate", "dropout_p", "emb_dropout", "ff_dropout",
+    ),
+    Role.ACTIVATION: (
+        "hidden_act", "activation_function", "activation", "act", "hidden_activation", "afn", "act_fn", "nonlinearity",
+    ),
+    Role.PADDING: ("pad_token_id", "padding_idx", "pad_id", "pad_idx", "pad", "pad_index", "padding_index"),
+    Role.CHANNELS: ("num_channels", "in_channels", "in_chans", "n_channels"),
+    Role.IMAGE: ("image_size", "img_size", "input_resolution", "resolution", "image"),
+    Role.PATCH: ("patch_size", "patch"),
+    Role.LABELS: ("num_labels", "num_classes", "n_classes", "n_labels", "classes", "labels", "output_dim"),
+    Role.BASE: ("rope_theta", "theta", "rope_base", "rotary_base", "rotary_emb_base", "base_frequency"),
+}  # fmt: skip
+
+NESTED: Mapping[str, str] = {
+    "rope_theta": "rope_parameters.rope_theta/rope_theta",
+    "rope_type": "rope_parameters.rope_type/rope_scaling.rope_type/rope_scaling.type",
+}
+"""Fields that stand inside another, as a table spells them."""
+
+_ROLES: dict[str, Role] = {word: role for role in reversed(list(WORDS)) for word in WORDS[role]}
+
+
+def normal(word: str) -> str:
+    """A word in small letters with underscores: ``hiddenSize`` and ``hidden-size`` are ``hidden_size``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).replace("-", "_").lower()
+
+
+def role_of(word: str) -> Role | None:
+    """What a config's field or a builder's parameter of this name says, as far as the name tells.
+
+    >>> role_of("n_embd"), role_of("nLayers"), role_of("colour")
+    (<Role.HIDDEN: 'hidden'>, <Role.DEPTH: 'depth'>, None)
+    """
+    return _ROLES.get(normal(word))
+
+
+def fields_of(role: Role, config: Mapping[str, object]) -> Iterator[str]:
+    """The config's fields of that role that have a value, the most usual name first."""
+    for word in WORDS[role]:
+        if config.get(word) is not None and _fits(role, word, config):
+            yield word
+
+
+def _fits(role: Role, word: str, config: Mapping[str, object]) -> bool:
+    """Whether a word of two meanings has this one here: next to ``dim``, ``hidden_dim`` is the inner size."""
+    if word == "hidden_dim":
+        width = any(config.get(one) is not None for one in ("dim", "d_model", "hidden_size", "n_embd"))
+        return width == (role is Role.INNER)
+    return _ROLES.get(word) is role
+
+
+def field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...] = ()) -> str | None:
+    """The config's field that a builder means by ``asked``; None when there is none, or nothing tells.
+
+    Args:
+        asked: the parameter or key.
+        config: the checkpoint's fields.
+        others: what else the builder asks for, which tells two meanings apart.
+    """
+    if asked in config:
+        return asked
+    word = normal(asked)
+    role = role_of(word)
+    if word == "hidden_dim" and not any(role_of(one) is Role.HIDDEN for one in others if normal(one) != word):
+        role = Role.HIDDEN
+    elif word == "hidden_dim":
+        role = Role.INNER
+    return None if role is None else next(fields_of(role, config), None)

@@ -1,0 +1,550 @@
+"""What a forward takes, found out by its parameters' names and by what it does with what it is given.
+
+Which way round a mask is, no name says for sure.  What does: with the right one, words that are masked change nothing
+where words are not.  And rows of a batch do not see each other, which tells [b s] from [s b].
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from porting.duplicate import duplicate
+from porting.errors import Code, Fault, VerifyError, nearest, told
+from porting.frames import place_of, users_line
+from porting.notation.rule import Rule, Term, make_rule
+from porting.suggesting.subjects.config_fields import normal
+from porting.suggesting.subjects.guarded_run import STAY, is_device_error
+from porting.suggesting.subjects.operation_trace import numbers_of
+from porting.suggesting.subjects.questions import Asker, what_argument
+from porting.tracing.float64 import forced_float64
+from porting.verification.inputs import for_port
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+    """Counts torch's operations.
+
+    Attributes:
+        operations: how many there were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.operations = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:  # as torch calls it
+        """Count one that has an end."""
+        result = func(*args, **(kwargs or {}))
+        self.operations += 1
+        return result
+
+
+IDS, MASK, SEGMENTS, POSITIONS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values"
+DECODER_IDS, DECODER_MASK, FEATURES = "decoder_input_ids", "decoder_attention_mask", "input_features"
+_DECODERS = {DECODER_IDS: IDS, DECODER_MASK: MASK}
+
+_WORDS = {
+    SEGMENTS: r"token_type.*|segment.*|seg|segs|types?|kinds?|type_ids|token_types|sentence.*",
+    POSITIONS: r"position.*|pos|pos_ids",
+    DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
+    MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid|lengths?",
+    FEATURES: r"(log_)?mels?.*|input_features|features|audio.*|sounds?|spectrograms?|fbank|frames",
+    PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
+    DECODER_IDS: r"(decoder|dec)_(input|ids|in|x).*|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
+    IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
+    r"|index|indices|input_tensor|sentence|src_tokens|piece_ids|y",
+}
+_NEVER = re.compile(
+    r"targets?|labels?|past.*|cache.*|use_cache|return_.*|output_.*|need_.*|training|dropout|kv.*|len_past"
+)
+
+BATCH, LENGTH, OTHERS = 3, 7, 5
+"""Rows of the batch, their length, and the length of a decoder's."""
+
+
+class Unmasked(StrEnum):
+    """Why tokens that are masked in the reference are seen."""
+
+    ABSENT = "takes no attention mask"
+    IGNORED = "takes a mask and ignores it"
+    PARTLY = "takes a mask, and tokens that it masks still change the others"
+    STALE = "takes a mask, and keeps the one of an earlier call"
+
+
+@dataclass(frozen=True)
+class ArgumentMapping:
+    """One way in which a forward can be given the reference's inputs.
+
+    Attributes:
+        rules: the table's [inputs]: (the reference's term, the port's term).
+        internal: the module finds out by itself which words are padding.
+        unmasked: why words that are masked in the reference are seen; None where they are not.
+        loose: arguments without a role, which have defaults.
+        more: lines of [inputs] for arguments that the search leaves at their defaults.
+    """
+
+    rules: tuple[tuple[str, str], ...]
+    internal: bool = False
+    unmasked: Unmasked | None = None
+    loose: tuple[str, ...] = ()
+    more: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The reference's arguments that it takes."""
+        return tuple(theirs.partition(" [")[0] for theirs, _ in self.rules)
+
+    def argument(self, theirs: str) -> str:
+        """The module's argument that stands for one of the reference's; empty where none does."""
+        return next((ours.partition(" ")[0] for name, ours in self.rules if name.partition(" [")[0] == theirs), "")
+
+    @property
+    def parsed(self) -> tuple[Rule, ...]:
+        """The rules, as the notation has them."""
+        return tuple(make_rule([Term.parse(theirs)], [Term.parse(ours)]) for theirs, ours in self.rules)
+
+    def given(self, inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        """The forward's arguments from the reference's inputs."""
+        heard = {name: value for name, value in inputs.items() if name in self.named}
+        return for_port(self.parsed, heard, dtype)
+
+
+def roles(
+    module: nn.Module, available: Sequence[str], ask: Asker | None = None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The forward's parameters, by what they mean, and those of which nothing tells what they are.
+
+    Args:
+        module: the model.
+        available: the reference's inputs.
+        ask: what nothing tells; by default nobody.
+
+    Raises:
+        VerifyError: a required one is not understood.
+    """
+    ask = ask or Asker()
+    found: dict[str, str] = {}
+    loose, unknown = [], []
+    for name, one in inspect.signature(module.forward).parameters.items():
+        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+            continue
+        required = one.default is one.empty
+        word = normal(name)
+        role = _role(word, available, found.values())
+        if not required and (_NEVER.fullmatch(word) or role == POSITIONS):
+            continue
+        if role is None or role in found.values() or role not in available:
+            first = required and not found and role is None
+            if first:
+                found[name] = next(one for one in (IDS, FEATURES, PIXELS) if one in available)
+            elif required:
+                unknown.append(name)
+            else:
+                loose.append(name)
+            continue
+        found[name] = role
+    where, title = place_of(module.forward), f"{type(module).__name__}.forward"
+    for name in [*unknown, *(loose if MASK in available and MASK not in found.values() else ())]:
+        free = [one for one in available if one not in found.values()] if name in unknown else [MASK]
+        answer = ask(what_argument(title, name, free, required=name in unknown)) if free else "none"
+        if answer != "none":
+            (unknown if name in unknown else loose).remove(name)
+            found[name] = answer
+    if unknown:
+        listed = ", ".join(map(repr, unknown))
+        message = f"{title} takes {listed}, and nothing tells what to give it"
+        raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
+    if not found:
+        message = f"{title} takes no argument by name, so nothing tells what to give it"
+        raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
+    return found, tuple(loose)
+
+
+def _role(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
+    """What an argument of that name means, given what those before it do."""
+    role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
+    if role in _DECODERS and role not in available:  # a decoder that stands alone
+        role = _DECODERS[role]
+    if role != IDS:
+        return role
+    if IDS not in available:
+        return FEATURES if FEATURES in available and FEATURES not in taken else DECODER_IDS if taken else PIXELS
+    return DECODER_IDS if IDS in taken and DECODER_IDS in available else IDS  # a second kind of words: the decoder's
+
+
+def _say(available: Sequence[str]) -> str:
+    how = told(
+        called="say it: inputs={'input_ids': 'x', 'attention_mask': 'm -> bool'}",
+        typed="say it: --input input_ids=x --input 'attention_mask=m -> bool'",
+    )
+    return f"{how}; the reference takes {', '.join(available)}"
+
+
+def ways(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The [inputs] that may be meant, the most usual first."""
+    masks = {name for name, role in found.items() if role in {MASK, DECODER_MASK}}
+    for turned, kind, axes in product((False, True), ("", "bool", "padding", "additive"), _MASK_AXES):
+        if not masks and (kind or axes != _MASK_AXES[0]):
+            continue
+        rules = []
+        for name, role in found.items():
+            if name in masks:
+                ours = f"{name} -> {kind} {axes}" if kind else f"{name} {axes}"
+                rules.append((f"{role} [b s]", ours))
+            elif role in {PIXELS, FEATURES}:
+                rules.append((role, name))
+            else:
+                axis = "t" if role == DECODER_IDS else "s"
+                rules.append((f"{role} [b {axis}]", f"{name} [{axis} b]" if turned else f"{name} [b {axis}]"))
+        yield tuple(rules)
+
+
+_MASK_AXES = ("[b s]", "[b 1 1 s]", "[b 1 s]", "[s b]")
+
+
+def told_way(module: nn.Module, available: Sequence[str], inputs: Mapping[str, str]) -> ArgumentMapping:
+    """The way that the user says.
+
+    Raises:
+        VerifyError: the reference or the forward has no such argument.
+    """
+    taken = inspect.signature(module.forward).parameters
+    anything = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    faults = []
+    for theirs, ours in inputs.items():
+        for name, known, side in (
+            (theirs.partition(" [")[0].strip(), list(available), "the reference"),
+            (re.split(r" ->| \[", ours)[0].strip(), list(taken), f"{type(module).__name__}.forward"),
+        ):
+            if name not in known and not (anything and known != list(available)):
+                hint = nearest(name, known) or f"it has {', '.join(known)}"
+                message = f"{side} has no argument {name!r}"
+                faults.append(Fault(code=Code.NO_INPUTS, where=place_of(module.forward), message=message, hint=hint))
+    if faults:
+        raise VerifyError(faults)
+    return ArgumentMapping(rules=tuple(inputs.items()))
+
+
+def find_way(
+    module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, *, causal: bool, ask: Asker
+) -> ArgumentMapping:
+    """How the module's forward is to be given the reference's inputs.
+
+    Args:
+        module: the model, in float64, with weights that show something.
+        available: the reference's inputs.
+        vocabulary: how many words there are.
+        padding: the padding word.
+        causal: the reference's positions see none behind them, so that padding at the end need not be masked.
+        ask: what nothing tells.
+
+    Raises:
+        VerifyError: no way works; carries what the forward said to the most usual one.
+    """
+    found, loose = roles(module, available, ask)
+    if PIXELS in found.values():
+        return ArgumentMapping(rules=next(ways(found)), loose=loose)
+    errors: list[tuple[Exception, int]] = []
+    working: list[ArgumentMapping] = []
+    wrong: list[set[str]] = []
+    again = _copies(module)
+    for rules in ways(found):
+        way = ArgumentMapping(rules=rules, loose=loose)
+        count = Counted()
+        one = again()  # what is kept of a call that was made on trial must not spoil the next
+        try:
+            with count:
+                steady = _steady(one, way, vocabulary, padding)
+            if not steady:
+                return way  # what it gives is random: that is said of the run, and no way is better than another
+            with count:
+                seen = _seen(partial(_itself, one), way, vocabulary, padding)
+        except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
+            errors.append((error, count.operations))
+            continue
+        if not seen:
+            return way
+        if seen == {PADDED}:
+            working.append(way)
+        wrong.append(seen)
+    if not working:
+        cause = None if wrong else _usual(errors)
+        raise refusal(module, next(ways(found)), wrong, cause) from cause
+    chosen = working[0]
+    masked = any(role == MASK for role in found.values())
+    if causal and not masked:
+        return chosen
+    if _skips(module, chosen, vocabulary, padding):
+        return ArgumentMapping(rules=chosen.rules, internal=True, loose=loose)
+    chosen, why = _unmasked(working, again, vocabulary, padding)
+    return replace(chosen, unmasked=why)
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _copies(module: nn.Module) -> Callable[[], nn.Module]:
+    """What makes copies of a module as it is now: with its own weights, and with nothing of what later calls leave."""
+    shared: dict[int, object] = {id(one): one for one in (*module.parameters(), *module.buffers())}
+    kept = duplicate(module, dict(shared))
+    return lambda: duplicate(kept, dict(shared))
+
+
+def _unmasked(
+    working: Sequence[ArgumentMapping], again: Callable[[], nn.Module], vocabulary: int, padding: int
+) -> tuple[ArgumentMapping, Unmasked]:
+    """Why masked tokens change the others, whichever way the mask is given, and the way in which it is."""
+    first = working[0]
+    if MASK not in first.named:
+        return first, Unmasked.ABSENT
+    for way in working:
+        if not _seen(again, way, vocabulary, padding):
+            return way, Unmasked.STALE
+    inputs = sample(first.named, vocabulary, padding)
+    holes = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    holes[:, 2] = holes[:, LENGTH - 1] = 0
+    for way in working:
+        given = [gives(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
+        if not all(map(torch.equal, *given)):
+            return way, Unmasked.PARTLY
+    return first, Unmasked.IGNORED
+
+
+def optional(module: nn.Module, way: ArgumentMapping, reference: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Lines of [inputs] for what both forwards take by one name and may be called without: the search does so.
+
+    A mask that changes nothing is left out of them: it is the loss's, say.
+    """
+    given = {way.argument(name) for name in way.named}
+    ours, theirs = (inspect.signature(one.forward).parameters for one in (module, reference))
+    return tuple(
+        (name, name)
+        for name, one in ours.items()
+        if name in {POSITIONS, SEGMENTS} and name in theirs and name not in given and one.default is not one.empty
+    )
+
+
+def _usual(errors: Sequence[tuple[Exception, int]]) -> Exception:
+    """What was raised by the run that came furthest: the others failed at what a forward was given on trial."""
+    said = Counter(f"{type(one).__name__}: {one}" for one, _ in errors)
+
+    def rank(raised: tuple[Exception, int]) -> tuple[bool, int, int]:
+        error, operations = raised
+        return isinstance(error, VerifyError), operations, said[f"{type(error).__name__}: {error}"]
+
+    return max(errors, key=rank)[0]
+
+
+def refusal(
+    module: nn.Module, rules: Sequence[tuple[str, str]], wrong: Sequence[set[str]], error: Exception | None
+) -> VerifyError:
+    """What is said of a forward that no way suits: what it raised, or what is wrong with what it gives."""
+    if isinstance(error, VerifyError):
+        return error
+    given = ", ".join(ours for _, ours in rules)
+    title, where = f"{type(module).__name__}.forward", place_of(module.forward)
+    if error is None:
+        said, hint = "mixes the rows of a batch", "a row must not depend on another"
+        if any(NONE in one for one in wrong):
+            said, hint = "gives numbers that are none", "look for the first NaN or infinity"
+        elif all(DEAF in one for one in wrong):
+            said, hint = "gives the same whatever words it is given", "is the embedding used?"
+        message = f"{title} {said}, whichever way it is given {given}"
+        return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
+    said, hint = f"{type(error).__name__}: {' '.join(str(error).split())}", f"at {users_line(error)}"
+    message = f"{title} failed on {given}: {said}"
+    if is_device_error(error):
+        message, hint = f"{title} moves data to another device: {said}", f"{hint}; {STAY}"
+    return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
+
+
+def sample(
+    available: Sequence[str],
+    vocabulary: int,
+    padding: int,
+    *,
+    seed: int = 0,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    end: int | None = None,
+) -> dict[str, Tensor]:
+    """A batch without padding: words that are not the padding's, two segments."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def words(length: int) -> Tensor:
+        drawn = torch.randint(3, vocabulary - 2, (BATCH, length), generator=generator)
+        drawn = torch.where(drawn == padding, drawn + 1, drawn)
+        if end is not None:
+            drawn[:, -1] = end
+        return drawn
+
+    segments = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    segments[:, LENGTH // 2 :] = 1
+    made = {
+        IDS: words(LENGTH),
+        MASK: torch.ones(BATCH, LENGTH, dtype=torch.long),
+        SEGMENTS: segments,
+        POSITIONS: torch.arange(LENGTH).expand(BATCH, LENGTH).clone(),
+        DECODER_IDS: words(OTHERS),
+        DECODER_MASK: torch.ones(BATCH, OTHERS, dtype=torch.long),
+    }
+    made |= {
+        name: torch.randn(BATCH, *shape, dtype=torch.float64, generator=generator)
+        for name, shape in (shapes or {PIXELS: (3, 12, 12)}).items()
+    }
+    return {name: value for name, value in made.items() if name in available}
+
+
+PADDED, ROWS, DEAF, NONE = "padded", "rows", "deaf", "no numbers"
+
+
+def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
+    inputs = sample(way.named, vocabulary, padding)
+    pairs = zip(gives(module, way, inputs), gives(module, way, inputs), strict=True)
+    return all(one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
+
+
+def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int, padding: int) -> set[str]:
+    """What is wrong with a way: masked words change what is computed elsewhere, rows change each other, words nothing.
+
+    Numbers that are none count as wrong in every respect.  Each call is made on what ``module`` gives.
+    """
+    inputs = sample(way.named, vocabulary, padding)
+    kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    kept[0, LENGTH - 2 :] = kept[1, LENGTH - 3 :] = False
+    if MASK in inputs:
+        inputs[MASK] = kept.long()
+
+    def changed(where: Tensor) -> list[Tensor]:
+        other = torch.where(where, (inputs[IDS] + 5) % (vocabulary - 4) + 3, inputs[IDS])
+        return gives(module(), way, {**inputs, IDS: other})
+
+    def differ(others: list[Tensor], where: Tensor) -> bool:
+        return any(_differ(a, b, where) for a, b in zip(base, others, strict=True))
+
+    base = gives(module(), way, inputs)
+    last, start = torch.zeros_like(kept), torch.zeros_like(kept)
+    last[2], start[:, 0] = True, True
+    later = kept & ~start
+    found = set()
+    if not all(bool(torch.isfinite(one).all()) for one in base) and _differ_any(base, kept):
+        return {PADDED, ROWS, NONE}
+    if differ(changed(~kept), kept):
+        found.add(PADDED)
+    if differ(changed(last), kept & ~last):
+        found.add(ROWS)
+    if not differ(changed(start), later):
+        found.add(DEAF)
+    return found
+
+
+def _differ_any(values: list[Tensor], where: Tensor) -> bool:
+    """Whether some number at these positions is none."""
+    return any(not bool(torch.isfinite(one[where]).all()) for one in values if one.shape[:2] == where.shape)
+
+
+def _skips(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
+    """Whether a row comes out the same with padding words behind it as without: the module knows them by itself."""
+    inputs = sample(way.named, vocabulary, padding)
+    kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    kept[:, LENGTH - 2 :] = False
+    padded = {**inputs, IDS: torch.where(kept, inputs[IDS], padding)}
+    short = {name: value[:, : LENGTH - 2] for name, value in inputs.items()}
+    try:
+        longer, shorter = gives(module, way, padded), gives(module, way, short)
+    except Exception:  # noqa: BLE001  # a forward that takes one length only
+        return False
+    return all(
+        _cut(a, b.shape) is not None and not _far(_cut(a, b.shape), b) for a, b in zip(longer, shorter, strict=True)
+    )
+
+
+def _cut(value: Tensor, shape: torch.Size) -> Tensor | None:
+    if value.ndim != len(shape):
+        return None
+    return value[tuple(slice(0, size) for size in shape)]
+
+
+def gives(module: nn.Module, way: ArgumentMapping, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The numbers that a forward returns for the reference's inputs."""
+    with torch.no_grad(), forced_float64(module):
+        returned = module(**way.given({name: value.clone() for name, value in inputs.items()}))
+    return comparable(module, returned)
+
+
+def comparable(module: nn.Module, returned: object) -> list[Tensor]:
+    """The numbers that a forward returned.
+
+    Raises:
+        VerifyError: there are none, or they are elsewhere.
+    """
+    title, where = f"{type(module).__name__}.forward", place_of(module.forward)
+    found = numbers_of(returned)
+    away = next((one.device for one in found if one.device.type != "cpu"), None)
+    if away is not None:
+        message = f"{title} moves data to another device: what it returns is on {away}"
+        hint = STAY
+        raise VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
+    if not found:
+        message = f"{title} returns no tensor of floating-point numbers, but {_kind(returned)}"
+        raise VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint="return its activations"))
+    return found
+
+
+def _kind(returned: object) -> str:
+    if isinstance(returned, Tensor):
+        return f"one of {str(returned.dtype).removeprefix('torch.')}"
+    return "None" if returned is None else type(returned).__name__
+
+
+def _differ(one: Tensor, other: Tensor, where: Tensor) -> bool:
+    """Whether two outputs differ at these positions, [b s]; an output without positions by its rows."""
+    if one.shape != other.shape:
+        return True
+    if one.shape[:2] == (BATCH, LENGTH):
+        return _far(one[where], other[where])
+    if one.shape[:2] == (LENGTH, BATCH):
+        return _far(one.transpose(0, 1)[where], other.transpose(0, 1)[where])
+    if one.ndim == 2 and len(one) in {BATCH * LENGTH, BATCH * OTHERS}:  # rows one after the other
+        parts = [value.reshape(BATCH, -1, value.shape[-1]) for value in (one, other)]
+        turned = [value.reshape(-1, BATCH, value.shape[-1]).transpose(0, 1) for value in (one, other)]
+        return _differ(parts[0], parts[1], where) and _differ(turned[0], turned[1], where)
+    rows = where.any(1)
+    if one.ndim and one.shape[0] == BATCH and LENGTH not in one.shape[1:]:
+        return _far(one[rows], other[rows])
+    return False
+
+
+def _far(one: Tensor | None, other: Tensor) -> bool:
+    return one is None or not torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def without_ignored_mask(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> ArgumentMapping:
+    """The way without a mask that need not be given and changes nothing: it is the loss's, say."""
+    if MASK not in way.named:
+        return way
+    inputs = sample(way.named, vocabulary, padding)
+    holes = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    holes[:, 2] = holes[:, LENGTH - 1] = 0
+    rules = tuple((theirs, ours) for theirs, ours in way.rules if not theirs.startswith(f"{MASK} ["))
+    without = replace(way, rules=rules)
+    try:
+        given = [gives(module, way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
+        given.append(gives(module, without, inputs))
+    except Exception:  # noqa: BLE001  # a mask of another kind, or one that must be given
+        return way
+    deaf = all(len(one) == len(given[0]) and all(map(torch.equal, one, given[0])) for one in given[1:])
+    return without if deaf else way

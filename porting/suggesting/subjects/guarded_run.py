@@ -1,0 +1,255 @@
+"""Running the user's code: nothing of the process is different afterwards; what it raises is reported with its line.
+
+Functions of torch that the user's code replaces are put back, since the reference would run them as well.  Past the
+limit on time the next module that is run, of either side, is not run.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import wraps
+from threading import get_ident
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from porting.errors import Code, Fault, PortingError, VerifyError
+from porting.frames import is_users, users_line
+from porting.tracing.running import undisturbed
+
+
+class OutOfTime(BaseException):
+    """The time is over.  No error: code that catches those, the user's included, is not to catch this."""
+
+
+@contextmanager
+def bounded(until: float) -> Iterator[None]:
+    """End what is inside when the time is over.
+
+    Args:
+        until: when that is, as :func:`time.monotonic` has it.
+
+    Raises:
+        OutOfTime: it is over.
+    """
+    thread = get_ident()
+
+    def look(*_: object) -> None:
+        if time.monotonic() > until and get_ident() == thread:
+            raise OutOfTime
+
+    hook = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+STAY = "keep it where its inputs and weights are: device=x.device"
+"""What to do about it."""
+
+_ABOUT = re.compile(
+    r"CUDA|NVIDIA|HIP|XPU|(?<![a-z])(cuda|mps|xpu|npu|hpu|tpu)(?![a-z])|accelerator device"
+    r"|same device|on the expected device|different devices"
+)
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether torch complains of a device: one that it lacks here, or two that meet.
+
+    >>> is_device_error(AssertionError("Torch not compiled with CUDA enabled"))
+    True
+    >>> is_device_error(RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu!"))
+    True
+    >>> is_device_error(ValueError("a barracuda"))
+    False
+    """
+    return isinstance(error, AssertionError | RuntimeError | TypeError | ValueError) and bool(_ABOUT.search(str(error)))
+
+
+@contextmanager
+def unpatched() -> Iterator[None]:
+    """Functions and classes of torch that are replaced inside are put back.
+
+    Raises:
+        VerifyError: one that computes was replaced, so that what was compared holds for that one alone.
+    """
+    kinds = [one for one in vars(nn).values() if isinstance(one, type)]
+    before = [(owner, _computing(owner)) for owner in (torch, F, nn, *kinds)]
+    replaced: list[str] = []
+    try:
+        yield
+    finally:
+        for owner, values in before:
+            for name, value in values.items():
+                if vars(owner).get(name) is not value:
+                    setattr(owner, name, value)
+                    replaced += [f"{_named(owner)}.{name}"] if name != "reset_parameters" else []
+    if replaced:
+        message = f"building or running the module replaces {replaced[0]}, for the reference as well"
+        hint = "put what computes otherwise into a function or class of your own"
+        raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint))
+
+
+def _computing(owner: Any) -> dict[str, object]:
+    """What of a module, or of a class of layers, says what is computed; and what draws weights, which many replace."""
+    if owner is torch:
+        return {name: one for name, one in vars(torch).items() if isinstance(one, BuiltinFunctionType)}
+    if isinstance(owner, type):
+        return {name: vars(owner)[name] for name in ("forward", "reset_parameters") if name in vars(owner)}
+    return {
+        name: one for name, one in vars(owner).items() if isinstance(one, type | FunctionType | BuiltinFunctionType)
+    }
+
+
+def _named(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__name__}"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HELD = 4000
+"""So many characters of what the user's code prints are kept."""
+
+
+@contextmanager
+def guarded(seed: int) -> Iterator[None]:
+    """Run what is inside as a guest: random states, modes and the process's surroundings are put back.
+
+    What the user's code prints is kept, and written only where it is refused: it is run dozens of times.
+
+    Raises:
+        VerifyError: the user's code raised what nothing here understands.
+    """
+    with (
+        _held(),
+        _surroundings(),
+        unpatched(),
+        _randomness(),
+        _silence(),
+        undisturbed(seed),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except PortingError:
+            raise
+        except Exception as error:  # the user's own code may raise anything; what is not from there goes on
+            if not is_users(error):
+                raise
+            what = (
+                "running the module moves data to another device"
+                if is_device_error(error)
+                else "running the module failed"
+            )
+            message = f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"
+            hint = f"at {users_line(error)}"
+            raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
+
+
+def outside(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, which prints to where its caller prints, also if it is called as a guest."""
+    out = sys.stdout
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with redirect_stdout(out):
+            return function(*args, **kwargs)
+
+    return called
+
+
+class _End(io.TextIOBase):
+    """A stream that keeps its end."""
+
+    def __init__(self) -> None:
+        self.kept = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.kept = (self.kept + text)[-HELD:]
+        return len(text)
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """What is printed inside is written if that is refused, each line once."""
+    end = _End()
+    try:
+        with redirect_stdout(end):
+            yield
+    except PortingError:
+        for line in dict.fromkeys(end.kept.splitlines()):
+            sys.stdout.write(f"{line}\n")
+        raise
+
+
+@contextmanager
+def _surroundings() -> Iterator[None]:
+    """Torch's modes, the folder, where modules are looked for, and the environment."""
+    dtype, graded, device = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_default_device()
+    strict, lenient = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    folder, path, environment = os.getcwd(), list(sys.path), dict(os.environ)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(graded)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+        torch.use_deterministic_algorithms(strict, warn_only=lenient)
+        os.chdir(folder)
+        sys.path[:] = path
+        if dict(os.environ) != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+
+
+@contextmanager
+def _randomness() -> Iterator[None]:
+    """Python's and NumPy's random states; torch's is put back by those who run models."""
+    state = random.getstate()
+    numpy: Any = sys.modules.get("numpy")  # only who has imported it can have drawn from it
+    drawn = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        if drawn is not None:
+            numpy.random.set_state(drawn)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Without the bars and warnings of transformers, which writes and reads a small twin."""
+    from transformers.utils import logging  # noqa: PLC0415  # only those who run it pay for it
+
+    shown, told = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as above
+    if shown:
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
+    try:
+        yield
+    finally:
+        logging.set_verbosity(told)
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above

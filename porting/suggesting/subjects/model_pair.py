@@ -1,0 +1,377 @@
+"""The two models that are held against each other: the checkpoint's twin, and the user's module built to its size."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porting.build import bounded, bounds
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault, PortingError, VerifyError
+from porting.frames import place_of
+from porting.notation.field import held, value_of
+from porting.suggesting.subjects.building import Builder, BuiltModule, build_for
+from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of
+from porting.suggesting.subjects.forward_arguments import (
+    DECODER_IDS,
+    DECODER_MASK,
+    FEATURES,
+    IDS,
+    LENGTH,
+    MASK,
+    PIXELS,
+    POSITIONS,
+    SEGMENTS,
+    ArgumentMapping,
+    comparable,
+    find_way,
+    optional,
+    sample,
+    told_way,
+    without_ignored_mask,
+)
+from porting.suggesting.subjects.image_audio_inputs import heard_way, shapes_of
+from porting.suggesting.subjects.model_preparation import doubled, is_lazy, refuse_computed, warm, zeros_of
+from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, run
+from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.twin import SMALL, Twin, draw, is_mask, make_twin
+from porting.target import named_tensors, plain_tensors
+from porting.tracing.float64 import forced_float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPair:
+    """What is compared.
+
+    Attributes:
+        twin: the reference, small and random.
+        built: the user's module, to its size.
+        config: the checkpoint's config with the defaults of its class.
+        way: how the module's forward is given the reference's inputs.
+        causal: the reference's positions see none behind them.
+        available: the reference's inputs.
+        longest: the longest row that both take.
+        lazy: some of the module's parameters have a shape after a first run only.
+        zeros: the module's matrices that it was built with at zero.
+    """
+
+    twin: Twin
+    built: BuiltModule
+    config: Mapping[str, object]
+    way: ArgumentMapping
+    causal: bool
+    available: tuple[str, ...]
+    longest: int
+    lazy: bool = False
+    zeros: frozenset[str] = frozenset()
+
+    def readied(self, module: nn.Module) -> nn.Module:
+        """Another one of the user's modules, its lazy parameters in shape."""
+        vocabulary, padding = (
+            number_of(self.twin.config, Role.VOCABULARY, 97),
+            number_of(self.twin.config, Role.PADDING),
+        )
+        return warm(module, self.available, vocabulary, padding, shapes_of(self.twin.config))
+
+
+def complete(config: Mapping[str, object], architecture: str) -> dict[str, object]:
+    """The config with what transformers takes for the fields that it lacks, under their usual names as well."""
+    import transformers  # noqa: PLC0415  # as in twin.py
+
+    kind: Any = getattr(transformers, architecture, None)
+    if kind is None or not hasattr(kind, "config_class"):
+        return dict(config)
+    try:
+        made = kind.config_class.from_dict(dict(config))
+    except Exception as error:  # it may raise anything of what a config says
+        said = " ".join(str(error).split())
+        message = f"transformers refuses the checkpoint's config for {architecture}: {said[:300]}"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
+    found: dict[str, object] = {"num_labels": getattr(made, "num_labels", 2), **made.to_dict()}
+    for name, path in NESTED.items():
+        if name not in found and held(found, path):
+            found[name] = value_of(found, path)
+    return found
+
+
+def prepare(
+    checkpoint: Checkpoint,
+    into: Builder,
+    architecture: str,
+    folder: Path,
+    *,
+    seed: int,
+    inputs: Mapping[str, str],
+    ask: Asker,
+    tell: Callable[[str, int, int], None],
+) -> ModelPair:
+    """Both models, ready to be run.
+
+    Raises:
+        VerifyError, TargetError: one of them cannot be built or run.
+    """
+    config = complete(checkpoint.config, architecture)
+    twin, built = _sized(config, into, architecture, folder, seed, checkpoint)
+    available = _available(twin.reference, twin.config)
+    vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    refuse_computed(built.module)
+    lazy, zeros = is_lazy(built.module), zeros_of(built.module)
+    module = doubled(warm(built.module, available, vocabulary, padding, shapes_of(twin.config)))
+    draw(module, seed + 1, buffers=False)
+    tell("finding out what forward takes", 0, 0)
+    causal = _causal(twin.reference, available, vocabulary, padding)
+    if inputs:
+        way = told_way(module, available, inputs)
+    elif FEATURES in available:
+        way = heard_way(module, available, twin.config, vocabulary, padding, ask)
+    else:
+        way = find_way(module, available, vocabulary, padding, causal=causal, ask=ask)
+        way = without_ignored_mask(module, way, vocabulary, padding) if causal else way
+        way = replace(way, more=optional(module, way, twin.reference))
+    return ModelPair(
+        twin=twin,
+        built=built,
+        config=config,
+        way=way,
+        causal=causal,
+        available=available,
+        longest=_longest(twin, module, way, available, vocabulary, padding),
+        lazy=lazy,
+        zeros=zeros,
+    )
+
+
+def _sized(
+    config: Mapping[str, object], into: Builder, architecture: str, folder: Path, seed: int, checkpoint: Checkpoint
+) -> tuple[Twin, BuiltModule]:
+    """The twin and the module: small if the module can be, else of the checkpoint's own sizes."""
+    made = partial(make_twin, config, architecture, seed=seed, stored=frozenset(checkpoint.tensors))
+    within = bounds(checkpoint.tensors, checkpoint.config)
+    if isinstance(into, nn.Module):
+        with bounded(within):
+            return made(folder / "real", small=False), build_for(into, config)
+    twin = made(folder / "small", small=True)
+    try:
+        built = build_for(into, complete(twin.config, architecture))
+    except PortingError:
+        small = None
+    else:
+        small = built if built.asked else None
+    own: dict[str, Any] = {}
+    if small is not None and _one_depth(small, config):
+        own["even"] = True
+    if small is not None and (words := own_words(small, config)):
+        own["to"] = replace(SMALL, vocabulary=words)
+    if small is not None and (inner := own_inner(small.module, twin.config)):
+        own["inner"] = inner
+    if small is not None and own:
+        twin = made(folder / "own", small=True, **own)
+        small = build_for(into, complete(twin.config, architecture))
+    if small is not None and _could(small.module, twin):
+        return twin, small
+    with bounded(within):
+        built = build_for(into, config)
+    with bounded(within):
+        return made(folder / "real", small=False), built
+
+
+def _one_depth(built: BuiltModule, config: Mapping[str, object]) -> bool:
+    """Whether the module has one depth for an encoder and a decoder, which are as deep in the checkpoint."""
+    for depths in (("encoder_layers", "decoder_layers"), ("num_layers", "num_decoder_layers")):
+        asked = [name for name in depths if name in built.asked.values()]
+        if len(asked) == 1 and depths[1] in config and config.get(depths[0]) == config[depths[1]]:
+            return True
+    return False
+
+
+def _could(module: nn.Module, twin: Twin) -> bool:
+    """Whether a module has the twin's width: then it has taken the config to heart."""
+    width = _number(twin.config, Role.HIDDEN, 0)
+    sizes = {size for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor) for size in tensor.shape}
+    lazy = any(nn.parameter.is_lazy(tensor) for _, tensor in named_tensors(module))
+    return lazy or not width or width in sizes
+
+
+def own_words(built: BuiltModule, config: Mapping[str, object]) -> int:
+    """How many words there are where a module asks nobody and has as many as the checkpoint; 0 where it asks."""
+    count = _number(config, Role.VOCABULARY, 0)
+    asked = set(fields_of(Role.VOCABULARY, config)) & set(built.asked.values())
+    sizes = set() if is_lazy(built.module) else {size for one in built.module.parameters() for size in one.shape}
+    return count if count in sizes and SMALL.vocabulary not in sizes and not asked else 0
+
+
+def own_inner(module: nn.Module, config: Mapping[str, object]) -> int:
+    """The size of the feed-forward part that a module has reckoned by itself; 0 where it has the config's.
+
+    A module may round a multiple of its width up, and so have the checkpoint's size at the checkpoint's width only.
+    """
+    width, inner = _number(config, Role.HIDDEN, 0), _number(config, Role.INNER, 0)
+    matrices = [one.shape for one in module.parameters() if one.ndim == 2] if not is_lazy(module) else []
+    sizes = {size for shape in matrices if width in shape for size in shape}
+    if not inner or not sizes or sizes & {inner, 2 * inner}:
+        return 0
+    heads, groups = _number(config, Role.HEADS, 1), _number(config, Role.GROUPS, 0) or _number(config, Role.HEADS, 1)
+    size = _number(config, Role.HEAD_SIZE, 0) or width // heads
+    known = {heads * size, groups * size, (heads + 2 * groups) * size, 2 * groups * size, 3 * width, size}
+    known |= {value + more for value in config.values() if isinstance(value, int) for more in range(5)}
+    return min(sizes - known, default=0)
+
+
+def _number(config: Mapping[str, object], role: Role, default: int) -> int:
+    value = next((config[name] for name in fields_of(role, config)), default)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def number_of(config: Mapping[str, object], role: Role, default: int = 0) -> int:
+    """The config's number in that role."""
+    return _number(config, role, default)
+
+
+def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str, ...]:
+    """The inputs that the reference takes, as far as batches are made of them."""
+    taken = inspect.signature(reference.forward).parameters
+    names = [name for name in (IDS, MASK, SEGMENTS, POSITIONS, DECODER_IDS, DECODER_MASK, PIXELS) if name in taken]
+    if _number(config, Role.SEGMENTS, 0) < 2:
+        names = [name for name in names if name != SEGMENTS]
+    if PIXELS in names and IDS not in names:
+        return (PIXELS,)
+    if FEATURES in taken and IDS not in names:
+        return (FEATURES, DECODER_IDS) if DECODER_IDS in names else (FEATURES,)
+    if not config.get("is_encoder_decoder"):
+        names = [name for name in names if not name.startswith("decoder")]
+    return tuple(names)
+
+
+def end_of(config: Mapping[str, object]) -> int | None:
+    """The word that ends a row, where a model may look for it; None if there is none of its own."""
+    end, padding = config.get("eos_token_id"), config.get("pad_token_id")
+    return end if isinstance(end, int) and end != padding and end < _number(config, Role.VOCABULARY, 0) else None
+
+
+def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, padding: int) -> bool:
+    """Whether a position's output is the same whatever stands behind it."""
+    if IDS not in available:
+        return False
+    inputs = sample([one for one in available if one != POSITIONS], vocabulary, padding)
+    other = {**inputs, IDS: inputs[IDS].clone()}
+    other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
+    with torch.no_grad(), forced_float64(reference):
+        pairs = zip(numbers_of(reference(**inputs)), numbers_of(reference(**other)), strict=True)
+        rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == LENGTH]
+    return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
+
+
+def _longest(
+    twin: Twin, module: nn.Module, way: ArgumentMapping, available: tuple[str, ...], vocabulary: int, padding: int
+) -> int:
+    """The longest row that both take."""
+    if IDS not in available:
+        return 0
+    most: int = min(_number(twin.config, Role.POSITIONS, 64), 128)
+    lengths: list[int] = [*range(most, max(most - 5, 8), -1), 24, 16, 7]
+    for length in lengths:
+        words = torch.randint(3, vocabulary - 2, (1, length))
+        words[words == padding] = vocabulary - 2
+        given = {IDS: words, MASK: torch.ones_like(words), SEGMENTS: torch.zeros_like(words), DECODER_IDS: words[:, :5]}
+        given |= {POSITIONS: torch.arange(length)[None], DECODER_MASK: torch.ones_like(words[:, :5])}
+        try:
+            with torch.no_grad(), forced_float64(twin.reference):
+                twin.reference(
+                    **{name: value for name, value in given.items() if name in available and name != POSITIONS}
+                )
+                with forced_float64(module):
+                    module(**way.given({name: value for name, value in given.items() if name in available}))
+        except Exception:  # noqa: BLE001, S112  # it is too long for one of them
+            continue
+        return length
+    return 7
+
+
+def sides(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedModel]:
+    """The module and the reference as they are run in the search, on one batch.
+
+    Raises:
+        VerifyError: the module makes parameters while it runs, or draws random numbers.
+    """
+    twin, way, module = subjects.twin, subjects.way, subjects.built.module
+    vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    without_ignored_mask = [name for name in subjects.available if name in way.named]
+    batch = sample(
+        without_ignored_mask, vocabulary, padding, seed=seed, shapes=shapes_of(twin.config), end=end_of(twin.config)
+    )
+    theirs = {**batch}
+    if way.internal or way.unmasked or MASK not in batch:
+        theirs.pop(MASK, None)
+    given = way.given(batch)
+    files = {
+        twin.files[name]: one
+        for name, one in named_tensors(twin.reference)
+        if one.is_floating_point() and name in twin.files and twin.files[name] not in twin.copies
+    }
+    least = 1 if any(one.numel() == 1 for one in files.values()) else 2  # a saved number is the module's own constant
+    leaves = {
+        name: one
+        for name, one in named_tensors(module)
+        if one.is_floating_point() and not is_mask(one) and (isinstance(one, nn.Parameter) or one.numel() >= least)
+    }
+    loadable = frozenset(leaves)
+    unsaved = [
+        (f"{path}.{name}" if path else name, one)
+        for path, part in module.named_modules()
+        for name, one in part._buffers.items()
+        if one is not None
+    ]
+    unsaved += plain_tensors(module)
+    leaves |= {
+        name: one for name, one in unsaved if name not in leaves and one.is_floating_point() and not is_mask(one)
+    }
+    port = TracedModel(module, leaves, loadable, lambda one: one(**given), list(given.values()))
+    steady(port)
+    reference = TracedModel(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
+    return port, reference
+
+
+def steady(port: TracedModel, times: int = 1) -> None:
+    """See that the module gives the same again.
+
+    Args:
+        port: it.
+        times: how often it is run again.
+
+    Raises:
+        VerifyError: it does not, changes what it is given, or makes parameters while it runs.
+    """
+    module = port.module
+    kept = [one.clone() for one in port.inputs]
+    first = run(module, port.call, port.leaves, port.inputs)
+    name, where = type(module).__name__, place_of(module.forward)
+    if not all(torch.equal(one, before) for one, before in zip(port.inputs, kept, strict=True)):
+        message = f"{name}.forward changes what it is given, so that whoever runs it twice gets something else"
+        hint = "work on a copy: x = x.clone()"
+        raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))
+    comparable(module, first.outputs)
+    if first.made:
+        message = f"{name}.forward makes parameters while it runs ({first.made[0]}): nothing can be loaded into those"
+        raise VerifyError(
+            Fault(code=Code.MADE_IN_FORWARD, where=first.made_at, message=message, hint="make them in __init__")
+        )
+    others = (run(module, port.call, port.leaves, port.inputs).outputs for _ in range(times))
+    if not all(_same(first.outputs, again) for again in others):
+        message = f"{name}.forward gives something else each time, in eval mode and on the same inputs"
+        hint = "a dropout that is left on: F.dropout(x, p, self.training)" if first.random else "it must be a function"
+        where = first.random_at or where
+        raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))
+
+
+def _same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(
+        one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
+        for one, two in zip(some, others, strict=True)
+    )

@@ -1,0 +1,157 @@
+"""Preparing the copy of a module: lazy parameters take shape, all is float64, adapters that begin at zero are found."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from porting.errors import Code, Fault, VerifyError
+from porting.suggesting.subjects.forward_arguments import ArgumentMapping, roles, sample, ways
+from porting.suggesting.subjects.operation_trace import TracedModel
+from porting.target import DEEPEST, TargetError, tensors_within
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """Whether some of its parameters have no shape yet."""
+    return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
+
+
+def warm(
+    module: nn.Module,
+    available: Sequence[str],
+    vocabulary: int,
+    padding: int,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> nn.Module:
+    """The same module, its lazy parameters materialised by one dry run; anything else is left as it is.
+
+    Args:
+        module: the module, in eval mode.
+        available: the reference's inputs.
+        vocabulary: how many words there are.
+        padding: the padding word.
+        shapes: of one image or sound.
+
+    Raises:
+        VerifyError: no way of running it works; carries what the forward said to the most usual one.
+    """
+    if not is_lazy(module):
+        return module
+    found, loose = roles(module, available)
+    first: Exception | None = None
+    dtype = torch.get_default_dtype()
+    for rules in ways(found):
+        way = ArgumentMapping(rules=rules, loose=loose)
+        try:
+            given = way.given(sample(way.named, vocabulary, padding, shapes=shapes), dtype)
+            with torch.no_grad():
+                module(**{name: one.to(dtype) if one.is_floating_point() else one for name, one in given.items()})
+        except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
+            first = first or error
+            continue
+        break
+    if is_lazy(module):
+        said = "" if first is None else f": {type(first).__name__}: {' '.join(str(first).split())}"
+        message = f"{type(module).__name__} has lazy parameters that a run on ids leaves without a shape{said}"
+        hint = "run it once and pass it built"
+        raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from first
+    return module
+
+
+def refuse_computed(module: nn.Module) -> None:
+    """See that no weight is computed from others, which no table could fill.
+
+    Raises:
+        TargetError: one is parametrized: weight norm, spectral norm, ...
+    """
+    for path, part in module.named_modules():
+        if parametrize.is_parametrized(part):
+            name = next(iter(part.parametrizations))
+            kind = type(part.parametrizations[name][0]).__name__.removeprefix("_")
+            message = f"{path}.{name} is computed by a parametrization ({kind}), so a checkpoint's weight has no place"
+            hint = "torch.nn.utils.parametrize.remove_parametrizations first; put it on again behind the loading"
+            raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+
+
+def doubled(module: nn.Module) -> nn.Module:
+    """The same module in float64, with the tensors that ``Module.double`` does not reach."""
+    module.double()
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            if not name.startswith("_") and any(tensors_within(name, value)):
+                vars(part)[name] = _doubled(value, DEEPEST)
+    return module
+
+
+def _doubled(value: Any, deep: int) -> Any:  # tensors, and whatever holds them
+    """A copy in float64: a list that a builder hands out may be others' as well."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        taken = value.detach().double()
+        return nn.Parameter(taken) if isinstance(value, nn.Parameter) else taken
+    if deep and isinstance(value, dict):
+        copied = copy.copy(value)
+        copied.update({key: _doubled(one, deep - 1) for key, one in value.items()})
+        return copied
+    if deep and type(value) in {list, tuple}:
+        return type(value)(_doubled(one, deep - 1) for one in value)
+    return value
+
+
+FUSED = 3
+"""So many matrices of the reference may lie in one of the module's."""
+
+
+def zeros_of(module: nn.Module) -> frozenset[str]:
+    """The matrices that a module was built with and that are zero."""
+    shaped = ((name, one) for name, one in module.named_parameters() if not isinstance(one, nn.UninitializedParameter))
+    return frozenset(name for name, one in shaped if one.ndim > 1 and not one.is_meta and not bool(one.any()))
+
+
+def dormant(port: TracedModel, reference: TracedModel, zeros: frozenset[str]) -> frozenset[str]:
+    """The matrices of the module that change nothing as it is built, and are none of the reference's.
+
+    A matrix that is zero is taken for the end of such a part only if it is of no size of the reference's, and if with
+    it at zero another one, which is not zero, changes nothing that the module returns: that is the part's beginning.
+
+    Args:
+        port, reference: the two models.
+        zeros: names of the module's matrices that it was built with at zero.
+    """
+    theirs = [one.numel() * many for one in reference.leaves.values() if one.ndim > 1 for many in range(1, FUSED + 1)]
+    odd = {name: one for name, one in port.leaves.items() if name in port.loadable and one.ndim > 1}
+    odd = {name: one for name, one in odd.items() if one.numel() not in theirs}
+    ends = {name: one for name, one in odd.items() if name in zeros}
+    if not ends:
+        return frozenset()
+    drawn = {name: one.detach().clone() for name, one in ends.items()}
+    for one in ends.values():
+        one.data.zero_()
+    begins = frozenset(name for name, one in odd.items() if name not in ends and not _changes(port, one))
+    paths = {name.rpartition(".")[0] for name in begins}
+    awake = {name for name in ends if not any(_beside(name, path) for path in paths)}
+    for name in awake:
+        ends[name].data.copy_(drawn[name])
+    return (begins | ends.keys()) - awake
+
+
+def _beside(name: str, path: str) -> bool:
+    """Whether a tensor is of the module at that path, or of the one around it."""
+    return name.startswith(path.rpartition(".")[0])
+
+
+def _changes(port: TracedModel, weight: Tensor) -> bool:
+    """Whether what the module returns depends on a weight."""
+    before, kept = list(_returned(port)), weight.detach().clone()
+    weight.data.add_(torch.ones_like(weight))
+    after = list(_returned(port))
+    weight.data.copy_(kept)
+    return not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def _returned(port: TracedModel) -> Iterator[Tensor]:
+    return (one.nan_to_num() for one in port.run().outputs)

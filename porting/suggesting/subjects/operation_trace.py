@@ -1,0 +1,568 @@
+"""What a module does with its weights, seen operation by operation while it runs.
+
+A *unit* is a weight at work: a table that is looked up, a matrix with its bias, a norm's gain with its shift.  It is
+known by the activation that goes in and the one that comes out.  Whether the matrix is an ``nn.Linear``, a raw
+parameter in an ``einsum`` or a slice of a larger tensor makes no difference: the operations of torch's dispatcher are
+what both sides have in common.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, is_dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from porting.frames import current_line
+from porting.tracing.float64 import forced_float64
+from porting.tracing.trace import leaves
+
+
+def tensors_of(returned: object) -> list[Tensor]:
+    """The tensors in tuples, lists, mappings and dataclasses, in order.
+
+    >>> from types import MappingProxyType
+    >>> import torch
+    >>> one, two = torch.zeros(1), torch.ones(1)
+    >>> tensors_of((one, MappingProxyType({"two": [two], "name": "x"}))) == [one, two]
+    True
+    """
+    match returned:
+        case Tensor():
+            return [returned]
+        case Mapping():
+            parts = list(returned.values())
+        case list() | tuple():
+            parts = list(returned)
+        case _ if is_dataclass(returned) and not isinstance(returned, type):
+            parts = list(vars(returned).values())
+        case _:
+            return [one for one in tree_leaves(returned) if isinstance(one, Tensor)]
+    return [tensor for part in parts for tensor in tensors_of(part)]
+
+
+def numbers_of(returned: object) -> list[Tensor]:
+    """Those of floating-point numbers."""
+    return [one for one in tensors_of(returned) if one.is_floating_point()]
+
+
+@dataclass(frozen=True)
+class TensorOrigin:
+    """Where a tensor comes from.
+
+    Attributes:
+        weights: the weights that it is made of; with activations among its makers, nothing.
+        active: whether it depends on the inputs.
+        near: the numbers of the units that it comes from with no other unit in between.
+        moved: it is what units gave, moved about and added up but not computed with otherwise.
+    """
+
+    weights: tuple[str, ...] = ()
+    active: bool = False
+    near: frozenset[int] = frozenset()
+    moved: bool = True
+
+
+CONSTANT = TensorOrigin()
+
+MOVES = frozenset({
+    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select",
+    "split", "split_with_sizes", "chunk", "unbind", "clone", "contiguous", "detach", "alias", "_to_copy", "narrow",
+    "unflatten", "flatten", "_reshape_alias", "as_strided", "movedim", "unfold", "numpy_T", "copy", "lift_fresh",
+})  # fmt: skip
+SUMS = frozenset({"add", "sub"})
+NEW = ("_like", "new_")
+LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "embedding_bag", "take_along_dim"})
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot", "matmul", "linear"})
+NORMS = frozenset({"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"})
+WRITES = frozenset(
+    {"copy_", "index_put_", "index_copy_", "scatter_", "masked_scatter_", "slice_scatter", "index_fill_"}
+)
+"""Operations that put other values in the place of what a tensor held."""
+RANDOM = frozenset({"bernoulli", "native_dropout", "rand", "randn", "rand_like", "randn_like", "normal", "uniform"})
+
+Call = Callable[[nn.Module], object]
+
+
+class WeightUse(StrEnum):
+    """How a weight meets an activation."""
+
+    LOOKUP = "lookup"  # rows are picked by an index
+    TABLE = "table"  # added, a row for each position
+    LINEAR = "linear"
+    NORM = "norm"
+    OTHER = "other"
+
+
+@dataclass(eq=False)
+class Unit:
+    """A weight at work.
+
+    Attributes:
+        kind: how it meets the activation.
+        weights, biases: names of the tensors that take part.
+        number: of the operation; the same in each run.
+        operand: what goes in; for a lookup the index, for a table nothing.
+        output: what comes out, bias or shift included.
+        scope: the innermost module that was running.
+        centred: for a norm, whether the operand still has to be centred.
+        into_first: for a matrix [a b], whether a is the axis that is summed over; None when that does not show.
+        summed: for a matrix, the size of the axis that is summed over.
+        eps: a norm's, where it shows.
+        last: the number of the operation that gave the output.
+        behind: the numbers of the units that it comes from with no other unit in between.
+    """
+
+    kind: WeightUse
+    weights: tuple[str, ...]
+    number: int
+    output: Tensor
+    scope: str
+    biases: tuple[str, ...] = ()
+    operand: Tensor | None = None
+    centred: bool = True
+    into_first: bool | None = None
+    summed: int = 0
+    eps: float | None = None
+    last: int = -1
+    behind: frozenset[int] = frozenset()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors that take part."""
+        return (*self.weights, *self.biases)
+
+
+@dataclass
+class OperationTrace:
+    """One run.
+
+    Attributes:
+        units: in order of execution.
+        outputs: what the module returned, tensors only.
+        modules: path -> the output of that module's first call, where it is a tensor or begins with one.
+        returned: what the model returns, where that is several tensors: its name or number -> the tensor.
+        made, made_at: parameters that came into being while the module ran, and where in the user's code.
+        random, random_at: whether random numbers were drawn, and where.
+        operations: how many there were.
+        values: what each operation on activations gave.
+        constants: what was added to activations and is neither one of them nor made of weights.
+    """
+
+    units: list[Unit] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    modules: dict[str, Tensor] = field(default_factory=dict)
+    returned: dict[str, Tensor] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+    made_at: str = ""
+    random: bool = False
+    random_at: str = ""
+    operations: int = 0
+    values: list[Tensor] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)
+
+
+def _several(output: object) -> dict[str, Tensor]:
+    """The tensors that are returned, by number or name, ``0.3`` within a container; none where that is not several."""
+    found = {name: one for name, one in leaves(output).items() if one.is_floating_point()}
+    return {name: one.detach().clone() for name, one in found.items()} if len(found) > 1 else {}
+
+
+class _Enough(Exception):  # noqa: N818  # it ends a run and is no error
+    """The run has come as far as it was asked to."""
+
+
+def run(
+    module: nn.Module,
+    call: Call,
+    leaves: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    *,
+    until: int | None = None,
+    instead: Mapping[int, Tensor] | None = None,
+    after: Mapping[int, Tensor] | None = None,
+    keep: bool = False,
+) -> OperationTrace:
+    """Run ``module`` once and see its weights at work.
+
+    Args:
+        module: the model.
+        call: runs it.
+        leaves: its weights, by name.
+        inputs: what it is given: whatever depends on these is an activation.
+        until: the number of the operation to stop at.
+        instead: number of a unit -> the operand that it shall be given.
+        after: number of an operation -> what it shall give.
+        keep: keep every activation.
+    """
+    watch = _OperationRecorder(leaves, inputs, until, instead or {}, after or {}, keep=keep)
+    with watch.attached(module), torch.no_grad(), _written_out(), watch, forced_float64(module):
+        try:
+            returned = call(module)
+        except _Enough:
+            returned = None
+    found = watch.trace
+    found.outputs = [one.detach() for one in tensors_of(returned)]
+    found.operations = watch.count
+    return found
+
+
+@contextmanager
+def _written_out() -> Iterator[None]:
+    """Run every operation as it is written, so that the trace is the same on every machine.
+
+    PyTorch's encoder layers have a fused path, and ``einsum`` with three operands contracts them in another order
+    where the package ``opt_einsum`` is installed.
+    """
+    fused, einsum = torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with einsum.flags(enabled=False) if einsum.enabled else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+class _OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
+    def __init__(
+        self,
+        leaves: Mapping[str, Tensor],
+        inputs: Sequence[Tensor],
+        until: int | None,
+        instead: Mapping[int, Tensor],
+        after: Mapping[int, Tensor],
+        *,
+        keep: bool,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.trace = OperationTrace()
+        self.count = 0
+        self._until = until
+        self._instead = instead
+        self._after = after
+        self._keep = keep
+        self._leaves = dict(leaves)
+        self._storages: dict[int, str] = {}
+        self._origins: dict[int, TensorOrigin] = {}
+        self._kept: list[Tensor] = []
+        self._scopes: list[str] = []
+        self._units: dict[int, Unit] = {}
+        self._before: dict[int, frozenset[int]] = {}
+        self._stored: dict[int, TensorOrigin] = {}  # memory that activations were written into, as into a cache
+        for name, tensor in leaves.items():
+            self._storages.setdefault(tensor.untyped_storage().data_ptr(), name)
+            self._origins.setdefault(id(tensor), TensorOrigin(weights=(name,)))
+        for tensor in inputs:
+            self._origins[id(tensor)] = TensorOrigin(active=True)
+
+    @contextmanager
+    def attached(self, module: nn.Module) -> Iterator[None]:
+        """Hooks that tell which module is running; they are gone afterwards."""
+        hooks = []
+        paths: dict[nn.Module, list[str]] = {}
+        calls: Counter[nn.Module] = Counter()
+        for path, part in module.named_modules(remove_duplicate=False):
+            paths.setdefault(part, []).append(path)
+
+        def enter(part: nn.Module, args: object) -> None:
+            named = paths[part]  # one that several layers share has as many names, and runs by these in turn
+            self._scopes.append(named[min(calls[part], len(named) - 1)])
+            calls[part] += 1
+
+        def leave(part: nn.Module, args: object, output: object) -> None:
+            path, first = self._scopes.pop(), output
+            if not path:
+                self.trace.returned = _several(output)
+            while isinstance(first, list | tuple) and first:
+                first = first[0]
+            if isinstance(first, Mapping) and first:
+                first = next(iter(first.values()))
+            if isinstance(first, Tensor) and first.is_floating_point():
+                self.trace.modules.setdefault(path, first.detach().clone())
+
+        def made(part: nn.Module, name: str, parameter: object) -> None:
+            self.trace.made.append(f"{type(part).__name__}.{name}")
+            self.trace.made_at = self.trace.made_at or current_line()
+
+        for part in paths:
+            hooks.append(part.register_forward_pre_hook(enter, prepend=True))
+            hooks.append(part.register_forward_hook(leave, always_call=False))
+        hooks.append(nn.modules.module.register_module_parameter_registration_hook(made))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _origin(self, tensor: Tensor) -> TensorOrigin:
+        found = self._origins.get(id(tensor))
+        if self._stored and tensor.numel() and tensor.untyped_storage().data_ptr() in self._stored:
+            return self._stored[tensor.untyped_storage().data_ptr()]
+        if found is None and not isinstance(tensor, nn.Parameter) and tensor.numel():
+            name = self._storages.get(tensor.untyped_storage().data_ptr())
+            found = None if name is None else TensorOrigin(weights=(name,))
+        return found or CONSTANT
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # whatever torch's operation takes and gives
+        kwargs = kwargs or {}
+        number, self.count = self.count, self.count + 1
+        if self._until is not None and number > self._until:
+            raise _Enough
+        name = func.overloadpacket.__name__.rstrip("_") if not func.overloadpacket.__name__.startswith("__") else ""
+        given = [one for one in tree_flatten((args, dict(kwargs)))[0] if isinstance(one, Tensor)]
+        origins = [self._origin(one) for one in given]
+        weights = tuple(dict.fromkeys(one for origin in origins if not origin.active for one in origin.weights))
+        active = any(origin.active for origin in origins)
+        if active and func.overloadpacket.__name__ in WRITES:
+            weights = ()  # what it held is gone
+            written = [one for one in origins if one.active]
+            near = frozenset().union(*(one.near for one in written))
+            origin = TensorOrigin(active=True, near=near, moved=all(one.moved for one in written))
+            self._stored[given[0].untyped_storage().data_ptr()] = origin
+        if name in RANDOM and not (name == "native_dropout" and args[2:] and not args[2]):
+            self.trace.random = True
+            self.trace.random_at = self.trace.random_at or current_line()
+        if weights and active and number in self._instead:
+            args = self._substituted(args, self._instead[number])
+        result = func(*args, **kwargs)
+        if number in self._after:
+            first, *rest = result if isinstance(result, tuple) else (result,)
+            given_back = self._after[number].reshape(first.shape).clone()
+            result = (given_back, *rest) if isinstance(result, tuple) else given_back
+        outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
+        self._kept += outputs
+        if any(part in name for part in NEW):
+            origin = CONSTANT
+        elif not active:
+            origin = TensorOrigin(weights=weights)
+        elif not weights:
+            acting = [one for one in origins if one.active]
+            if name in SUMS:
+                still = [one for one, origin in zip(given, origins, strict=True) if not origin.active]
+                self.trace.constants += [one.detach().clone() for one in still if one.is_floating_point()]
+            near = frozenset().union(*(one.near for one in acting))
+            moved = name in MOVES or name in SUMS
+            origin = TensorOrigin(active=True, near=near, moved=moved and all(one.moved for one in acting))
+        else:
+            at = self._see(number, name, func, args, given, origins, weights, outputs)
+            origin = TensorOrigin(active=True, near=frozenset((at,)))
+        for one in outputs:
+            self._origins[id(one)] = origin
+            if self._keep and origin.active and one.is_floating_point() and name not in MOVES:
+                self.trace.values.append(one.detach().clone())
+        return result
+
+    def _substituted(self, args: tuple[Any, ...], value: Tensor) -> tuple[Any, ...]:
+        """The arguments with the activation replaced, in whatever shape it is taken."""
+        done = False
+
+        def exchange(one: object) -> object:
+            nonlocal done
+            fits = isinstance(one, Tensor) and self._origin(one).active and one.numel() == value.numel() and not done
+            if not fits or not isinstance(one, Tensor):
+                return one
+            done = True
+            instead = value.reshape(one.shape).to(one.dtype)
+            self._origins[id(instead)] = self._origin(one)
+            self._kept.append(instead)
+            return instead
+
+        flat, spec = tree_flatten(args)
+        return tuple(tree_unflatten([exchange(one) for one in flat], spec))
+
+    def _see(
+        self,
+        number: int,
+        name: str,
+        func: Any,
+        args: tuple[Any, ...],
+        given: Sequence[Tensor],
+        origins: Sequence[TensorOrigin],
+        weights: tuple[str, ...],
+        outputs: Sequence[Tensor],
+    ) -> int:
+        """Note a weight at work; the number of the unit that it belongs to."""
+        pure = [
+            (one, origin) for one, origin in zip(given, origins, strict=True) if origin.weights and not origin.active
+        ]
+        acting = [(one, origin) for one, origin in zip(given, origins, strict=True) if origin.active]
+        value, before = acting[0]
+        self._before[number] = before.near
+        output = outputs[0].detach().clone()
+        unit = Unit(kind=WeightUse.OTHER, weights=weights, number=number, output=output, scope=self._scope)
+        unit.behind = frozenset().union(*(origin.near for _, origin in acting))
+        if name in LOOKUPS:
+            unit.kind, unit.operand = WeightUse.LOOKUP, value.detach().clone()
+        elif name in PRODUCTS:
+            unit.kind, unit.operand = WeightUse.LINEAR, value.detach().clone()
+            if name in {"addmm", "baddbmm", "addbmm"}:
+                first = self._origin(args[0])
+                unit.biases = first.weights if not first.active else ()
+                pure = [(one, origin) for one, origin in pure if one is not args[0]]
+                acting = [(one, origin) for one, origin in acting if one is not args[0]]
+                if not pure or not acting:  # a bias alone, and the product is of two activations
+                    unit.kind, unit.weights, unit.biases = WeightUse.OTHER, weights, ()
+                    return self._add(unit)
+                unit.operand = acting[0][0].detach().clone()
+            unit.weights = tuple(dict.fromkeys(one for _, origin in pure for one in origin.weights))
+            self._orient(unit, pure[0][0], args)
+        elif name == "convolution":
+            unit.kind, unit.operand = WeightUse.LINEAR, value.detach().clone()
+            bias = args[2] if len(args) > 2 else None
+            unit.biases = self._origin(bias).weights if isinstance(bias, Tensor) else ()
+            unit.weights = tuple(one for one in weights if one not in unit.biases)
+        elif name in NORMS:
+            unit.kind, unit.operand = WeightUse.NORM, value.detach().clone()
+            unit.centred = "rms" not in name
+            unit.weights, unit.biases = weights[:1], weights[1:]
+            unit.eps = next((one for one in reversed(args) if isinstance(one, float)), None)
+        elif name in {"mul", "div"}:
+            unit.kind, unit.operand, unit.centred = WeightUse.NORM, value.detach().clone(), False
+        elif name in {"add", "sub", "rsub"} or _is_added(name, pure[0][0], args):
+            merged = self._merged(pure[0][0], weights, before, output) if "scaled" not in name else None
+            if merged is not None:
+                self._units[merged].last = number
+                return merged
+            added = pure[0][0]
+            rows = added.numel() > max(added.shape, default=1) or self._embedded(before)
+            unit.kind = WeightUse.TABLE if rows else WeightUse.NORM
+            unit.output = added.detach().clone() if unit.kind is WeightUse.TABLE else output
+            unit.operand = None if unit.kind is WeightUse.TABLE else value.detach().clone()
+            if unit.kind is WeightUse.NORM:
+                unit.weights, unit.biases = (), weights
+            seen = self._add(unit)
+            return seen if unit.kind is WeightUse.NORM else next(iter(before.near), seen)
+        return self._add(unit)
+
+    def _add(self, unit: Unit) -> int:
+        unit.last = unit.number
+        if (
+            unit.kind is WeightUse.OTHER and not unit.biases
+        ):  # words of the model's own in a row: each is a weight by itself
+            for weight in unit.weights[:-1]:
+                self.trace.units.append(replace(unit, weights=(weight,)))
+            unit.weights = unit.weights[-1:]
+        self.trace.units.append(unit)
+        self._units[unit.number] = unit
+        return unit.number
+
+    def _merged(self, added: Tensor, weights: tuple[str, ...], before: TensorOrigin, output: Tensor) -> int | None:
+        """The unit whose bias or shift this is: the last one before it that has none yet, and has so many features."""
+        near = [self._units[one] for one in sorted(before.near, reverse=True) if one in self._units]
+        for unit in near:
+            if unit.biases or not unit.weights or unit.kind not in {WeightUse.LINEAR, WeightUse.NORM}:
+                continue
+            if unit.kind is WeightUse.LINEAR and before.moved and _spans(added, unit.output):
+                alone = before.near == {unit.number}
+                unit.biases = weights
+                unit.output = output if alone else unit.output + added.detach().reshape(-1)
+                return unit.number
+            if unit.kind is WeightUse.NORM and added.numel() == output.shape[-1]:
+                if before.near - {unit.number} - self._before[unit.number]:
+                    continue
+                unit.biases, unit.output = weights, output
+                return unit.number
+        return None
+
+    def _embedded(self, before: TensorOrigin) -> bool:
+        """Whether an activation is a sum of embeddings and nothing else: a row that is added to it is one too."""
+        units = [self._units[one] for one in before.near if one in self._units]
+        return bool(units) and before.moved and all(one.kind in {WeightUse.LOOKUP, WeightUse.TABLE} for one in units)
+
+    def _orient(self, unit: Unit, effective: Tensor, args: tuple[Any, ...]) -> None:
+        """Which axis of the weight is summed over, by the strides in which the product takes it."""
+        matrices = [one for one in args if isinstance(one, Tensor)][-2:]
+        left = matrices[0] is effective
+        axis = effective.ndim - 1 if left or effective.ndim == 1 else effective.ndim - 2
+        unit.summed = effective.shape[axis]
+        name = self._storages.get(effective.untyped_storage().data_ptr())
+        leaf = self._leaves.get(name) if name is not None else None
+        if leaf is None or leaf.ndim != 2 or effective.ndim < 2:
+            return
+        unit.into_first = effective.stride(axis) != 1
+
+    @property
+    def _scope(self) -> str:
+        return self._scopes[-1] if self._scopes else ""
+
+
+def _is_added(name: str, weight: Tensor, args: Sequence[object]) -> bool:
+    """Whether a weight is what torch's own attention adds to its scores."""
+    return "scaled_dot_product" in name and not any(one is weight for one in args[:3])
+
+
+def _spans(added: Tensor, output: Tensor) -> bool:
+    """Whether a tensor has a number for each feature of a product's output, and not one for each position."""
+    features = added.numel()
+    return features == output.shape[-1] or (output.ndim == 3 and features == output.shape[0] * output.shape[-1])
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # a container of whatever kind
+    """The same container with each of its tensors changed."""
+    return tree_map(lambda one: change(one) if isinstance(one, Tensor) else one, value)
+
+
+@dataclass
+class ForcedActivations:
+    """The reference's activations that the module is given in the place of its own, where those differ.
+
+    Attributes:
+        operands: number of a unit -> its operand.
+        outputs: number of an operation -> what it gives.
+    """
+
+    operands: dict[int, Tensor] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class TracedModel:
+    """A model that is run again and again.
+
+    Attributes:
+        module: it, in float64.
+        leaves: its floating-point tensors, by name.
+        loadable: the names of those that a table can write.
+        call: runs it on the batch.
+        inputs: what it is given.
+    """
+
+    module: nn.Module
+    leaves: Mapping[str, Tensor]
+    loadable: frozenset[str]
+    call: Call
+    inputs: Sequence[Tensor]
+
+    def run(
+        self, until: int | None = None, forced: ForcedActivations | None = None, *, keep: bool = False
+    ) -> OperationTrace:
+        """One run."""
+        forced = forced or ForcedActivations()
+        found = run(
+            self.module,
+            self.call,
+            self.leaves,
+            self.inputs,
+            until=until,
+            instead=forced.operands,
+            after=forced.outputs,
+            keep=keep,
+        )
+        for unit in found.units:  # a bias made of several: without what the module itself puts there
+            if len(unit.biases) > 1:
+                unit.biases = tuple(one for one in unit.biases if one in self.loadable) or unit.biases
+        return found
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.leaves.items()}

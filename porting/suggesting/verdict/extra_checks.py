@@ -1,0 +1,353 @@
+"""Checks besides the proof: the trials that ``verify`` runs as well, float32, other calls, and a twin with more layers.
+
+A module can be right on the batches of a proof and wrong on others: on rows of one token, on rows that are padded in
+front, once it was called before, in float32, in its third layer where the twin has two.  What differs takes the proof
+away, and what could not be tried is reported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from porting.checkpoint import Checkpoint
+from porting.errors import PortingError
+from porting.notation.table import Table
+from porting.reporting.outcome import IMPRECISE
+from porting.reporting.report import Report
+from porting.suggesting.draft.layer_patterns import indexed
+from porting.suggesting.search.search_result import CLOSE
+from porting.suggesting.subjects.building import Builder, build_for
+from porting.suggesting.subjects.config_fields import Role
+from porting.suggesting.subjects.forward_arguments import DECODER_MASK, MASK, SEGMENTS, sample
+from porting.suggesting.subjects.image_audio_inputs import shapes_of
+from porting.suggesting.subjects.model_pair import ModelPair, complete, end_of, number_of
+from porting.suggesting.subjects.operation_trace import numbers_of
+from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
+from porting.suggesting.verdict.proof import Proof, cases, prove
+from porting.suggesting.verdict.reasons import met
+from porting.suggesting.verdict.suggestion import Reason
+from porting.target import named_tensors
+from porting.tracing.code_coverage import Branch
+from porting.tracing.float64 import forced_float64
+from porting.tracing.trace import ROOT
+from porting.trials.scope import Kind, Result, Scope
+from porting.verification.inputs import Case
+
+SAME_CALL = 1e-10
+"""Two calls give the same if they are no further from each other, of their scale."""
+
+SINGLE, LESS = 1e-3, 0.1
+"""In float32 a module is no further than this from itself in float64, and no further than that where it asks for less
+than float32: what differs by more is no rounding."""
+
+
+def rounds_by_itself(into: Builder, subjects: ModelPair) -> Iterator[Reason]:
+    """A module that computes something else in float32 than in float64, by more than rounding."""
+    module, inputs = subjects.built.module, _batch(subjects)
+    single = _in_float32(into, subjects, inputs)
+    bound = LESS if _asks_for_less(module, subjects, inputs) else SINGLE
+    if single is None:
+        return
+    far = _apart(_outputs(module, subjects, inputs), single)
+    if far > bound:
+        said = "another one of it, built and loaded in float32, computes something else than in float64"
+        yield Reason(kind="precision", said=f"{said}: off by {far:.0e}")
+
+
+def lowered(into: Builder, subjects: ModelPair) -> Iterator[str]:
+    """Operations that compute with less than float32, which the proof in float64 takes out."""
+    module, inputs = subjects.built.module, _batch(subjects)
+    asked = _asks_for_less(module, subjects, inputs)
+    single = _in_float32(into, subjects, inputs) if asked else None
+    far = 0.0 if single is None else _apart(_outputs(module, subjects, inputs), single)
+    if far > SINGLE:
+        yield f"what it rounds to less than float32 by itself, at {asked[0]}: off by {far:.0e} in float32"
+
+
+def _asks_for_less(module: nn.Module, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[str]:
+    """The parts that ask for less than float64 whatever their weights are."""
+    with torch.no_grad(), forced_float64(module) as asked:
+        module(**subjects.way.given(inputs))
+    return list(asked)
+
+
+def defaults(subjects: ModelPair) -> Iterator[str]:
+    """Arguments that may be left out and then are not what the reference takes for them."""
+    module, way, inputs = subjects.built.module, subjects.way, _batch(subjects)
+    taken = inspect.signature(module.forward).parameters
+    inputs |= {SEGMENTS: torch.zeros_like(inputs[SEGMENTS])} if SEGMENTS in inputs else {}
+    given = way.given(inputs)
+    told = dict(zip(given, way.named, strict=False))
+    first = _called(module, given)
+    for name in given:
+        optional = name in taken and taken[name].default is not inspect.Parameter.empty
+        if not optional or told.get(name) not in {MASK, SEGMENTS, DECODER_MASK}:
+            continue
+        try:
+            without = _called(module, {one: value for one, value in given.items() if one != name})
+        except Exception:  # noqa: BLE001, S112  # whoever leaves it out is told by the module itself
+            continue
+        if _apart(first, without) > SAME_CALL:
+            yield f"without its argument {name}, which has a default, it is not the reference without {told[name]}"
+
+
+def _batch(subjects: ModelPair) -> dict[str, Tensor]:
+    config = subjects.twin.config
+    vocabulary, padding = number_of(config, Role.VOCABULARY, 97), number_of(config, Role.PADDING)
+    heard = [name for name in subjects.available if name in subjects.way.named]
+    return sample(heard, vocabulary, padding, seed=1, shapes=shapes_of(config), end=end_of(config))
+
+
+def _in_float32(into: Builder, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
+    """What another module of the same builder gives with the same weights in float32; None if it cannot be run so."""
+    values = dict(named_tensors(subjects.built.module))
+    try:
+        config = complete(subjects.twin.config, subjects.twin.architecture)
+        other = subjects.readied(build_for(into, config).module).float()
+        with torch.no_grad():
+            for name, tensor in named_tensors(other):
+                tensor.copy_(values[name])
+            return [one.double() for one in numbers_of(other(**subjects.way.given(inputs, torch.float32)))]
+    except (PortingError, RuntimeError, KeyError):
+        return None
+
+
+def _outputs(module: nn.Module, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    return _called(module, subjects.way.given(inputs))
+
+
+def _called(module: nn.Module, given: Mapping[str, Tensor]) -> list[Tensor]:
+    """The numbers of one call, in float64."""
+    with torch.no_grad(), forced_float64(module):
+        return [one.detach().clone() for one in numbers_of(module(**given))]
+
+
+def _apart(some: list[Tensor], others: list[Tensor]) -> float:
+    """The largest difference, relative to scale; infinite where there are other tensors."""
+    if [one.shape for one in some] != [one.shape for one in others]:
+        return math.inf
+    far = 0.0
+    for one, other in zip(some, others, strict=True):
+        if one.numel() and not torch.equal(one.nan_to_num(), other.nan_to_num()):
+            far = max(far, float((one - other).abs().max() / one.abs().max().clamp_min(1e-30)))
+    return math.inf if math.isnan(far) else far
+
+
+class Proven(Protocol):
+    """Runs a proof on some batches of a checkpoint."""
+
+    def __call__(self, batches: Sequence[Case] | None, of: Checkpoint, *, trials: bool = False) -> Proof:
+        """Prove the table on these batches; None for the usual ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraChecks:
+    """What was seen behind the proof.
+
+    Attributes:
+        reasons: where the module differs.
+        limits: what was not tried, and what a user should know of calls that the table does not make.
+        proof: on the other batches; None where none were run.
+    """
+
+    reasons: tuple[Reason, ...] = ()
+    limits: tuple[str, ...] = ()
+    proof: Proof | None = None
+
+    @property
+    def worst(self) -> float | None:
+        """The largest difference of an output on the batches behind the proof; None where none differed."""
+        return max((one.size for one in self.reasons if one.size is not None and one.kind in set(Kind)), default=None)
+
+
+def untried(own: Proof | None) -> ExtraChecks:
+    """What is known where there was no time: what was tried on the checkpoint itself, or that nothing was."""
+    if own is None or own.report is None or not own.whole:
+        return ExtraChecks(reasons=(met("other rows, masks and calls were tried"),))
+    scopes = [own.report.scope]
+    reasons = (*_impure(scopes), *_differing(scopes), *_compared([own.report]))
+    return ExtraChecks(reasons=reasons, limits=("rows, masks and calls at other sizes: the limit was met",), proof=own)
+
+
+def run_extra_checks(
+    into: Builder,
+    table: Table,
+    subjects: ModelPair,
+    *,
+    seed: int,
+    fresh: bool,
+    deep: Table | None,
+    own: Proof | None = None,
+) -> ExtraChecks:
+    """Try what the proof did not.
+
+    Args:
+        into: the user's module or builder.
+        table: the suggested one, proven on the twin.
+        subjects: how they were run; the module holds what was found.
+        seed: of the inputs.
+        fresh: some of the module's parameters have no source.
+        deep: where nothing of the checkpoint's own size is run: the table for its depth, of which a twin is.
+        own: the proof on the checkpoint itself, with its trials where it is ``verify``'s.
+    """
+    twin = subjects.twin.checkpoint
+
+    def proven(batches: Sequence[Case] | None, of: Checkpoint, *, trials: bool = False) -> Proof:
+        suited = table if of is twin or deep is None else deep
+        return prove(of, into, suited, subjects, seed=seed, fresh=fresh, small=True, batches=batches, trials=trials)
+
+    wide = proven(None, twin, trials=True)
+    reports = [one.report for one in (own, wide) if one is not None and one.report is not None]
+    scopes = [one.scope for one in reports if one.scope.results] or [Scope()]
+    reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports), *rounds_by_itself(into, subjects)]
+    limits = [*defaults(subjects), *lowered(into, subjects), *_not_run(scopes[0])]
+    if deep is not None and subjects.twin.shrunk:
+        tall, depth = _deep(subjects, proven, seed)
+        if tall is not None and tall.report is not None and not tall.exact:
+            said = f"the proof holds on 2 layers and does not on {depth}, of another width: {_far(tall)}"
+            reasons.append(Reason(kind="depth", said=said))
+        elif tall is None or tall.report is None:
+            limits.append("more layers than two: the module could not be built with them at another small size")
+    return ExtraChecks(reasons=tuple(reasons), limits=tuple(limits), proof=wide)
+
+
+def _differing(scopes: Sequence[Scope]) -> Iterator[Reason]:
+    """What the output differs on, by the property of the batch; no weights can repair a mask."""
+    told: set[Kind] = set()
+    for scope in scopes:
+        kinds: dict[Kind, list[Result]] = {}
+        for one in scope.differing:
+            kinds.setdefault(one.kind, []).append(one)
+        for kind, results in kinds.items():
+            if kind not in told:
+                yield _differs(kind, results)
+        told |= set(kinds)
+
+
+def _differs(kind: Kind, results: Sequence[Result]) -> Reason:
+    whats = list(dict.fromkeys(one.what for one in results))
+    more = f" and {len(whats) - MOST_NAMED} more" if len(whats) > MOST_NAMED else ""
+    worst = max((one.difference or 0.0 for one in results), default=0.0)
+    said = f"the output differs on {', '.join(whats[:MOST_NAMED])}{more}: off by {worst:.0e} of its scale"
+    return Reason(kind=str(kind), said=said, size=worst, shown=kind is Kind.MASK and worst > CLOSE)
+
+
+def _impure(scopes: Sequence[Scope]) -> Iterator[Reason]:
+    for one in {(one.kind, one.detail): one for scope in scopes for one in scope.impure}.values():
+        detail = f": {one.detail}" if one.detail else ""
+        size = f", off by {one.size:.0e}" if one.size else ""
+        yield Reason(kind="state", said=f"the module {one.kind}{detail}{size}")
+
+
+def _compared(reports: Sequence[Report]) -> Iterator[Reason]:
+    """What else takes a verdict of ``verify`` away: larger rounding errors."""
+    for report in reports:
+        if report.verdict == IMPRECISE:
+            probes = [one for one in report.probes if one.imprecise or one.drifts]
+            where = "what is returned" if probes[0].port == ROOT else probes[0].port
+            said = f"its rounding errors in float32 are larger than the reference's, first at {where}"
+            yield Reason(kind="rounding", said=said, size=report.noise.get("float32", 0.0))
+            return
+
+
+def _not_run(scope: Scope) -> Iterator[str]:
+    for one in scope.not_run[:MOST_NAMED]:
+        yield f"{one.what} ({one.why})"
+    returned = scope.returned
+    if returned is not None and not returned.compared:
+        yield "what the module returns: nothing of the reference's equals it"
+
+
+MOST_NAMED = 3
+"""So many batches are named; then comes how many more there are."""
+
+
+def _deep(subjects: ModelPair, proven: Proven, seed: int) -> tuple[Proof | None, int]:
+    """The proof on a twin with as many layers as the checkpoint, more heads and other sizes; and how many layers."""
+    kind = subjects.twin.architecture
+    with TemporaryDirectory(prefix="porting-deep-") as folder:
+        words = number_of(subjects.twin.config, Role.VOCABULARY)
+        sizes = DEEP if words == SMALL.vocabulary else replace(DEEP, vocabulary=words)  # the module's own
+        try:
+            stored = frozenset(subjects.twin.tensors)
+            other = make_twin(subjects.config, kind, Path(folder), small=True, seed=seed + 1, to=sizes, stored=stored)
+        except PortingError:
+            return None, 0
+        spare = number_of(subjects.twin.config, Role.POSITIONS, subjects.longest) - subjects.longest
+        longest = max(number_of(other.config, Role.POSITIONS, subjects.longest) - max(spare, 0), 1)
+        batches = cases(subjects, other.config, seed=seed, longest=longest)
+        return proven(batches, other.checkpoint), number_of(other.config, Role.DEPTH)
+
+
+def _far(proof: Proof) -> str:
+    if proof.difference is None:
+        return proof.refused.partition("\n")[0]
+    return f"off by {proof.difference:.0e} of the activations' scale"
+
+
+MANY = 3
+"""More than so many names or lines of code are counted and not listed."""
+
+
+def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraChecks) -> Iterator[str]:
+    """What was not seen, in words.
+
+    Args:
+        subjects: how the models were run.
+        proof: on the twin.
+        own: on the checkpoint itself; None where that was not run.
+        behind: what was tried besides.
+    """
+    reports = [one.report for one in (proof, behind.proof, own) if one is not None and one.report is not None]
+    if subjects.twin.shrunk and own is None:
+        yield "the checkpoint's own sizes, which are too large to be run here: sizes are the twin's"
+    longest, most = subjects.longest, number_of(subjects.config, Role.POSITIONS)
+    if 0 < longest < most:
+        yield f"rows of more than {longest} words, of {most} that the checkpoint takes"
+    if reports and not any(probe.port.partition(" ")[0] == "." for probe in reports[0].probes):
+        yield "what is returned, but for one batch: no rule says how it comes from what the reference returns"
+    yield from behind.limits
+    whats = [{_what(one) for one in report.unseen} for report in reports]
+    if own is not None and own.whole:  # verify's own batches: what these did not show, verify reports as well
+        whats = []
+    for one in reports[-1].unseen if reports else ():
+        if all(_what(one) in some for some in whats) and not one.startswith("position"):
+            yield one
+    unread = [name for name in (reports[0].shown.copy if reports else ()) if _everywhere(name, reports)]
+    if unread:
+        listed = [name for (name,) in indexed([(name,) for name in unread])]
+        yield f"what {_some(listed)} would do at work: nothing that is compared depends on it"
+    branches = [
+        branch
+        for branch in (reports[0].not_taken if reports else ())
+        if all(_key(branch) in {_key(one) for one in report.not_taken} for report in reports)
+    ]
+    if branches:
+        yield f"code that no batch led to: {_some([f'{one.condition} ({one.where})' for one in branches])}"
+
+
+def _what(text: str) -> str:
+    """What was not shown, without the why."""
+    return text.partition(" (")[0]
+
+
+def _everywhere(name: str, reports: Sequence[Report]) -> bool:
+    return all(name not in report.shown.activation for report in reports)
+
+
+def _key(branch: Branch) -> tuple[str, str]:
+    return branch.where, branch.condition
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
+    return ", ".join(names[:MANY]) + more

@@ -1,0 +1,427 @@
+"""The verdict: what was proven, what was shown to be impossible, and where the search merely ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from porting.checkpoint import Checkpoint
+from porting.errors import Code, Fault, told
+from porting.suggesting.draft.table_writer import patterns
+from porting.suggesting.draft.unmapped import Unmapped
+from porting.suggesting.search.activation_matching import laid_out
+from porting.suggesting.search.embedding_candidates import ROW
+from porting.suggesting.search.feature_permutation import ROUNDED, FeatureOrder
+from porting.suggesting.search.layouts import distance, first_columns
+from porting.suggesting.search.search_result import CLOSE, SAME, Mismatch, SearchResult
+from porting.suggesting.subjects.forward_arguments import IDS, MASK, Unmasked
+from porting.suggesting.subjects.model_pair import ModelPair
+from porting.suggesting.subjects.operation_trace import WeightUse
+from porting.suggesting.verdict.evidence import stopped
+from porting.suggesting.verdict.extra_checks import ExtraChecks, unshown
+from porting.suggesting.verdict.proof import Proof
+from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, unknown
+from porting.suggesting.verdict.suggestion import Reason, Stop, Verdict
+
+
+def surplus(found: SearchResult) -> Iterator[Reason]:
+    """The norms that are given an activation of the reference's, which the reference does not norm."""
+    for one in found.divergences:
+        if one.what == "surplus norm" and not is_last(found, one):
+            name = one.port.rpartition(".")[0] or one.port
+            said = f"the module norms with {name}, and the checkpoint's model has no norm there"
+            yield Reason(kind="surplus norm", said=said, shown=_alone(found, one))
+
+
+def _alone(found: SearchResult, one: Mismatch) -> bool:
+    """Whether a norm is all that differs there: without it the next place has the reference's own activation.
+
+    A norm right behind it might take away again what it does.
+    """
+    at = next(number for number, unit in enumerate(found.trace.units) if one.port in unit.names)
+    norm, later = found.trace.units[at], [unit for unit in found.trace.units[at + 1 :] if unit.operand is not None]
+    behind = later[0] if later else None
+    if behind is None or behind.operand is None or norm.operand is None or behind.number not in found.mates:
+        return False
+    again = behind.kind is WeightUse.NORM and distance(behind.operand, norm.operand) <= SAME
+    return not again and not any(other.port in behind.names for other in found.divergences if other.what != "bias")
+
+
+def is_last(found: SearchResult, one: Mismatch) -> bool:
+    """Whether a part that only the module has stands behind all that was found, as a new head does."""
+    places = [unit.number for unit in found.trace.units if one.port in unit.names]
+    return bool(places) and min(places) > max(found.mates, default=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The verdict with its reasons.
+
+    Attributes:
+        verdict: the word.
+        reasons: why it is not *exact*.
+        missing: parts of the reference that the module lacks.
+        stop: how far it got, where nothing was found.
+        sentence: what was proven.
+        difference: the largest difference in the proof.
+        shown: how many of the module's tensors the proof saw, of how many.
+        limits: what the proof did not see, in words.
+    """
+
+    verdict: Verdict
+    reasons: tuple[Reason, ...]
+    missing: tuple[str, ...]
+    stop: Stop | None
+    sentence: str
+    difference: float | None
+    shown: tuple[int, int]
+    limits: tuple[str, ...] = ()
+
+
+def judge(
+    subjects: ModelPair,
+    found: SearchResult,
+    proof: Proof,
+    own: Proof | None,
+    fits: Sequence[Fault],
+    checkpoint: Checkpoint,
+    unmapped: Sequence[Unmapped],
+    behind: ExtraChecks,
+) -> Judgement:
+    """The verdict.
+
+    *Exact* and *trunk only* need both: the float64 proof, with nothing found that differs, and a table that fits the
+    checkpoint itself.  *Impossible* needs a reason that was shown: a part that one side has and the other has not, at a
+    place up to which all is proven; or an entry of the catalogue of causes that turns the reference into the module, to
+    the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
+    """
+    reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped, behind), *behind.reasons])
+    if not reasons and not any(is_last(found, one) for one in found.divergences) and not _own_parts(unmapped):
+        reasons = [*_strange(found)]  # whatever else was noted on the way: what is returned has to be the reference's
+    refused = {one.reference for one in found.divergences if one.what == "shape" and is_last(found, one)}
+    lacking = [unit for unit in found.reference.units if unit in found.lacking or refused & set(unit.names)]
+    missing = tuple(patterns([name for unit in lacking for name in unit.names], _mapped(found)))
+    missing = tuple(one.removesuffix(".{*rest}") for one in missing)
+    missing += tuple(_rows_left(subjects, found))
+    ours = [one for one in unmapped if one.side == "module"]
+    small = [one for one in reasons if _small(one)]
+    if any(one.shown for one in reasons):
+        verdict = Verdict.IMPOSSIBLE
+    elif len(small) < len(reasons):
+        verdict = Verdict.NOT_FOUND
+    elif small:
+        verdict = Verdict.APPROXIMATE
+    elif missing or ours or _reordered(found) or _wider(found):
+        verdict = Verdict.TRUNK
+    else:
+        verdict = Verdict.EXACT
+    report = (own or proof).report
+    shown = (0, 0) if report is None else (len(report.shown.activation), report.shown.count)
+    stop = stopped(found, proof) if verdict is Verdict.NOT_FOUND else None
+    return Judgement(
+        verdict=verdict,
+        reasons=tuple(sorted(reasons, key=lambda one: (not one.shown, _small(one)))),
+        missing=missing,
+        stop=stop,
+        sentence=_sentence(verdict, proof, own, shown, stop, behind) + _order(verdict, found),
+        difference=max((one for one in ((own or proof).difference, behind.worst) if one is not None), default=None),
+        shown=shown,
+        limits=tuple(unshown(subjects, proof, own, behind)) if verdict in {Verdict.EXACT, Verdict.TRUNK} else (),
+    )
+
+
+def _rows_left(subjects: ModelPair, found: SearchResult) -> Iterator[str]:
+    """Tables of which the module has the first row, in another table or alone, and no place for the rest."""
+    for move in found.moves:
+        alone = [piece for piece in move.sources if piece.axes == ROW]
+        for name in (piece.names[0] for piece in (*alone, *(move.sources[1:] if move.fold else ()))):
+            if len(subjects.twin.tensors[name]) > 1:
+                yield f"{name} but for row 0"
+
+
+def _own_parts(unmapped: Sequence[Unmapped]) -> bool:
+    """Whether the module has parts that the checkpoint has not, as a new head is one."""
+    return any(one.side == "module" for one in unmapped)
+
+
+def _small(one: Reason) -> bool:
+    """Whether a reason is a difference with a cause, and no more than an approximation."""
+    return not one.shown and one.size is not None and one.size <= CLOSE and one.kind != "unknown"
+
+
+def _all(
+    subjects: ModelPair,
+    found: SearchResult,
+    proof: Proof,
+    own: Proof | None,
+    fits: Sequence[Fault],
+    checkpoint: Checkpoint,
+    unmapped: Sequence[Unmapped],
+    behind: ExtraChecks,
+) -> Iterator[Reason]:
+    parts = [*_mask(subjects), *_parts(subjects, found, proof, checkpoint), *surplus(found)]
+    yield from parts
+    kinds = {one.kind for one in parts}
+    causes = [one for one in known(proof, guessed=bool(kinds & {"extra", "shape"})) if not _seen(one, kinds)]
+    yield from causes
+    yield from _corrected(found)
+    left = unknown(proof)
+    if any(one.cause for one in found.divergences):  # a norm whose gain takes in what it does otherwise
+        left = [one for one in left if one.difference > CLOSE]
+    rounded = [*_rounded(found, proof), *_unseen(found, proof)]
+    yield from rounded
+    yield from () if rounded else puzzles(left)
+    tiny = [*fine(proof)]
+    yield from tiny
+    strange = [] if found.divergences or _own_parts(unmapped) else [*_strange(found)]
+    yield from strange
+    kinds |= {one.kind for one in (*causes, *tiny, *strange)}
+    explained = bool(kinds) or any(one.cause for one in found.divergences)
+    if proof.late:
+        yield met("the proof had ended")
+    elif proof.report is None or not (proof.exact or explained or left or rounded):
+        holds = "could not be run" if proof.report is None else "does not hold"
+        yield Reason(kind="proof", said=f"the float64 proof {holds}: {_said(proof)}")
+    for one in fits:
+        shown = one.code is Code.SHAPE_MISMATCH and proof.exact
+        if shown or not explained:
+            yield Reason(kind="fit", said=str(one), shown=shown)
+    if own is not None and proof.exact and not (own.exact or own.differs_on_trials or behind.worst):
+        yield Reason(kind="proof", said=f"the proof on the checkpoint itself does not hold: {_said(own)}")
+    if found.exhausted:
+        yield met("the search was complete")
+
+
+def _rounded(found: SearchResult, proof: Proof) -> Iterator[Reason]:
+    """Positions that are rounded otherwise: with the reference's in their place nothing differed.
+
+    Where something did, as little, and has a cause elsewhere, the two come together and neither explains the other.
+    """
+    if not found.rounded or proof.exact or proof.difference is None:
+        return
+    parts = set() if known(proof) else {one.port.rpartition(".")[0] for one in found.divergences}
+    left = [one for one in unknown(proof) if one.difference > ROUNDED or parts & set(one.probes)]
+    left = [one for one in left if not elsewhere(one, proof, found.rounded)]
+    if not left and (unknown(proof) or proof.difference <= ROUNDED):
+        said = f"its positions are the reference's but for their rounding, off by {found.rounded:.0e}"
+        if not found.divergences:
+            said += "; with the reference's own nothing else differs"
+        yield Reason(kind="rounding", said=said, size=found.rounded)
+
+
+def _unseen(found: SearchResult, proof: Proof) -> Iterator[Reason]:
+    """What differed in the search where the proof compares nothing, as at a norm of the first position alone."""
+    some = [one for one in found.divergences if one.what in {"activation", "norm"} and not one.cause]
+    for one in some if proof.exact and not found.rounded else ():
+        said = f"{one.port.rpartition('.')[0] or one.port} is given or gives something else than the reference's"
+        yield Reason(kind="unseen", said=f"{said} {one.reference.rpartition('.')[0]}, by {one.size:.0e}", size=one.size)
+
+
+def _seen(one: Reason, kinds: set[str]) -> bool:
+    """Whether a cause is a missing part that was seen to be missing."""
+    name = one.said.partition(" (")[0].partition(", at ")[0]
+    return ("bias" in kinds and name.endswith("bias missing")) or ("missing norm" in kinds and "norm missing" in name)
+
+
+def _once(reasons: Sequence[Reason]) -> list[Reason]:
+    """The reasons, one for all layers."""
+    found: dict[tuple[str, str], Reason] = {}
+    for one in reasons:
+        found.setdefault((one.kind, re.sub(r"[0-9.e+-]+", "#", one.said)), one)
+    return list(found.values())
+
+
+def _sentence(
+    verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[int, int], stop: Stop | None, behind: ExtraChecks
+) -> str:
+    where = "the checkpoint itself and a small random twin of it" if own is not None else "a small random twin"
+    if behind.worst and proof.agrees:
+        far = f"off by {behind.worst:.0e} of the output's scale"
+        return f"On the first batches it agrees with the reference in float64; on others it is {far}."
+    if stop is not None:
+        return stop.said
+    best = own or proof
+    if best.report is None or best.difference is None:
+        return ""
+    far = f"{best.difference:.0e}"
+    if verdict in {Verdict.EXACT, Verdict.TRUNK}:
+        seen = f"{shown[0]} of {shown[1]} parameters shown at work, the others equal by copy"
+        seen = seen if shown[0] < shown[1] else f"all {shown[1]} parameters shown at work"
+        if not shown[0]:
+            seen = "what each parameter does was not shown, as the forward switches gradients off"
+        return f"Proven in float64 on {where}: off by {far} of the activations' scale at most; {seen}."
+    if best.agrees:  # what differs there is rounding, and no reason for anything
+        return f"Every activation that was compared agrees in float64 on {where}; the reasons are named below."
+    return f"In float64, on {where}, it is off by {far} of the activations' scale."
+
+
+def _order(verdict: Verdict, found: SearchResult) -> str:
+    """What is to be known of a module that returns the residual stream in its own order, or more than is wanted."""
+    if verdict is Verdict.IMPOSSIBLE or verdict is Verdict.NOT_FOUND:
+        return ""
+    if more := _wider(found):
+        return f" What it returns has {more} columns more behind the reference's, which are no words of the checkpoint."
+    if not _reordered(found):
+        return ""
+    basis = found.basis
+    return f" What it returns has its features in the order ({basis.ours}), where the reference's is ({basis.theirs})."
+
+
+def _reordered(found: SearchResult) -> bool:
+    """Whether the module returns the reference's activation with its features in another order."""
+    if not found.basis.theirs or not found.outputs:
+        return False
+    ours = found.outputs[0]
+    rows = [one for value in found.reference.outputs if value.ndim == 3 for one in (value, value.transpose(0, 1))]
+    alike = [one for one in rows if one.shape == ours.shape and one.shape[-1] % 2 == 0]
+    return not any(torch.allclose(one, ours) for one in alike) and any(
+        torch.allclose(found.basis.turned(one), ours) for one in alike
+    )
+
+
+def _wider(found: SearchResult) -> int:
+    """How many columns more the module returns, where the first ones are what the reference returns."""
+    for value in found.outputs[:1]:
+        for other in (one for one in found.reference.outputs if one.ndim == value.ndim == 3):
+            more = value.shape[-1] - other.shape[-1]
+            if more > 0 and distance(first_columns(value, other), other) <= SAME:
+                return int(more)
+    return 0
+
+
+def _said(proof: Proof) -> str:
+    if proof.report is None:
+        return proof.refused.partition("\n")[0]
+    guilty = proof.report.guilty or tuple(one for one in proof.report.probes if one.differs)
+    if not guilty:
+        return "no activation could be compared" if not proof.report.probes else "weights differ after loading"
+    return f"off by {guilty[0].meaning.worst:.0e} at {guilty[0].port}"
+
+
+def _mapped(found: SearchResult) -> list[str]:
+    return [name for move in found.moves for name in move.reads]
+
+
+def _mask(subjects: ModelPair) -> Iterator[Reason]:
+    """A forward that nothing tells which words are padding, or that does not act on it."""
+    way = subjects.way
+    if way.unmasked is None or subjects.causal or MASK not in subjects.available or IDS not in way.named:
+        return
+    name = way.argument(MASK)
+    match way.unmasked:
+        case Unmasked.STALE:
+            said = f"the forward takes {name} and keeps the mask of an earlier call: a later call's is not used"
+        case Unmasked.IGNORED:
+            said = f"the forward takes {name} and ignores it: padded rows are computed as if padding were words"
+        case Unmasked.PARTLY:
+            said = f"the forward takes {name}, but tokens that it masks still change what is computed for the others"
+        case _:
+            said = "the forward takes no attention mask: padded rows would be computed as if padding were words"
+    if way.loose and way.unmasked is Unmasked.ABSENT:
+        listed = ", ".join(map(repr, way.loose))
+        how = told(called="inputs=", typed="--input")
+        said = f"the forward is given no mask, and nothing tells what {listed} is: say it with {how}"
+        yield Reason(kind="mask", said=said)
+        return
+    yield Reason(kind="mask", said=said, shown=True)
+
+
+def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:
+    """Parts that one side has and the other has not, as long as everything in front of them is known."""
+    puzzled = bool(unknown(proof)) or proof.report is None
+    for one in found.divergences:
+        match one.what:
+            case "bias" if not _zero(checkpoint, subjects, one.reference):
+                said = f"{one.port} has no bias, and the checkpoint's {one.reference} is not zero"
+                yield Reason(kind="bias", said=said, shown=True)
+            case "surplus":
+                said = f"the module adds {one.port}, which the checkpoint does not have: build it without"
+                yield Reason(kind="surplus bias", said=said, shown=True)
+            case "missing":
+                said = f"the module has no {one.reference.rpartition('.')[0] or one.reference} before {one.port}"
+                yield Reason(kind="missing norm", said=said, shown=True)
+            case "unloadable":
+                said = (
+                    f"{one.port} is no parameter of the module that state_dict lists, so nothing can be loaded into it"
+                )
+                hint = "nn.Parameter in an nn.ParameterDict or nn.ParameterList"
+                yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True)
+            case "second":
+                said = f"{one.port} needs the values of {one.near[0][0]}, since the checkpoint has one tensor for both"
+                yield Reason(kind="tie", said=f"{said}, which is read once: tie them in the module", shown=True)
+            case "extra" if not is_last(found, one):
+                yield Reason(
+                    kind="extra", said=f"the module has {one.port}, and nothing of the checkpoint is due there"
+                )
+                return
+            case "shape" if not is_last(found, one):
+                yield _shapes(one, subjects)
+                return
+            case "activation" | "norm" if puzzled and not one.size <= CLOSE and not one.cause:
+                return  # what stands behind is a guess
+    for unit in found.lacking:
+        if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} and not found.exhausted:
+            said = (
+                f"the module has no place for {unit.names[0]}{_tables(found) if unit.kind is WeightUse.TABLE else ''}"
+            )
+            yield Reason(kind="table", said=said, shown=True)
+
+
+def _shapes(one: Mismatch, subjects: ModelPair) -> Reason:
+    """Two that are due at one place, and no layout brings one into the other."""
+    ours, theirs = subjects.built.module.state_dict(), subjects.twin.tensors
+    sizes = [list(held[name].shape) for held, name in ((ours, one.port), (theirs, one.reference)) if name in held]
+    listed = f", {sizes[0]} and {sizes[1]}" if len(sizes) == 2 else ""
+    said = f"{one.port} and {one.reference} are due at one place{listed}, and no layout was found that fits"
+    return Reason(kind="shape", said=said)
+
+
+def _strange(found: SearchResult) -> Iterator[Reason]:
+    """What the module returns and the reference never computes, though all weights are in their places."""
+    for number, value in enumerate(found.outputs):
+        values = [*found.reference.values, *found.reference.outputs]
+        parts = value.unbind(0) if value.ndim > 3 else (value,)  # several activations in one, as caches have them
+        strange = value.ndim > 1 and any(not any(_is(part, one, found.basis) for one in values) for part in parts)
+        if strange and not (number == 0 and _wider(found)):
+            said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
+            yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")
+
+
+def _is(value: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
+    """Whether two activations are one, or the first is the second's at one position: the first, or the last."""
+    rows = [other[:, at] for at in (0, -1)] if other.ndim == 3 else []
+    return any(distance(value, one) <= SAME and laid_out(value, one, basis) for one in (other, *rows))
+
+
+def _tables(found: SearchResult) -> str:
+    plain = [name for unit in found.trace.units if unit.kind is WeightUse.TABLE for name in unit.names]
+    plain = [name for name in plain if name not in {one for move in found.moves for one in move.writes}]
+    return f": {plain[0]} is no parameter and no persistent buffer, so nothing can be loaded into it" if plain else ""
+
+
+def _corrected(found: SearchResult) -> Iterator[Reason]:
+    """What a rule has taken in, but for a little."""
+    taken: dict[str, list[Mismatch]] = {}
+    for one in found.divergences:
+        if one.cause:
+            taken.setdefault(one.cause, []).append(one)
+    for cause, some in taken.items():
+        size = max(one.size for one in some)
+        named = several([one.port.rpartition(".")[0] or one.port for one in some])
+        said = f"{named} computes something else than the reference's norm, by {size:.0e}{cause}"
+        yield Reason(kind="norm", said=said, size=size)
+
+
+def _zero(checkpoint: Checkpoint, subjects: ModelPair, name: str) -> bool:
+    """Whether the checkpoint's own tensor is all zeros, and so are those of the other layers."""
+    prefix = subjects.twin.prefix
+    held = [one for one in checkpoint.tensors if _blank(one.removeprefix(prefix)) == _blank(name.removeprefix(prefix))]
+    return bool(held) and all(not bool(checkpoint.read(one).any()) for one in held)
+
+
+def _blank(name: str) -> str:
+    return "".join("#" if character.isdigit() else character for character in name)

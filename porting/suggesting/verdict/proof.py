@@ -1,0 +1,248 @@
+"""The proof: the suggested table through :func:`porting.verify`, on the twin and, where it is small, the checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from porting.build import bounded, bounds
+from porting.checkpoint import Checkpoint
+from porting.errors import PortingError
+from porting.notation.table import Table
+from porting.reporting.report import Report
+from porting.suggesting.subjects.building import Builder, build_for
+from porting.suggesting.subjects.config_fields import Role
+from porting.suggesting.subjects.forward_arguments import (
+    DECODER_IDS,
+    DECODER_MASK,
+    IDS,
+    MASK,
+    PIXELS,
+    POSITIONS,
+    SEGMENTS,
+)
+from porting.suggesting.subjects.image_audio_inputs import signals
+from porting.suggesting.subjects.model_pair import ModelPair, complete, end_of, number_of
+from porting.tracing.measure import MEANING
+from porting.verification import verify
+from porting.verification.compare import Progress
+from porting.verification.inputs import Case
+
+LARGE = 160_000_000
+"""A checkpoint with fewer numbers than this is proven itself, besides its twin: two models in float64 take 16 bytes for
+each, and what runs on them a little more."""
+
+TRIED = 30_000_000
+"""One with fewer numbers than this is proven with all the trials of ``verify`` as well."""
+
+LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What a proof came to.
+
+    Attributes:
+        report: verify's; None when it could not be run.
+        refused: why it could not.
+        builder: the user's own builder was used, and took what the table's [config] gives it.
+        late: there was no time to end it.
+        whole: it is what ``verify`` does by default: its own batches, its trials and float32.
+    """
+
+    report: Report | None
+    refused: str = ""
+    builder: bool = True
+    late: bool = False
+    whole: bool = False
+
+    @property
+    def agrees(self) -> bool:
+        """Whether float64 holds at every activation that was compared, with every weight as it was loaded."""
+        found = self.report
+        if found is None or not found.probes:
+            return False
+        bounded = all(probe.meaning.worst <= max(probe.bound.worst, MEANING) for probe in found.probes)
+        return bounded and not (found.guilty or found.first_difference or found.shown.differing)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it agrees, and so it does on the trials, if there were any."""
+        return self.agrees and not self.differs_on_trials
+
+    @property
+    def differs_on_trials(self) -> bool:
+        """Whether all that differs was found by the trials, which say by themselves on what."""
+        return self.report is not None and bool(self.report.scope.differing or self.report.scope.impure)
+
+    @property
+    def difference(self) -> float | None:
+        """The largest difference end to end."""
+        if self.report is None or not self.report.probes:
+            return None
+        worst = max(probe.meaning.worst for probe in self.report.probes)
+        return worst if math.isfinite(worst) else float("inf")
+
+
+def differing(proof: Proof) -> tuple[str, ...]:
+    """The port's points at which something differs by itself, given the reference's own activations."""
+    return () if proof.report is None else tuple(one.port for one in proof.report.guilty)
+
+
+def prove(
+    checkpoint: Checkpoint,
+    into: Builder,
+    table: Table,
+    subjects: ModelPair,
+    *,
+    seed: int,
+    fresh: bool,
+    small: bool,
+    causes: float = 0.0,
+    tell: Progress | None = None,
+    batches: Sequence[Case] | None = None,
+    trials: bool = False,
+    whole: bool = False,
+) -> Proof:
+    """Run the proof.
+
+    Args:
+        checkpoint: the twin's, or the source itself.
+        into: the user's module or builder.
+        table: the suggested one.
+        subjects: how they were run.
+        seed: of the inputs.
+        fresh: some of the module's parameters have no source.
+        small: the checkpoint is the twin, and the longest row is the one that was tried.
+        causes: how many seconds the catalogue of causes may take, where something differs.
+        tell: called with what is done, how many steps are done and how many there are.
+        batches: others than the usual ones.
+        trials: run the trials of :mod:`porting.trials` as well, as ``verify`` does, with float32 as its measure of
+            what rounding explains.
+        whole: do what ``verify`` does by default, on its own batches, so that its verdict is the same.
+    """
+    config = checkpoint.config
+    made = batches
+    if made is None and not whole:
+        made = cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
+    module = into if isinstance(into, nn.Module) else None
+    arguments = {
+        "architecture": subjects.twin.architecture,
+        "inputs": made,
+        "fresh": fresh,
+        "seed": seed,
+        "causes": causes,
+        "dtypes": (torch.float32,) if trials or whole else (),
+        "trials": None if whole else trials,
+        "progress": tell,
+    }
+    try:
+        report = verify(checkpoint, module or into, table, **arguments)  # type: ignore[arg-type]  # by name
+        return Proof(report=report, whole=whole)
+    except PortingError as error:
+        first = str(error)
+    if module is not None:
+        return Proof(report=None, refused=first)
+    full = complete(config, subjects.twin.architecture)
+    for change in (subjects.readied, fitted):
+        try:
+            with bounded(bounds(checkpoint.tensors, checkpoint.config)):
+                built = build_for(into, full).module
+            report = verify(checkpoint, change(built), table, **arguments)  # type: ignore[arg-type]
+        except PortingError:
+            continue
+        return Proof(report=report, builder=False, whole=whole)
+    return Proof(report=None, refused=first, builder=False)
+
+
+def _longest(subjects: ModelPair, config: Mapping[str, object], *, small: bool) -> int:
+    """The longest row; the checkpoint's tables have as many rows that are nobody's position as its twin's."""
+    spare = number_of(subjects.twin.config, Role.POSITIONS, 64) - subjects.longest
+    return subjects.longest if small else max(min(number_of(config, Role.POSITIONS, 64) - max(spare, 0), 64), 4)
+
+
+def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longest: int) -> list[Case]:
+    """Batches for the proof: padded rows of different lengths in two segments, and one row of the longest length.
+
+    Where nothing tells the module what is padded, no row is.  No word is the padding's except where it is padding.
+    """
+    way, fields = subjects.way, dict(config)
+    if IDS not in subjects.available:
+        made = signals(subjects.available, fields, 4, seed)
+        if DECODER_IDS in subjects.available:
+            vocabulary, padding = (number_of(fields, role) for role in (Role.VOCABULARY, Role.PADDING))
+            generator = torch.Generator().manual_seed(seed)
+            made[DECODER_IDS] = _words([9, 7, 5, 3], vocabulary, padding, generator, end_of(fields))
+        return [Case("4 images" if PIXELS in made else "4 sounds", made)]
+    padded = MASK in way.named or way.internal or DECODER_MASK in way.named
+    short = [min(length, longest) for length in LENGTHS]
+    found = [_case(subjects, fields, short if padded else [short[0]] * 4, seed, padded=padded)]
+    if longest > short[0]:
+        found.append(_case(subjects, fields, [longest], seed + 1, padded=False))
+    return found
+
+
+def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int], seed: int, *, padded: bool) -> Case:
+    way = subjects.way
+    vocabulary = number_of(config, Role.VOCABULARY, 97)
+    padding = number_of(config, Role.PADDING, 0)
+    types = number_of(config, Role.SEGMENTS, 0)
+    generator = torch.Generator().manual_seed(seed)
+    words = _words(lengths, vocabulary, padding, generator, end_of(config))
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    segments = torch.zeros_like(words)
+    for row, length in enumerate(lengths):
+        for kind in range(1, min(types, length)):
+            segments[row, kind * length // types : length] = kind
+    if way.internal:
+        words[mask == 0] = padding
+    made = {IDS: words, SEGMENTS: segments}
+    if padded or MASK in way.named:
+        made[MASK] = mask
+    if POSITIONS in way.named:
+        made[POSITIONS] = torch.arange(max(lengths)).expand(len(lengths), -1).clone()
+    if DECODER_IDS in subjects.available:
+        others = [max(3 * length // 4, 1) for length in reversed(lengths)]
+        made[DECODER_IDS] = _words(others, vocabulary, padding, generator, end_of(config))
+        if DECODER_MASK in way.named:
+            made[DECODER_MASK] = (torch.arange(max(others)) < torch.tensor(others)[:, None]).long()
+    known = {name: value for name, value in made.items() if name in subjects.available}
+    if SEGMENTS not in way.named:
+        known.pop(SEGMENTS, None)
+    name = (
+        f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens"
+        if len(lengths) > 1
+        else f"1 row of {lengths[0]}"
+    )
+    return Case(name + (", padded" if padded else ""), known)
+
+
+def _words(
+    lengths: Sequence[int], vocabulary: int, padding: int, generator: torch.Generator, end: int | None
+) -> Tensor:
+    """Words that are not the padding's; a row ends with the word that ends one."""
+    drawn = torch.randint(0, vocabulary - 2, (len(lengths), max(lengths)), generator=generator)
+    drawn = drawn + (drawn >= padding)
+    if end is not None:
+        drawn[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
+    return drawn
+
+
+def fitted(module: nn.Module) -> nn.Module:
+    """The same module, which takes images in its weights' type from now on, whatever type they have."""
+    kind = type(module)
+
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+        dtype = next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float64)
+
+        def fit(one: object) -> object:
+            return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
+
+        return kind.forward(self, *map(fit, args), **{name: fit(one) for name, one in kwargs.items()})
+
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return module

@@ -1,0 +1,77 @@
+"""Roundings made on purpose: what is computed in less than float64 is moved by as much as its dtype rounds.
+
+Run twice, once with it and once without, a model shows how far such roundings get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+    """Within it every operation in less than float64 has inputs and results that are a rounding away.
+
+    A value moves by at most one unit in its last place, and a zero not at all.  A cast that changes no number is none.
+
+    Args:
+        seed: of the roundings.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # one of torch's operations
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # whatever torch's operation gives
+        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
+            return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        floating = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_floating_point()]
+        if func.is_view or func._schema.is_mutable or not floating:
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        low = [one for one in tree_leaves(result) if _low(one)]
+        if not low or (len(floating) == 1 and any(_same(floating[0], one) for one in low)):
+            return result
+        if any(map(_low, floating)):
+            args, kwargs = tree_map(self._moved, (args, kwargs))
+            result = func(*args, **kwargs)
+        return tree_map(self._moved, result)
+
+    def _moved(self, value: object) -> object:
+        if not isinstance(value, Tensor) or not _low(value):
+            return value
+        with _disable_current_modes():
+            exact = value.detach().double()
+            noise = 2 * torch.rand(exact.shape, dtype=torch.float64, generator=self._generator) - 1
+            moved = (exact + noise * exact.abs() * torch.finfo(value.dtype).eps).to(value.dtype)
+            return torch.where(torch.isfinite(moved), moved, value.detach())
+
+
+def _low(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < torch.float64.itemsize
+
+
+def _same(one: Tensor, other: object) -> bool:
+    """Whether a tensor was only cast, and no number changed."""
+    with _disable_current_modes():
+        return (
+            isinstance(other, Tensor)
+            and one.dtype != other.dtype
+            and one.shape == other.shape
+            and torch.equal(one.double().nan_to_num(), other.double().nan_to_num())
+        )

@@ -1,0 +1,61 @@
+"""``inspect`` and ``tables``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from porting.embedded import embedded_checkpoint
+from tests.cli.conftest import Run
+from tests.hub_server import Hub, hub
+from tests.small_checkpoint import tensors
+
+__all__ = ["hub"]
+
+
+def test_inspect_groups_the_layers_and_ends_with_what_to_type(run: Run, checkpoint: Path) -> None:
+    result = run("inspect", checkpoint)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["model_type", "bert"] in rows
+    assert ["architectures", "BertForPreTraining"] in rows
+    name = "bert.encoder.layer.{0..2}.attention.self.query.weight"
+    assert [name, "[24,", "24]", "float32", "3", "6.91", "kB"] in rows
+    nbytes = sum(one.nbytes for one in tensors().values())
+    assert any(row[:2] == ["tensors", "64,"] and f"{nbytes / 1000:.3g}" in row for row in rows)
+    assert result.stdout.splitlines()[-1] == "next: porting check c"
+
+
+def test_inspect_json_says_the_same(run: Run, checkpoint: Path) -> None:
+    found = json.loads(run("inspect", checkpoint, "--json").stdout)
+    assert found["count"] == len(tensors())
+    assert found["parameters"] == sum(one.numel() for one in tensors().values())
+    (row,) = [one for one in found["groups"] if one["pattern"] == "bert.encoder.layer.{0..2}.output.dense.weight"]
+    assert row == {
+        "pattern": row["pattern"],
+        "shape": [24, 40],
+        "dtype": "float32",
+        "count": 3,
+        "nbytes": 3 * 24 * 40 * 4,
+    }
+
+
+def test_inspect_reads_a_model_on_the_hub_without_its_weights(run: Run, checkpoint: Path, hub: Hub) -> None:
+    hub.add("org/small", checkpoint)
+    result = run("inspect", "org/small")
+    assert result.exit_code == 0, result.stderr
+    commit = json.loads(run("inspect", "org/small", "--json").stdout)["commit"]
+    assert f"checkpoint     org/small at commit {commit}" in result.stdout
+    assert result.stdout.splitlines()[-1] == "next: porting check org/small --headers-only"
+    assert not list(Path.cwd().parent.rglob("hf/**/model.safetensors"))
+
+
+@pytest.mark.parametrize("command", ["inspect", "check", "load"])
+def test_without_a_source_the_embedded_checkpoint_is_meant(run: Run, command: str) -> None:
+    result = run(command)
+    assert result.exit_code == 0, result.stderr
+    assert str(embedded_checkpoint()) in result.stdout
+    assert result.stdout.splitlines()[-1] in ("next: porting check", "next: porting verify")

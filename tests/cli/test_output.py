@@ -1,0 +1,189 @@
+"""What is written where, and what becomes of an error."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import typer
+
+from porting.cli.output import Screen, counted, size
+from porting.errors import Code, Fault, PortingError
+from porting.printable import safe
+
+FAULTS = PortingError(
+    [
+        Fault(code=Code.NO_TABLE, where="a.toml:1:2", message="this is wrong", hint="do that"),
+        Fault(code=Code.NO_SOURCE, message="and this\nas well"),
+    ]
+)
+
+
+def refused(error: BaseException, *, as_json: bool = False) -> int:
+    with pytest.raises(typer.Exit) as caught, Screen("check", as_json=as_json):
+        raise error
+    return caught.value.exit_code
+
+
+def test_every_fault_is_a_line_and_the_last_line_is_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(FAULTS) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "error: a.toml:1:2: this is wrong (do that) [no-table]",
+        "error: and this\\nas well [no-source]",
+        "next: porting tables",
+    ]
+
+
+def test_json_has_the_faults_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(FAULTS, as_json=True) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["faults"][0] == {
+        "code": "no-table",
+        "where": "a.toml:1:2",
+        "message": "this is wrong",
+        "hint": "do that",
+    }
+    assert err.startswith("error: a.toml:1:2: this is wrong")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (OSError(13, "Permission denied", "/a/b"), 2, "error: /a/b: Permission denied"),
+        (OSError("odd"), 2, "error: odd"),
+        (MemoryError(), 2, "error: there is not enough memory for this"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (SystemExit(0), 2, "error: the imported module ended the program (sys.exit(0))"),
+    ],
+)
+def test_what_else_can_end_a_command(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(error) == code
+    assert capsys.readouterr().err.splitlines()[0] == line
+
+
+def test_a_bug_of_ours_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError), Screen("check"):
+        raise ZeroDivisionError
+
+
+def test_a_warning_is_a_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen("load") as screen:
+        warnings.warn("two parameters\nare new", UserWarning, stacklevel=1)
+        screen.line("done")
+    out, err = capsys.readouterr()
+    assert err == "warning: two parameters\\nare new\n"
+    assert out == "done\n"
+
+
+def test_what_an_imported_module_prints_stays_out_of_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen("load", as_json=True) as screen:
+        print("hello from a module")  # noqa: T201 - this is what a user's module does
+        screen.document({"a": 1})
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"a": 1}
+    assert err == "hello from a module\n"
+
+
+def test_json_is_alone_and_strict(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen("verify", as_json=True) as screen:
+        screen.line("a line")
+        screen.rows(["a"], [["b"]])
+        screen.document({"worst": math.inf, "values": (math.nan, 1.5, None, True), 3: Code.NO_TABLE})
+        screen.next("verify")
+    out, err = capsys.readouterr()
+    assert err == ""
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(constant)
+
+    assert json.loads(out, parse_constant=refuse) == {
+        "worst": "inf",
+        "values": ["nan", 1.5, None, True],
+        "3": "no-table",
+    }
+
+
+def test_a_pipe_gets_a_row_a_line_without_colours_or_padding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Screen("check") as screen:
+        screen.rows(["name", "count"], [("x" * 300, "1"), ("y", "20")], right=["count"])
+        screen.line(("bold", "bold red"), " and ", "z" * 300)
+        screen.next("check", "a b", "--table", "t")
+    assert capsys.readouterr().out.splitlines() == [
+        f"name{' ' * 298}count",
+        f"{'x' * 300}      1",
+        f"y{' ' * 304}20",
+        f"bold and {'z' * 300}",
+        "next: porting check 'a b' --table t",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_colours_and_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with Screen("verify") as screen:
+        with screen.working("verifying") as tell:
+            tell("loading", 1, 4)
+        screen.line(("faithful", "bold green"))
+    assert "\x1b[1;32mfaithful" in out.getvalue()
+    assert "verifying: loading" in err.getvalue()
+    assert err.getvalue().endswith("\x1b[2K")  # the bar's line is erased at the end
+
+
+def test_no_bar_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Screen("verify") as screen, screen.working("verifying") as tell:
+        tell("loading", 1, 4)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_a_file_put_into_a_name_cannot_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen("inspect") as screen:
+        screen.rows(["name"], [["a\x1b[2J\n\u202eb [red]c[/red] :smile:"]])
+        screen.line("\udcff")
+        screen.warn("w\rx")
+    out, err = capsys.readouterr()
+    assert out == "name\na\\x1b[2J\\n\\u202eb [red]c[/red] :smile:\n\\udcff\n"
+    assert err == "warning: w\\rx\n"
+    assert safe("häuser 漢字") == "häuser 漢字"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shown"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1536, "1.54 kB"),
+        (999_600, "1 MB"),
+        (438_012_345, "438 MB"),
+        (10**16, "10000 TB"),
+    ],
+)
+def test_sizes(nbytes: int, shown: str) -> None:
+    assert size(nbytes) == shown
+
+
+def test_counts() -> None:
+    assert [counted(number, "rule") for number in (0, 1, 12345)] == ["0 rules", "1 rule", "12,345 rules"]

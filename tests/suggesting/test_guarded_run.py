@@ -1,0 +1,53 @@
+"""The limit is that of all of it, and what was found by then is said and written."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from porting.suggesting import Verdict, suggest
+from porting.suggesting.subjects.guarded_run import OutOfTime
+from porting.suggesting.verdict.proof import Proof, prove
+from tests.suggesting.test_verdicts import Plain
+from tests.zoo.position_buffer import PositionBuffer
+
+
+class Slow(PositionBuffer):
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        time.sleep(0.3)
+        return super().forward(ids, keep, segments)
+
+
+def test_a_forward_that_takes_long_does_not_go_beyond_it(source: Path) -> None:
+    told: list[str] = []
+    found = suggest(source, Slow, limit=2.0, progress=lambda what, done, total: told.append(what))
+    assert found.verdict is Verdict.NOT_FOUND
+    assert [one.kind for one in found.reasons] == ["bound"]
+    assert found.reasons[0].said.startswith(f"the limit of 2 s was met while {told[-1]}, and nothing was found by then")
+    assert found.table.rules == ()
+    assert found.seconds < 20, "not the minute that its search takes"
+
+
+@pytest.mark.parametrize("stage", ["twin", "checkpoint"])
+def test_a_proof_that_takes_too_long_is_not_waited_for(
+    source: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def proven(*args: Any, small: bool, **named: Any) -> Proof:  # as the function that it stands for
+        if small == (stage == "twin"):
+            raise OutOfTime
+        return prove(*args, small=small, **named)
+
+    monkeypatch.setattr("porting.suggesting.pipeline.prove", proven)
+    found = suggest(source, Plain)
+    assert len(found.table.rules) > 8
+    if stage == "twin":
+        assert found.verdict is Verdict.NOT_FOUND
+        assert "# - the limit was met before the proof had ended: limit= gives it more" in found.text.splitlines()
+    else:
+        assert found.verdict is Verdict.TRUNK
+        assert found.proof.startswith("Proven in float64 on a small random twin:")
+        assert found.proven_on == "a small twin"

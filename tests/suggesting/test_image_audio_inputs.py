@@ -1,0 +1,109 @@
+"""A model that listens: two convolutions over the bands of a sound, then an encoder and a decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import porting
+from porting.errors import VerifyError
+from porting.suggesting import Verdict, suggest
+from tests.suggesting.oracle import BOUND, source
+from tests.suggesting.pairs import CrossAttending
+
+FIELDS = {
+    "vocab_size": 113, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 52, "decoder_ffn_dim": 52, "num_mel_bins": 10,
+    "max_source_positions": 12, "max_target_positions": 16, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+
+
+class Ear(nn.Module):
+    """Whisper, in another person's words; it is given its sounds as [b frames bands]."""
+
+    hearing: Any  # lists of dictionaries of modules
+    telling: Any
+    times: Tensor
+
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        e, h, wide = config.d_model, config.encoder_attention_heads, config.encoder_ffn_dim
+        self.stem1 = nn.Conv1d(config.num_mel_bins, e, 3, padding=1)
+        self.stem2 = nn.Conv1d(e, e, 3, padding=1, stride=2)
+        self.register_buffer("times", torch.zeros(config.max_source_positions, e))
+        self.words = nn.Embedding(config.vocab_size, e)
+        self.places = nn.Parameter(torch.zeros(config.max_target_positions, e))
+
+        def layer(*names: str) -> nn.Module:
+            parts: dict[str, nn.Module] = {
+                "up": nn.Linear(e, wide),
+                "down": nn.Linear(wide, e),
+                "norm": nn.LayerNorm(e),
+            }
+            for name in names:
+                seen = CrossAttending(e, h)
+                seen.match.register_parameter("bias", None)  # what softmax cannot see
+                parts |= {name: seen, f"{name}_norm": nn.LayerNorm(e)}
+            return nn.ModuleDict(parts)
+
+        self.hearing = nn.ModuleList(layer("look") for _ in range(config.encoder_layers))
+        self.telling = nn.ModuleList(layer("look", "recall") for _ in range(config.decoder_layers))
+        self.heard, self.told = nn.LayerNorm(e), nn.LayerNorm(e)
+
+    def forward(self, mel: Tensor, tokens: Tensor) -> Tensor:
+        """``mel`` [b f m], ``tokens`` [b t]; logits [b t v]."""
+        x = F.gelu(self.stem2(F.gelu(self.stem1(mel.transpose(1, 2))))).transpose(1, 2) + self.times
+        everywhere = torch.zeros(1, 1, dtype=torch.bool)
+        future = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
+        for layer in self.hearing:
+            y = layer["look_norm"](x)
+            x = x + layer["look"](y, y, everywhere)
+            x = x + layer["down"](F.gelu(layer["up"](layer["norm"](x))))
+        memory, x = self.heard(x), self.words(tokens) + self.places[: tokens.shape[1]]
+        for layer in self.telling:
+            y = layer["look_norm"](x)
+            x = x + layer["look"](y, y, future)
+            x = x + layer["recall"](layer["recall_norm"](x), memory, everywhere)
+            x = x + layer["down"](F.gelu(layer["up"](layer["norm"](x))))
+        logits: Tensor = self.told(x) @ self.words.weight.T
+        return logits
+
+
+class Deaf(Ear):
+    """Its sounds come in two arguments."""
+
+    def forward(self, mel: Tensor, tokens: Tensor, loudness: Tensor) -> Tensor:  # type: ignore[override]  # one more
+        """As above."""
+        return super().forward(mel * loudness, tokens)
+
+
+def test_sounds_and_words(tmp_path: Path) -> None:
+    model = source("WhisperForConditionalGeneration", FIELDS, tmp_path)
+    found = suggest(tmp_path, Ear)
+    assert found.verdict is Verdict.EXACT, str(found)
+    for line in (
+        '"model.encoder.conv{i+1}.{w:weight,bias}" = "stem{i+1}.{w:weight,bias}"',
+        '"model.encoder.embed_positions.weight" = "times"',
+        '"input_features [b m f]" = "mel [b f m]"',
+        '"decoder_input_ids" = "tokens"',
+    ):
+        assert line in found.text
+    drawn = torch.Generator().manual_seed(1)
+    mel = torch.randn(3, 10, 24, dtype=torch.float64, generator=drawn)
+    tokens = torch.randint(3, 100, (3, 11), generator=drawn)
+    loaded = porting.load(tmp_path, Ear, found.table).double().eval()
+    with torch.no_grad():
+        expected = model(input_features=mel, decoder_input_ids=tokens)[0]
+        assert float((loaded(mel.transpose(1, 2), tokens) - expected).abs().max() / expected.abs().max()) < BOUND
+
+
+def test_what_nobody_knows_of_is_asked_for(tmp_path: Path) -> None:
+    source("WhisperForConditionalGeneration", FIELDS, tmp_path)
+    with pytest.raises(VerifyError, match=r"takes 'loudness', and nothing tells .* input_features, decoder_input_ids"):
+        suggest(tmp_path, Deaf)
