@@ -11,7 +11,7 @@ from pathlib import Path
 from porting.checkpoint import CheckpointError
 from porting.checkpoint.errors import quote
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.names import COMPANIONS, DCP_ENDING, DCP_METADATA
+from porting.checkpoint.names import DCP_ENDING
 from porting.checkpoint.safetensors_file import read_header
 from porting.checkpoint.source import open_distributed
 from porting.converting.crew import work
@@ -19,7 +19,6 @@ from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha
 from porting.converting.distributed import part_of
 from porting.converting.record import RECORD, Record, read_record
 from porting.errors import Code, Fault, PortingError, grouped_lines
-from porting.export_files import WEIGHTS
 from porting.opening import Folder, is_plain
 
 
@@ -100,11 +99,10 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
         problems += [f"{RECORD}: no file holds its tensor {quote(one)}" for one in lost]
     named = {RECORD, *(one.name for one in checked)}
     strangers = sorted(set(root.names()) - named)
-    distributed = any(one.name == DCP_METADATA for one in checked)
     problems += [
-        f"{name}: it is not in the record, and programs that read the directory look for it"
+        f"{name}: it is not in the record, and programs that read the directory may look for it"
         for name in strangers
-        if _is_looked_for(root, name, distributed=distributed)
+        if _is_looked_for(root, name)
     ]
     return FilesReport(
         path=root.path,
@@ -117,22 +115,26 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     )
 
 
-LOOKED_FOR = (
-    *WEIGHTS,
-    *(".bpe", ".jinja", ".json", ".model", ".py", ".pyc", ".so", ".spm", ".tiktoken", ".vocab", ".yaml", ".yml"),
+NOTES = (".bib", ".cff", ".gif", ".jpeg", ".jpg", ".log", ".md", ".pdf", ".png", ".rst", ".svg", ".webp")
+"""Endings of what is written for people: no program that loads a model reads it."""
+
+NAMED = (
+    *("authors", "changelog", "citation", "copying", "credits", "license", "licence", "notes", "notice", "readme"),
+    *(".git", ".gitattributes", ".gitignore", ".gitkeep", ".cache", ".ds_store", "thumbs.db"),
 )
-"""Endings of what a program that loads a model reads or runs when it lies beside the weights."""
+"""Other such files, by their names, with or without the ending ``.txt``; and what version control leaves behind."""
 
 
-def _is_looked_for(root: Folder, name: str, *, distributed: bool) -> bool:
+def _is_looked_for(root: Folder, name: str) -> bool:
     """Whether a file that the record does not name may change what a reader of the directory gets.
 
-    Notes and licences do not.  Beside a distributed checkpoint a folder does: its path is that of a part as well.
+    Which files some loader looks for cannot be listed: ``dict.txt``, ``setup.cfg`` and ``1_Pooling/config.json`` are
+    read by one each.  So all are, but for notes.
     """
     lower = name.lower()
-    if lower.endswith(LOOKED_FOR) or lower in COMPANIONS or lower == DCP_METADATA:
-        return True
-    return distributed and not name.startswith(".") and root.kind(name) != "a file"
+    if lower.removesuffix(".txt") in NAMED:
+        return False
+    return not lower.endswith(NOTES) or root.kind(name) != "a file"
 
 
 def _buffer() -> memoryview:

@@ -119,5 +119,5 @@ def _entry(line: bytes) -> object:
     """A line's content; None for one that was cut off when its writer died."""
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

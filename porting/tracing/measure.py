@@ -79,7 +79,7 @@ def error(value: Tensor, anchor: Anchor) -> Error:
     largest, squares = _size(anchor.value, value)
     count = value.numel()
     floor = (anchor.rms / anchor.scale) ** 2 * count
-    return Error(largest / anchor.scale, squares / anchor.scale**2, floor, count)
+    return Error(largest / anchor.scale, squares / anchor.scale / anchor.scale, floor, count)
 
 
 def pooled(errors: Iterable[Error]) -> Error:
