@@ -1,5 +1,5 @@
 """What rules compute: one class for each operation on elements, used by whatever reads, writes or compares tensors."""
 
-from porting.ops.operations import CONSTANTS, NOTHING, Arithmetic, Constant, Operation, Scale, Sum
+from porting.ops.operations import CONSTANTS, NOTHING, Arithmetic, Constant, Offset, Operation, Scale, Sum
 
-__all__ = ["CONSTANTS", "NOTHING", "Arithmetic", "Constant", "Operation", "Scale", "Sum"]
+__all__ = ["CONSTANTS", "NOTHING", "Arithmetic", "Constant", "Offset", "Operation", "Scale", "Sum"]

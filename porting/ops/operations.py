@@ -123,7 +123,27 @@ class Scale(Constant):
         gradient.mul_(self.number)
 
 
-CONSTANTS: Mapping[str, type[Constant]] = {kind.key: kind for kind in (Scale,)}
+class Offset(Constant):
+    """``x + c``, as for the gains of a norm that are stored as ``w - 1``; the inverse subtracts."""
+
+    key = "offset"
+    done = "offset"
+    effect = "adds a constant, which rounds"
+    preposition = "plus"
+
+    def forward(self, values: Tensor) -> None:
+        """Add."""
+        values.add_(self.number)
+
+    def inverse(self, values: Tensor) -> None:
+        """Subtract."""
+        values.sub_(self.number)
+
+    def transpose(self, gradient: Tensor) -> None:
+        """Nothing: a constant has no part in the gradient."""
+
+
+CONSTANTS: Mapping[str, type[Constant]] = {kind.key: kind for kind in (Scale, Offset)}
 """The operations with a constant, by their keys, in the order in which a rule that has several applies them."""
 
 

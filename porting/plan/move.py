@@ -108,30 +108,15 @@ def compute(
     arithmetic, count = recipe.arithmetic, where.numel
     block = take(count, recipe.work)
     wide = take(count, torch.float64) if arithmetic else None
-    if wide is not None and arithmetic.sum is not None:
-        wide.zero_()
-        for copy in recipe.copies:
-            for values, part in read(copy):
-                arithmetic.sum.add(_place(part, wide), casts.cast(values, recipe.work))
-        casts.put_window(wide, block)  # one rounding, that of the sum; then that of what is computed of it
+    if wide is None or arithmetic.sum is None:
+        _move(recipe, where, block, read, base, casts)
     else:
-        _begin(recipe, where, block, base, casts)
-        for copy in recipe.copies:
-            for values, part in read(copy):
-                casts.put(values, _place(part, block))
-        for copy in recipe.blanks:
-            for part in where.clip(copy):
-                _place(part, block).zero_()
-    if wide is not None and arithmetic.constants:
-        wide.copy_(block)
-        arithmetic.apply(wide)
-        if recipe.covered:
-            casts.put_window(wide, block)
-        else:  # a fill is what the rule says, and an element of the base what it was
-            for part in (part for copy in recipe.copies for part in where.clip(copy)):
-                casts.put(_place(part, wide), _place(part, block))
-    if arithmetic:
-        casts.finish(block)
+        wide.zero_()
+        for values, part in (found for copy in recipe.copies for found in read(copy)):
+            arithmetic.sum.add(_place(part, wide), casts.cast(values, recipe.work))
+        casts.put_window(wide, block)  # one rounding, that of the sum; then that of what is computed of it
+    if wide is not None:
+        _apply(recipe, where, block, wide, casts)
     if recipe.dtype == recipe.work:
         return block
     result = take(count, recipe.dtype)
@@ -141,6 +126,28 @@ def compute(
 
 def _allocate(count: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, dtype=dtype)
+
+
+def _move(recipe: Recipe, where: Window, block: Tensor, read: ReadParts, base: ReadParts | None, casts: Casts) -> None:
+    """Put what moves bring to its places in a window, and what stands elsewhere."""
+    _begin(recipe, where, block, base, casts)
+    for values, part in (found for copy in recipe.copies for found in read(copy)):
+        casts.put(values, _place(part, block))
+    for part in (part for copy in recipe.blanks for part in where.clip(copy)):
+        _place(part, block).zero_()
+
+
+def _apply(recipe: Recipe, where: Window, block: Tensor, wide: Tensor, casts: Casts) -> None:
+    """Compute single elements of a window in ``wide``, which is float64, and put them back."""
+    if recipe.arithmetic.constants:
+        wide.copy_(block)
+        recipe.arithmetic.apply(wide)
+        if recipe.covered:
+            casts.put_window(wide, block)
+        else:  # a fill is what the rule says, and an element of the base what it was
+            for part in (part for copy in recipe.copies for part in where.clip(copy)):
+                casts.put(_place(part, wide), _place(part, block))
+    casts.finish(block)
 
 
 def _begin(recipe: Recipe, where: Window, block: Tensor, base: ReadParts | None, casts: Casts) -> None:

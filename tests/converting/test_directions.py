@@ -130,6 +130,12 @@ RULES: dict[str, tuple[str, dict[str, Shape], dict[str, Shape]]] = {
         {"p": (30, 20), "q": (20, 3)},
         {"r": (20, 30)},
     ),
+    "offset": ('[[rule]]\nsource = "a [i o]"\ntarget = "b [o i]"\noffset = 0.3', {"a": (40, 9)}, {"b": (9, 40)}),
+    "summed, scaled and offset": (
+        '[[rule]]\nsource = ["p [t e]", "q [e 0]"]\ntarget = "r [e t]"\nfold = true\noffset = 0.3\nscale = "3 ** -1"',
+        {"p": (30, 20), "q": (20, 3)},
+        {"r": (20, 30)},
+    ),
     "scaled and cut": (
         '[[rule]]\nsource = "a [(_2|t) e]"\ntarget = "b [e t]"\nfill = 1.5\nscale = 3', {"a": (18, 9)}, {"b": (9, 16)},
     ),

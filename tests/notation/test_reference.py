@@ -65,7 +65,7 @@ def test_an_example_does_what_it_says(table: str, effect: str) -> None:
 
 
 def test_the_page_has_examples_of_everything() -> None:
-    assert len(EXAMPLES) == 17
+    assert len(EXAMPLES) == 19
     assert len(ALONE) == 1
 
 

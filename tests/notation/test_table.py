@@ -260,6 +260,15 @@ FAULTS = [
         "t.toml:4:1: [[rule]] has no key 'scal' (did you mean 'scale'?)",
     ),
     ('[[rule]]\nsource = "a"\ntarget = "b"\nscale = nan', "t.toml:4:9: 'scale' is nan, expected a finite number, or "),
+    (
+        '[[rule]]\nsource = "a"\ntarget = "b"\noffset = true',
+        "t.toml:4:10: 'offset' is True, expected a finite number, or an expression over the config",
+    ),
+    ('[[rule]]\nsource = "a"\ntarget = "b"\noffset = "1 if a"', "t.toml:4:10: '1 if a' is not an expression"),
+    (
+        '[[rule]]\nsource = "a"\ntarget = "b"\nofset = 1',
+        "t.toml:4:1: [[rule]] has no key 'ofset' (did you mean 'offset'?)",
+    ),
     ('[[rule]]\nsource = "a"\ntarget = "b"\nscale = inf', "t.toml:4:9: 'scale' is inf, expected a finite number, or "),
     ('[[rule]]\nsource = "a"\ntarget = "b"\nscale = "a < 1"', "t.toml:4:10: 'a < 1': Compare is not allowed; "),
     ('[[rule]]\nsource = "a"\ntarget = "b"\nfold = 1', "t.toml:4:8: 'fold' is 1, expected true or false [wrong-type]"),

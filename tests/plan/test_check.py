@@ -78,6 +78,26 @@ def test_a_scale_must_have_a_value_and_an_inverse(scale: str, message: str) -> N
     assert fault.endswith("[bad-expression]")
 
 
+@pytest.mark.parametrize(
+    ("offset", "message"),
+    [
+        ('"hiden + 1"', "offset = 'hiden + 1': the config has no 'hiden' (did you mean 'hidden'?) [bad-expression]"),
+        ('"1 / (hidden - 4)"', "offset = '1 / (hidden - 4)': 1 and 0: division by zero [bad-expression]"),
+    ],
+)
+def test_an_offset_must_have_a_value_which_may_be_zero(offset: str, message: str) -> None:
+    table = f'[[rule]]\nsource = "a"\ntarget = "b"\noffset = {offset}\n'
+    (fault,) = refused(headers({"a": (2,)}, CONFIG), {"b": (2,)}, table)
+    assert fault == f"toy.toml:2:1: {message}"
+    plan(headers({"a": (2,)}, CONFIG), {"b": (2,)}, '[[rule]]\nsource = "a"\ntarget = "b"\noffset = "hidden - 4"\n')
+
+
+def test_both_constants_of_a_rule_are_told() -> None:
+    table = '[[rule]]\nsource = "a"\ntarget = "b"\nscale = 0\noffset = "heigth"\n'
+    found = refused(headers({"a": (2,)}, CONFIG), {"b": (2,)}, table)
+    assert [one.partition(" = ")[0].rpartition(" ")[2] for one in found] == ["scale", "offset"]
+
+
 def test_what_a_step_computes_is_known_to_the_plan() -> None:
     table = '[[rule]]\nsource = "a"\ntarget = "b"\nscale = "hidden ** -0.5"\n[tensors]\n"c" = "d"\n'
     made = plan(headers({"a": (2,), "c": (2,)}, CONFIG), {"b": (2,), "d": (2,)}, table)

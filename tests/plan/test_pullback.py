@@ -24,6 +24,12 @@ GALLERY: dict[str, tuple[str, Mapping[str, Shape], Mapping[str, Shape]]] = {
         {"a": (7, 4), "c": (2, 4)},
         {"b": (7, 4)},
     ),
+    "offset": ('[[rule]]\nsource = "a [o i]"\ntarget = "b [i o]"\noffset = 0.3', {"a": (3, 4)}, {"b": (4, 3)}),
+    "summed, scaled and offset": (
+        '[[rule]]\nsource = ["a [t e]", "c [0 e]"]\ntarget = "b [t e]"\nfold = true\noffset = 2\nscale = 3',
+        {"a": (7, 4), "c": (2, 4)},
+        {"b": (7, 4)},
+    ),
     "scaled": ('[[rule]]\nsource = "a [o i]"\ntarget = "b [i o]"\nscale = "8 ** -0.5"', {"a": (3, 4)}, {"b": (4, 3)}),
 }
 
