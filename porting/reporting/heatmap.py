@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from porting.reporting.outcome import IMPRECISE, Outcome, Probe
-from porting.reporting.rows import OUTPUT, rows_of
+from porting.reporting.outcome import IMPRECISE, OUTPUT, Outcome, Probe, rows_of
 from porting.tracing.measure import luck
 
 DOUBLE = "float64"
