@@ -297,7 +297,7 @@ _NUMBERED = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<number>\d+)(?=\.|$| )")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ReportRow:
     """The probes of one layer, or one probe outside of the layers.
 
     Attributes:
@@ -311,7 +311,7 @@ class Row:
     probes: tuple[Probe, ...]
 
 
-def rows_of(probes: Iterable[Probe]) -> list[Row]:
+def rows_of(probes: Iterable[Probe]) -> list[ReportRow]:
     """The rows, in the reference's order of execution.
 
     A layer is told by the first number in its point and what stands before it, so that the layers of an encoder and
@@ -328,7 +328,7 @@ def rows_of(probes: Iterable[Probe]) -> list[Row]:
         groups.setdefault(key, []).append((within or OUTPUT, probe))
     names = _stack_names(list(dict.fromkeys(stack for stack, _ in groups if stack is not None)))
     return [
-        Row(
+        ReportRow(
             label=name if stack is None else f"{names[stack]} {name}",
             columns=tuple(column for column, _ in members),
             probes=tuple(probe for _, probe in members),

@@ -24,7 +24,7 @@ from porting.reporting.outcome import (
     UNPROVEN,
     Outcome,
     Probe,
-    Row,
+    ReportRow,
     rows_of,
 )
 from porting.reporting.scope_text import scope_lines, trial_lines
@@ -122,7 +122,7 @@ def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:
         grid.add_column("isolated", justify="right")
     grid.add_column("")
     if every_probe:
-        rows = [Row(label=probe.port, columns=(probe.port,), probes=(probe,)) for probe in report.probes]
+        rows = [ReportRow(label=probe.port, columns=(probe.port,), probes=(probe,)) for probe in report.probes]
     else:
         rows = rows_of(report.probes)
     for row in rows if verbose else [row for row in rows if mark(row).plain != SAME]:
@@ -144,7 +144,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x" if ratio < 1e6 else f"{ratio:.0e}x"
 
 
-def mark(row: Row) -> Text:
+def mark(row: ReportRow) -> Text:
     """What a row comes down to: the guilty modules in it, or that a difference only passes through."""
     guilty = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.guilty]
     if guilty:
