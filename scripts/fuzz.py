@@ -74,12 +74,12 @@ def archive(raw: bytes) -> object:
 def pickle(raw: bytes) -> object:
     """The structure inside a ``.bin``: a pickle."""
     from porting.checkpoint.bin_file import _Bytes
-    from porting.checkpoint.layout import Record
+    from porting.checkpoint.layout import ChecksummedRange
     from porting.checkpoint.state_dict import read_tensors
     from porting.checkpoint.state_pickle import StateMachine
 
     source = _Bytes(raw, "f")
-    records = {key: Record(start=0, stop=stop, crc=None, name=key) for key, stop in (("0", 48), ("1", 24))}
+    records = {key: ChecksummedRange(start=0, stop=stop, crc=None, name=key) for key, stop in (("0", 48), ("1", 24))}
     return quietly(lambda: read_tensors(StateMachine(source, 0, len(raw)).load(), records, source, name="f"))
 
 

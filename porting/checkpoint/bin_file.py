@@ -21,17 +21,10 @@ import torch
 
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import Contents, Extent, Record
+from porting.checkpoint.layout import ChecksummedRange, Contents, Extent
 from porting.checkpoint.state_dict import read_tensors
 from porting.checkpoint.state_pickle import StateMachine, StorageRef, TensorSpec, describe
-from porting.checkpoint.torch_zip import (
-    FETCH_AGAIN,
-    MAX_DIRECTORY,
-    SAVE_AGAIN,
-    Entry,
-    locate_all,
-    read_archive,
-)
+from porting.checkpoint.torch_zip import FETCH_AGAIN, MAX_DIRECTORY, SAVE_AGAIN, ZipEntry, locate_all, read_archive
 from porting.checkpoint.torch_zip import locate as locate_entry
 from porting.errors import Code, Fault
 from porting.limits import charge
@@ -113,7 +106,7 @@ ONE = "tensor"
 """What the only tensor of an archive is called in messages."""
 
 
-def _read_archive(source: ByteSource, *, locate: bool) -> tuple[StateMachine, object, dict[str, Record]]:
+def _read_archive(source: ByteSource, *, locate: bool) -> tuple[StateMachine, object, dict[str, ChecksummedRange]]:
     """What the pickle of an archive describes, with the machine that read it, and where its storages lie."""
     archive = read_archive(source)
     entries = archive.entries
@@ -130,7 +123,10 @@ def _read_archive(source: ByteSource, *, locate: bool) -> tuple[StateMachine, ob
     if locate:
         placed = locate_all(source, archive)
     else:
-        placed = {name: Record(start=0, stop=entry.size, crc=None, name=entry.name) for name, entry in entries.items()}
+        placed = {
+            name: ChecksummedRange(start=0, stop=entry.size, crc=None, name=entry.name)
+            for name, entry in entries.items()
+        }
     records = {name.removeprefix("data/"): record for name, record in placed.items() if name.startswith("data/")}
     value = machine.load()
     if "version" not in entries:
@@ -141,7 +137,7 @@ def _read_archive(source: ByteSource, *, locate: bool) -> tuple[StateMachine, ob
     return machine, value, records
 
 
-def _record_bytes(source: ByteSource, entry: Entry) -> bytes:
+def _record_bytes(source: ByteSource, entry: ZipEntry) -> bytes:
     """The bytes of a small record, its checksum verified."""
     if entry.size > MAX_DIRECTORY:
         raise _bad_archive(
@@ -228,8 +224,10 @@ def _item_sizes(value: object) -> dict[str, int]:
     return {storage.key: storage.dtype.itemsize if storage.dtype else 1 for storage in storages}
 
 
-def _records(source: ByteSource, position: int, keys: list[object], item_sizes: dict[str, int]) -> dict[str, Record]:
-    records: dict[str, Record] = {}
+def _records(
+    source: ByteSource, position: int, keys: list[object], item_sizes: dict[str, int]
+) -> dict[str, ChecksummedRange]:
+    records: dict[str, ChecksummedRange] = {}
     for key in keys:
         if not isinstance(key, str) or key not in item_sizes or key in records:
             raise _damaged(source, f"the storage {quote(key)} belongs to no tensor, or stands twice")
@@ -244,7 +242,7 @@ def _records(source: ByteSource, position: int, keys: list[object], item_sizes: 
                 f"the storage {quote(key)} of {count} elements ends behind the file's {source.size} bytes",
                 "the file was cut short: fetch it again",
             )
-        records[key] = Record(start=start, stop=position, crc=None, name=key)
+        records[key] = ChecksummedRange(start=start, stop=position, crc=None, name=key)
     if position != source.size:
         raise _damaged(source, f"{source.size - position} bytes after the last storage belong to no tensor")
     return records

@@ -13,8 +13,8 @@ import torch
 from porting.checkpoint.dcp import locate
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile
-from porting.checkpoint.index import Index, check_against_shards, total_size_warning
-from porting.checkpoint.layout import Contents, Extent, Record, TensorInfo, WeightFile
+from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
+from porting.checkpoint.layout import ChecksummedRange, Contents, Extent, TensorInfo, WeightFile
 from porting.errors import Code, Fault, nearest, told
 
 CHECKSUM_PIECE = 1 << 18
@@ -68,7 +68,7 @@ class Checkpoint:
         config: Mapping[str, object],
         contents: Iterable[Contents],
         sources: Mapping[str, ByteSource],
-        index: Index | None,
+        index: ShardIndex | None,
         commit: str | None = None,
         notes: tuple[Fault, ...] = (),
     ) -> None:
@@ -216,7 +216,7 @@ class Checkpoint:
         strided = flat.as_strided(piece.sizes, extent.stride)
         return strided.contiguous() if own or strided.numel() > flat.numel() else strided
 
-    def _check(self, contents: tuple[Contents, ...], index: Index | None) -> tuple[Fault, ...]:
+    def _check(self, contents: tuple[Contents, ...], index: ShardIndex | None) -> tuple[Fault, ...]:
         """Checks what no single file can show; returns what is only a warning."""
         if not self.tensors:
             raise self._fault(Code.CHECKPOINT_EMPTY, self.location, "it holds no tensor", "check how it was saved")
@@ -265,7 +265,7 @@ class Checkpoint:
             values.append(source.view(extent.start, extent.stop, torch.uint8))
         return torch.equal(values[0], values[1])
 
-    def _verify_checksum(self, source: LocalFile, record: Record | None) -> None:
+    def _verify_checksum(self, source: LocalFile, record: ChecksummedRange | None) -> None:
         """Reads a record once and compares its CRC-32 with the archive's."""
         if record is None or record.crc is None or (source.where, record.start) in self._verified:
             return

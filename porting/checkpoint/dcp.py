@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from porting.checkpoint.bin_file import locate_tensor
-from porting.checkpoint.dcp_metadata import SAVE_AGAIN, Described, read_metadata
+from porting.checkpoint.dcp_metadata import SAVE_AGAIN, DistributedContents, read_metadata
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile
-from porting.checkpoint.layout import Chunk, Contents, Extent, Record, TensorInfo, WeightFile
+from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
 from porting.checkpoint.names import DCP_METADATA
 from porting.checkpoint.state_dict import SHARED
 from porting.errors import Code, Fault, nearest
@@ -85,7 +85,7 @@ def locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
         raise CheckpointError([replace(one, hint=SAVE_AGAIN) for one in error.faults]) from error
     record = extent.record
     if record is not None:
-        record = Record(
+        record = ChecksummedRange(
             start=record.start + chunk.start, stop=record.stop + chunk.start, crc=record.crc, name=record.name
         )
     return Extent(start=extent.start + chunk.start, stop=extent.stop + chunk.start, stride=extent.stride, record=record)
@@ -104,14 +104,14 @@ class _Part:
         return self._source.pread(self._start + offset, count)
 
 
-def _part(found: Described, part: str, where: str) -> Described:
+def _part(found: DistributedContents, part: str, where: str) -> DistributedContents:
     prefix = f"{part}."
     names = {name: name.removeprefix(prefix) for name in found.tensors if name.startswith(prefix)}
     if not names:
         message = f"it has no tensor whose name begins with {quote(prefix)}"
         hint = nearest(part, list(_parts(found))) or "pass the directory itself for all of it"
         raise CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))
-    return Described(
+    return DistributedContents(
         tensors={new: replace(found.tensors[old], name=new) for old, new in names.items()},
         chunks={new: found.chunks[old] for old, new in names.items()},
         entries=(),
@@ -119,7 +119,7 @@ def _part(found: Described, part: str, where: str) -> Described:
     )
 
 
-def _parts(found: Described) -> dict[str, int]:
+def _parts(found: DistributedContents) -> dict[str, int]:
     """What the first parts of the names are, and how many tensors have each."""
     parts: dict[str, int] = {}
     for name in found.tensors:
@@ -128,7 +128,7 @@ def _parts(found: Described) -> dict[str, int]:
     return parts
 
 
-def _notes(found: Described, *, part: str, location: str, where: str) -> tuple[Fault, ...]:
+def _notes(found: DistributedContents, *, part: str, location: str, where: str) -> tuple[Fault, ...]:
     """What is in it beside a model's tensors, and under which names these were saved."""
     if part or not (found.entries or found.parts):
         return ()
@@ -155,7 +155,9 @@ def _counted(tensors: int) -> str:
     return f"{tensors} tensor{'' if tensors == 1 else 's'}"
 
 
-def _check_ranges(found: Described, sources: Mapping[str, ByteSource], where: str) -> tuple[frozenset[str], ...]:
+def _check_ranges(
+    found: DistributedContents, sources: Mapping[str, ByteSource], where: str
+) -> tuple[frozenset[str], ...]:
     """Check where chunks lie.
 
     torch never writes two tensors to one range of a file.  This library's ``convert`` does, for tied tensors: all

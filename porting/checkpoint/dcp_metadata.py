@@ -219,7 +219,7 @@ SAVE_AGAIN = "save it again with torch.distributed.checkpoint.save"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Described:
+class DistributedContents:
     """What a distributed checkpoint holds.
 
     Attributes:
@@ -241,7 +241,7 @@ Key = tuple[str, tuple[int, ...]]
 """A chunk: its tensor, and where in it the box begins."""
 
 
-def read_metadata(source: ByteSource) -> Described:
+def read_metadata(source: ByteSource) -> DistributedContents:
     """The content of a ``.metadata``; each tensor's chunks cover it once.
 
     Raises:
@@ -271,7 +271,7 @@ class _Reading:
         self.faults = FaultList(where)
         self._lists: set[int] = set()
 
-    def described(self, state: dict[object, object], storage: dict[object, object]) -> Described:
+    def described(self, state: dict[object, object], storage: dict[object, object]) -> DistributedContents:
         """All tensors and entries."""
         places = self._places(storage)
         tensors: dict[str, TensorInfo] = {}
@@ -288,7 +288,7 @@ class _Reading:
         if not state_names:
             self._wrong(None, "it describes nothing")
         self.faults.raise_if_any()
-        return Described(tensors=tensors, chunks=chunks, entries=tuple(entries), parts={})
+        return DistributedContents(tensors=tensors, chunks=chunks, entries=tuple(entries), parts={})
 
     def _wrong(self, tensor: str | None, message: str, code: Code = Code.DCP_METADATA) -> None:
         self.faults.add(code, message, tensor=tensor, hint=SAVE_AGAIN)

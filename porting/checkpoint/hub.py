@@ -22,7 +22,7 @@ from porting.checkpoint.errors import CheckpointError, HubError
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.hub_errors import explained, is_unreachable
 from porting.checkpoint.hub_guard import Guard, guarded
-from porting.checkpoint.index import MAX_INDEX, Index, parse_index
+from porting.checkpoint.index import MAX_INDEX, ShardIndex, parse_index
 from porting.checkpoint.names import (
     BIN,
     BIN_INDEX,
@@ -59,7 +59,7 @@ class RemoteModel:
     commit: str
     token: str | bool | None
     main: str
-    index: Index | None
+    index: ShardIndex | None
     config: dict[str, object]
 
     def open(self, name: str) -> ByteSource:
@@ -146,7 +146,7 @@ def _choose(model: ModelId, commit: str, names: set[str], token: str | bool | No
     return choose_weights(names, where=str(model), read_index=lambda name: _remote_index(model, commit, name, token))
 
 
-def _remote_index(model: ModelId, commit: str, name: str, token: str | bool | None) -> Index:
+def _remote_index(model: ModelId, commit: str, name: str, token: str | bool | None) -> ShardIndex:
     raw, where = _small(model, commit, name, token, MAX_INDEX)
     return parse_index(raw, name=name, where=where)
 
@@ -221,7 +221,7 @@ def _missing_shards(root: Path, index: str) -> list[str]:
     return [shard for shard in _read_index(root, index).shards if not (root / shard).exists()]
 
 
-def _read_index(root: Path, name: str) -> Index:
+def _read_index(root: Path, name: str) -> ShardIndex:
     path = root / name
     return parse_index(read_file(path, limit=MAX_INDEX), name=name, where=str(path))
 

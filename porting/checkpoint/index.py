@@ -30,7 +30,7 @@ WRITE_AGAIN = "fetch the index again, or save the checkpoint again"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class ShardIndex:
     """An index as it stands on disk.
 
     Attributes:
@@ -50,7 +50,7 @@ class Index:
     raw: bytes = field(repr=False)
 
 
-def parse_index(raw: bytes, *, name: str, where: str) -> Index:
+def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
     """The index in a JSON text.
 
     Raises:
@@ -88,7 +88,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> Index:
         )
     faults.raise_if_any()
     checked = {tensor: str(shard) for tensor, shard in weight_map.items()}
-    return Index(
+    return ShardIndex(
         name=name,
         content=dict(content),
         weight_map=checked,
@@ -119,7 +119,7 @@ def _total_size(content: Mapping[str, Json]) -> int | None:
     return int(total) if isinstance(total, int | float) and total == total // 1 else None
 
 
-def check_against_shards(index: Index, found: Mapping[str, Mapping[str, TensorInfo]], *, where: str) -> FaultList:
+def check_against_shards(index: ShardIndex, found: Mapping[str, Mapping[str, TensorInfo]], *, where: str) -> FaultList:
     """What the index says, against what the shards' headers say.
 
     Args:
@@ -151,7 +151,7 @@ def check_against_shards(index: Index, found: Mapping[str, Mapping[str, TensorIn
     return faults
 
 
-def total_size_warning(index: Index, tensors: Mapping[str, TensorInfo], *, where: str) -> Fault | None:
+def total_size_warning(index: ShardIndex, tensors: Mapping[str, TensorInfo], *, where: str) -> Fault | None:
     """A total that disagrees with the shards: no value depends on it, so it is a warning and no error."""
     total = sum(info.nbytes for info in tensors.values())
     if index.total_size is None or index.total_size == total:

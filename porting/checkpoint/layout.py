@@ -61,7 +61,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class ChecksummedRange:
     """A range of a ``.bin`` file that carries a checksum.
 
     Attributes:
@@ -91,7 +91,7 @@ class Extent:
     start: int
     stop: int
     stride: tuple[int, ...] | None = None
-    record: Record | None = None
+    record: ChecksummedRange | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from porting.checkpoint.errors import CheckpointError, FaultList
-from porting.checkpoint.index import Index
+from porting.checkpoint.index import ShardIndex
 from porting.errors import Code, Fault
 
 MODEL_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
@@ -83,7 +83,7 @@ COMPANIONS = (
 """What belongs to a checkpoint besides its weights: the configuration and the tokenizer's files."""
 
 
-def choose_weights(names: Collection[str], *, where: str, read_index: Callable[[str], Index]) -> str:
+def choose_weights(names: Collection[str], *, where: str, read_index: Callable[[str], ShardIndex]) -> str:
     """Which file of a checkpoint stands for its weights: the single file, or the index of its shards.
 
     Args:

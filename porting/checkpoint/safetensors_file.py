@@ -302,7 +302,7 @@ def _kind(value: Json) -> str:
 DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
-class Shaped(Protocol):
+class HeaderTensor(Protocol):
     """What a header says of a tensor."""
 
     @property
@@ -339,12 +339,12 @@ class Header:
         return 8 + len(self.text) + self.data
 
 
-def nbytes(tensor: Shaped) -> int:
+def nbytes(tensor: HeaderTensor) -> int:
     """The bytes of a tensor's elements."""
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
-def new_header(tensors: Mapping[str, Shaped], metadata: Mapping[str, str] | None, *, where: str) -> Header:
+def new_header(tensors: Mapping[str, HeaderTensor], metadata: Mapping[str, str] | None, *, where: str) -> Header:
     """A canonical header.
 
     Args:

@@ -13,7 +13,7 @@ from porting.checkpoint.config import read_config
 from porting.checkpoint.dcp import read_distributed
 from porting.checkpoint.errors import CheckpointError, HubError, quote
 from porting.checkpoint.files import ByteSource, LocalFile
-from porting.checkpoint.index import MAX_INDEX, Index, parse_index
+from porting.checkpoint.index import MAX_INDEX, ShardIndex, parse_index
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.names import (
     BIN_ENDINGS,
@@ -247,7 +247,7 @@ def _read_contents(source: ByteSource, name: str, *, locate: bool = True) -> Con
     return read_bin(source, name=name, locate=locate)
 
 
-def _read_index(folder: Folder, name: str, *, named: bool = False) -> Index:
+def _read_index(folder: Folder, name: str, *, named: bool = False) -> ShardIndex:
     """The index of that name; one that the user named may be a link to anywhere."""
     path = folder.path / name
     raw = read_file(path, limit=MAX_INDEX) if named else folder.read(name, limit=MAX_INDEX)

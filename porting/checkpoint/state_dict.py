@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Contents, Extent, Record, TensorInfo, WeightFile
+from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, ChecksummedRange, Contents, Extent, TensorInfo, WeightFile
 from porting.checkpoint.names import check_names
 from porting.checkpoint.state_pickle import TensorSpec, describe
 from porting.checkpoint.torch_zip import FETCH_AGAIN
@@ -21,7 +21,7 @@ SHARED = 4
 """As many times the bytes of the storages the tensors may have: tied weights share theirs."""
 
 
-def read_tensors(value: object, records: Mapping[str, Record], source: ByteSource, *, name: str) -> Contents:
+def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source: ByteSource, *, name: str) -> Contents:
     """The tensors of a state dict, each checked against the storage record that it lies in.
 
     Args:
@@ -93,7 +93,7 @@ def _count(spec: TensorSpec) -> int:
     return count
 
 
-def _extent(key: str, spec: TensorSpec, records: Mapping[str, Record], faults: FaultList) -> Extent | None:
+def _extent(key: str, spec: TensorSpec, records: Mapping[str, ChecksummedRange], faults: FaultList) -> Extent | None:
     """Where the tensor's elements lie; None when they cannot, which is then noted."""
     reason = _shape_fault(spec)
     if reason:

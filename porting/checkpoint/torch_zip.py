@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import Record
+from porting.checkpoint.layout import ChecksummedRange
 from porting.checkpoint.sniff import wrong_format
 from porting.errors import Code, Fault
 from porting.limits import charge
@@ -45,7 +45,7 @@ KNOWN = re.compile(
 """What torch.save puts into the folder of an archive."""
 
 
-class Entry(NamedTuple):
+class ZipEntry(NamedTuple):
     """An entry as the table of contents lists it.
 
     Attributes:
@@ -74,7 +74,7 @@ class Archive:
     """
 
     root: str
-    entries: dict[str, Entry]
+    entries: dict[str, ZipEntry]
     contents: int
 
 
@@ -131,7 +131,7 @@ def _directory(source: ByteSource) -> tuple[int, bytes, int]:
     return start, source.pread(start, length), count
 
 
-def _listed(raw: bytes, count: int, source: ByteSource, faults: FaultList) -> Iterator[Entry]:
+def _listed(raw: bytes, count: int, source: ByteSource, faults: FaultList) -> Iterator[ZipEntry]:
     position = 0
     for _ in range(count):
         if position + CENTRAL.size > len(raw):
@@ -144,7 +144,7 @@ def _listed(raw: bytes, count: int, source: ByteSource, faults: FaultList) -> It
         if magic != b"PK\1\2" or position > len(raw):
             raise _unreadable(source, "an entry is none")
         packed, size, at = _wide(packed, size, at, raw[begin + named : begin + named + extra], source)
-        entry = Entry(name.decode("utf-8", "replace"), name, flags, crc, size, at)
+        entry = ZipEntry(name.decode("utf-8", "replace"), name, flags, crc, size, at)
         _check_entry(entry, method, packed, bool(comment or disk or kind & FOLDER), source.size, faults)
         yield entry
     if position != len(raw):
@@ -167,7 +167,7 @@ def _wide(packed: int, size: int, at: int, extra: bytes, source: ByteSource) -> 
     return packed, size, at
 
 
-def _check_entry(entry: Entry, method: int, packed: int, odd: bool, whole: int, faults: FaultList) -> None:
+def _check_entry(entry: ZipEntry, method: int, packed: int, odd: bool, whole: int, faults: FaultList) -> None:
     """An entry is stored as it is, by a name that stays inside the archive, inside the file."""
     shown = quote(entry.name)
     parts = entry.name.split("/")
@@ -191,10 +191,10 @@ def _check_entry(entry: Entry, method: int, packed: int, odd: bool, whole: int, 
         )
 
 
-def _checked(entries: list[Entry], contents: int, source: ByteSource, faults: FaultList) -> Archive:
+def _checked(entries: list[ZipEntry], contents: int, source: ByteSource, faults: FaultList) -> Archive:
     """The archive, once its entries are those of torch.save."""
     root = entries[0].name.partition("/")[0] if entries else ""
-    found: dict[str, Entry] = {}
+    found: dict[str, ZipEntry] = {}
     spelled: set[str] = set()
     for entry in entries:
         name = entry.name.removeprefix(f"{root}/")
@@ -217,7 +217,9 @@ def _checked(entries: list[Entry], contents: int, source: ByteSource, faults: Fa
     return Archive(root=root, entries=found, contents=contents)
 
 
-def locate(source: ByteSource, entry: Entry, faults: FaultList, *, checksums: bool = True) -> tuple[Record, int]:
+def locate(
+    source: ByteSource, entry: ZipEntry, faults: FaultList, *, checksums: bool = True
+) -> tuple[ChecksummedRange, int]:
     """Where an entry's bytes lie, and where the next entry begins.
 
     Its own small header has to agree with the table of contents, and so has what stands behind its bytes.
@@ -239,10 +241,10 @@ def locate(source: ByteSource, entry: Entry, faults: FaultList, *, checksums: bo
             f"the entry {quote(entry.name)} is not where the table of contents says",
             hint=FETCH_AGAIN,
         )
-    return Record(start=start, stop=stop, crc=entry.crc if checksums else None, name=entry.name), behind
+    return ChecksummedRange(start=start, stop=stop, crc=entry.crc if checksums else None, name=entry.name), behind
 
 
-def _described(source: ByteSource, entry: Entry, stop: int) -> int:
+def _described(source: ByteSource, entry: ZipEntry, stop: int) -> int:
     """Where the description behind an entry's bytes ends; -1 when it is another entry's."""
     for layout in ("<4s3I", "<4sI2Q"):
         size = struct.calcsize(layout)
@@ -253,7 +255,7 @@ def _described(source: ByteSource, entry: Entry, stop: int) -> int:
     return -1
 
 
-def locate_all(source: ByteSource, archive: Archive) -> dict[str, Record]:
+def locate_all(source: ByteSource, archive: Archive) -> dict[str, ChecksummedRange]:
     """Where the bytes of every entry lie: one behind the other, from the first byte to the table of contents.
 
     Raises:
@@ -262,7 +264,7 @@ def locate_all(source: ByteSource, archive: Archive) -> dict[str, Record]:
     faults = FaultList(source.where)
     # torch.save can be told to write no checksums; then all of them are 0.
     checksums = any(entry.crc for entry in archive.entries.values())
-    found: dict[str, Record] = {}
+    found: dict[str, ChecksummedRange] = {}
     end, last = 0, ""
     for name, entry in archive.entries.items():
         if entry.at != end:

@@ -11,7 +11,7 @@ from porting.cli import options
 from porting.cli.output import Screen, counted, size
 
 
-class Side(StrEnum):
+class TableSide(StrEnum):
     """A side of a table."""
 
     left = "left"
@@ -19,7 +19,7 @@ class Side(StrEnum):
 
 
 SideOfTable = Annotated[
-    Side | None,
+    TableSide | None,
     typer.Option("--side", help="The table's side that SOURCE is on.", show_default="the one whose names it has"),
 ]
 Values = Annotated[bool, typer.Option("--values", help="Name the values alone, whatever their dtype.")]

@@ -21,7 +21,7 @@ Own = Annotated[bool, typer.Option("--own", help="Copy the weights instead of ma
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class LoadedModule:
     """What was loaded.
 
     Attributes:
@@ -114,14 +114,14 @@ def _plan(module: nn.Module) -> Plan:
     return record.plan
 
 
-def _built(module: nn.Module, checkpoint: Checkpoint) -> Built:
+def _built(module: nn.Module, checkpoint: Checkpoint) -> LoadedModule:
     """What a module holds, each tensor counted once."""
     tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}.values()
     # A view of the mapped file starts at the same address as any other view of the same tensor.
     views = [name for name in checkpoint.tensors if checkpoint.maps(name)]
     starts = {checkpoint.read(name).untyped_storage().data_ptr() for name in views}
     mapped = sum(one.nbytes for one in tensors if one.untyped_storage().data_ptr() in starts)
-    return Built(
+    return LoadedModule(
         module=f"{type(module).__module__}.{type(module).__qualname__}",
         parameters=sum(one.numel() for one in {id(one): one for one in module.parameters()}.values()),
         tensors=len(tensors),

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from porting.causes.events import Inventory, Meddling
 from porting.causes.meddling import cure, plant
 from porting.causes.planting import PLANTS
-from porting.mutating.orders import ABSENT, APPLIES, EQUIVALENT, Mistake
+from porting.mutating.messages import ABSENT, APPLIES, EQUIVALENT, MistakeStatus
 
 SAME = 1e-12
 """Relative to the largest value of an output; as in the proof of meaning."""
@@ -33,7 +33,7 @@ Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
-class Trial:
+class SampleRun:
     """A port with certain weights, run on certain inputs, in float64.
 
     Attributes:
@@ -69,7 +69,7 @@ class Trial:
 
 def kinds(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inventory: Inventory
-) -> dict[str, Mistake]:
+) -> dict[str, MistakeStatus]:
     """For each mistake whether it applies to a port, is equivalent to none, or has no place in it; and what shows it.
 
     Args:
@@ -81,15 +81,15 @@ def kinds(
     return {meddling.name: _kind(meddling, trials, inventory) for meddling in PLANTS}
 
 
-def _kind(meddling: Meddling, trials: list[Trial], inventory: Inventory) -> Mistake:
+def _kind(meddling: Meddling, trials: list[SampleRun], inventory: Inventory) -> MistakeStatus:
     found = ABSENT
     for trial in trials:
         off = trial.off(meddling, inventory)
         if off:
             limit = 10.0 ** (math.floor(math.log10(off)) - 1) if math.isfinite(off) else 1e-9
-            return Mistake(kind=APPLIES, advice=trial.advice.format(off=f"{off:.0e}", limit=f"{limit:.0e}"))
+            return MistakeStatus(kind=APPLIES, advice=trial.advice.format(off=f"{off:.0e}", limit=f"{limit:.0e}"))
         found = found if off is None else EQUIVALENT
-    return Mistake(kind=found)
+    return MistakeStatus(kind=found)
 
 
 COMPARE = "torch.testing.assert_close(port(...), expected, rtol=0, atol={limit})  # in float64: off by {off} here"
@@ -97,23 +97,23 @@ WEIGHTS = "torch.nn.init.normal_(parameter, std=0.2)  # for each, before compari
 INPUTS = "torch.randint_like(input_ids, len(vocabulary))  # more words, in several rows: these hide it"
 
 
-def _trials(model: nn.Module, given: Given) -> Iterator[Trial]:
+def _trials(model: nn.Module, given: Given) -> Iterator[SampleRun]:
     """The port as the test has it; then with one input that shows more; then with weights that do; then with both."""
     own = _double(model, None)
     exact: Given = _floats(given)
-    yield Trial(own, exact, COMPARE)
+    yield SampleRun(own, exact, COMPARE)
     drawn = _drawn(own, exact, 0)
     named = list(inspect.signature(type(own).forward).parameters)[1:]
     places: list[tuple[int | str, Any]] = [*enumerate(exact[0]), *exact[1].items()]
     for name, value in places:
         if isinstance(value, Tensor):
             called = named[name] if isinstance(name, int) and name < len(named) else str(name)
-            yield Trial(own, _with(exact, drawn, name), _advice(called, value))
+            yield SampleRun(own, _with(exact, drawn, name), _advice(called, value))
     for seed in range(DRAWS):
         other = _double(model, seed)
         if seed == 0:
-            yield Trial(other, exact, WEIGHTS)
-        yield Trial(other, _drawn(other, exact, seed), f"{WEIGHTS}, and so do these inputs")
+            yield SampleRun(other, exact, WEIGHTS)
+        yield SampleRun(other, _drawn(other, exact, seed), f"{WEIGHTS}, and so do these inputs")
 
 
 def _with(given: Given, drawn: Given, name: int | str) -> Given:

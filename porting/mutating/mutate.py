@@ -21,9 +21,8 @@ from porting.causes.dropout import LOOKS, NAME
 from porting.causes.planting import PLANTS, truth
 from porting.causes.weights import LOOKS as OTHER_LOOKS
 from porting.errors import Code, Fault, PortingError, nearest, option
-from porting.mutating.orders import APPLIES, EQUIVALENT, VARIABLE, Orders, Seen
-from porting.mutating.process import Ended, Running
-from porting.mutating.serving import Client, listen
+from porting.mutating.fork_server import ForkClient, SuiteResult, SuiteRun, listen
+from porting.mutating.messages import APPLIES, EQUIVALENT, VARIABLE, MutationRequest, MutationResult
 
 CAUGHT, SURVIVED, TIMED_OUT = "caught", "survived", "timed out"
 PASSED, FAILED, INTERRUPTED, MISUSED, NO_TESTS = 0, 1, 2, 4, 5
@@ -127,7 +126,7 @@ def mutate(
     tell("the tests are imported", 0, 0)
     with tempfile.TemporaryDirectory(prefix="porting-mutate-") as folder, _started(tests, into, folder, fresh) as run:
         tell("the tests as they are", 0, 0)
-        first = run.once(Orders(into=into, answer=str(run.answer)), timeout)
+        first = run.once(MutationRequest(into=into, answer=str(run.answer)), timeout)
         seen = _useful(first, run.seen(), run)
         if run.client is not None:
             run.client.prepare(seen.imports)
@@ -137,8 +136,10 @@ def mutate(
         found = []
         for number, name in enumerate(chosen):
             tell(name, number, len(chosen))
-            orders = Orders(into=into, mistake=name, roles=seen.roles, inner=seen.inner, answer=str(run.answer))
-            ended = run.once(orders, limit)
+            request = MutationRequest(
+                into=into, mistake=name, roles=seen.roles, inner=seen.inner, answer=str(run.answer)
+            )
+            ended = run.once(request, limit)
             advice = seen.mistakes[name].advice
             found.append(
                 Mutation(name=name, outcome=_outcome(ended), seconds=ended.seconds, looks=_looks(name), advice=advice)
@@ -160,31 +161,31 @@ class _Run:
     tests: tuple[str, ...]
     into: str
     folder: Path
-    client: Client | None = None
+    client: ForkClient | None = None
 
     @property
     def answer(self) -> Path:
         """Where the process tells what it saw."""
         return self.folder / "answer.json"
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> MutationResult | None:
         """What the last process told."""
-        return Seen.read(self.answer)
+        return MutationResult.read(self.answer)
 
-    def once(self, orders: Orders, timeout: float | None) -> Ended:
+    def once(self, request: MutationRequest, timeout: float | None) -> SuiteResult:
         """Run the tests, in a copy of the process that has imported them or in one of their own."""
         self.answer.unlink(missing_ok=True)
-        return self.start(orders).ended(timeout) if self.client is None else self.client.run(orders, timeout)
+        return self.start(request).ended(timeout) if self.client is None else self.client.run(request, timeout)
 
-    def start(self, orders: Orders) -> Running:
+    def start(self, request: MutationRequest) -> SuiteRun:
         """Begin a process."""
-        path = self.folder / "orders.json"
-        orders.write(path)
+        path = self.folder / "request.json"
+        request.write(path)
         words = ["-m", "pytest", "-x", "-q", "--no-header", "-p", "porting.mutating.plugin", *_settings(self.folder)]
         environment = {**os.environ, VARIABLE: str(path), "PYTHONDONTWRITEBYTECODE": "1"}
-        if orders.socket:  # threads of a process that is copied are not in its copy, which waits for them
+        if request.socket:  # threads of a process that is copied are not in its copy, which waits for them
             environment.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
-        return Running([sys.executable, *words, *self.tests], environment, self.folder / "printed.txt")
+        return SuiteRun([sys.executable, *words, *self.tests], environment, self.folder / "printed.txt")
 
 
 @contextmanager
@@ -195,8 +196,8 @@ def _started(tests: Sequence[str], into: str, folder: str, fresh: bool) -> Itera
         yield run
         return
     with listen(run.folder) as listening:
-        running = run.start(Orders(into=into, answer=str(run.answer), socket=str(run.folder / "orders")))
-        with running, closing(Client(running, listening)) as client:
+        running = run.start(MutationRequest(into=into, answer=str(run.answer), socket=str(run.folder / "request")))
+        with running, closing(ForkClient(running, listening)) as client:
             yield replace(run, client=client)
 
 
@@ -207,13 +208,13 @@ def _settings(folder: Path) -> list[str]:
     return ["-o", "=".join(("cache_dir", str(folder / "cache"))), *alone, *uncovered]
 
 
-def _outcome(ended: Ended) -> str:
+def _outcome(ended: SuiteResult) -> str:
     if ended.code is None:
         return TIMED_OUT
     return SURVIVED if ended.code == PASSED else CAUGHT
 
 
-def _useful(first: Ended, seen: Seen | None, run: _Run) -> Seen:
+def _useful(first: SuiteResult, seen: MutationResult | None, run: _Run) -> MutationResult:
     """What the tests run of the port.
 
     Raises:

@@ -23,26 +23,26 @@ from porting.causes.events import Inventory
 from porting.causes.meddling import plant, watch
 from porting.causes.planting import planted
 from porting.mutating.equivalence import kinds
-from porting.mutating.installing import Watch, folder_of
-from porting.mutating.orders import VARIABLE, Orders, Seen
-from porting.mutating.serving import Server
+from porting.mutating.fork_server import ForkServer
+from porting.mutating.import_hook import ImportHook, folder_of
+from porting.mutating.messages import VARIABLE, MutationRequest, MutationResult
 
 
 class Planter:
     """Changes what is built, and remembers what it needs to know of it."""
 
-    def __init__(self, orders: Orders) -> None:
-        self.orders = orders
-        self.inventory = Inventory(list(orders.roles), set(orders.inner))
+    def __init__(self, request: MutationRequest) -> None:
+        self.request = request
+        self.inventory = Inventory(list(request.roles), set(request.inner))
         self.built = 0
         self.code: int | pytest.ExitCode = 0
         self.copied = False
         self._known: set[str] = set()
         self._models: list[weakref.ref[nn.Module]] = []
         self.seen: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
-        place, _, self._name = orders.into.rpartition(":")
+        place, _, self._name = request.into.rpartition(":")
         self._place = place
-        self.watch = Watch(place, self._install)
+        self.watch = ImportHook(place, self._install)
 
     def start(self) -> None:
         """Before the user's own files are imported, and after pytest has put its folders on the path."""
@@ -83,17 +83,17 @@ class Planter:
 
         kind.__init__ = construct
 
-    def copy(self, orders: Orders) -> None:
-        """Follow these orders from now on, also in what the tests have built while they were imported."""
-        self.orders, self.copied, self._known = orders, True, set(sys.modules)
-        self.inventory = Inventory(list(orders.roles), set(orders.inner))
+    def copy(self, request: MutationRequest) -> None:
+        """Follow this request from now on, also in what the tests have built while they were imported."""
+        self.request, self.copied, self._known = request, True, set(sys.modules)
+        self.inventory = Inventory(list(request.roles), set(request.inner))
         for one in self._models:
             if (model := one()) is not None:
                 self._change(model)
 
     def _change(self, model: nn.Module) -> None:
         self.built += 1
-        if self.orders.socket:
+        if self.request.socket:
             self._models.append(weakref.ref(model))
             return
 
@@ -101,9 +101,9 @@ class Planter:
             self._remember(one, args, kwargs)  # a function: a copy of the model tells this planter, and no copy of it
 
         model.register_forward_pre_hook(tell, with_kwargs=True)
-        for meddling in planted(self.orders.mistake):
+        for meddling in planted(self.request.mistake):
             plant(model, meddling, self.inventory)
-        if not self.orders.mistake:
+        if not self.request.mistake:
             watch(model, self.inventory)
 
     def _remember(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -116,21 +116,21 @@ class Planter:
     def tell(self) -> None:
         """Write down what was seen."""
         mistakes = {}
-        if self.seen is not None and not self.orders.mistake:
+        if self.seen is not None and not self.request.mistake:
             model, args, kwargs = self.seen
             model._forward_pre_hooks.clear()
             model._forward_pre_hooks_with_kwargs.clear()
             mistakes = kinds(model, args, kwargs, self.inventory)
-        seen = Seen(
+        seen = MutationResult(
             built=self.built,
             imported=bool(self.watch.found),
             ran=self.seen is not None,
             roles=tuple(self.inventory.roles),
             inner=tuple(sorted(self.inventory.inner)),
             mistakes=mistakes,
-            imports=tuple(self._imported()) if self.copied and not self.orders.mistake else (),
+            imports=tuple(self._imported()) if self.copied and not self.request.mistake else (),
         )
-        seen.write(Path(self.orders.answer))
+        seen.write(Path(self.request.answer))
 
     def _imported(self) -> Iterator[str]:
         """The installed modules that a copy has imported."""
@@ -144,7 +144,7 @@ def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return sum(one.numel() for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
 
 
-PLANTER = Planter(Orders.read(Path(os.environ[VARIABLE]))) if VARIABLE in os.environ else None
+PLANTER = Planter(MutationRequest.read(Path(os.environ[VARIABLE]))) if VARIABLE in os.environ else None
 
 
 def pytest_load_initial_conftests() -> None:
@@ -156,12 +156,12 @@ def pytest_load_initial_conftests() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """The tests are collected: run them in a copy of this process for each order, and here for none."""
-    if PLANTER is None or not PLANTER.orders.socket or session.testsfailed or not session.items:
+    if PLANTER is None or not PLANTER.request.socket or session.testsfailed or not session.items:
         return None
     for writer in (sys.stdout, sys.stderr, session.config.get_terminal_writer()):
         writer.flush()
-    for orders in Server(PLANTER.orders.socket).orders():
-        PLANTER.copy(orders)
+    for request in ForkServer(PLANTER.request.socket).requests():
+        PLANTER.copy(request)
         return None
     return True
 
@@ -171,7 +171,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
     """The tests have run."""
     if PLANTER is not None:
         PLANTER.code = exitstatus
-        if not PLANTER.orders.socket:
+        if not PLANTER.request.socket:
             PLANTER.tell()
 
 

@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from porting.printable import safe
-from porting.reporting.outcome import Outcome
-from porting.reporting.rows import rows_of
+from porting.reporting.outcome import Outcome, rows_of
 from porting.tracing.measure import ROUNDING, ErrorProfile
 
 LEAST, MOST = 1e-17, 1e12

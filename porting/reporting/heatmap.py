@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from porting.reporting.outcome import IMPRECISE, Outcome, Probe
-from porting.reporting.rows import OUTPUT, rows_of
+from porting.reporting.outcome import IMPRECISE, OUTPUT, Outcome, Probe, rows_of
 from porting.tracing.measure import luck
 
 DOUBLE = "float64"
@@ -22,7 +21,7 @@ For rounding, whose bound is 4, the first two steps are at 1 and 2 times the ref
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class TierError:
     """One number of one probe.
 
     Attributes:
@@ -57,7 +56,7 @@ class Cell:
 
     number: int
     probe: Probe
-    readings: tuple[Reading, ...]
+    readings: tuple[TierError, ...]
     state: str
 
 
@@ -155,7 +154,7 @@ def level(number: float, bound: float) -> int:
     return sum(share > step for step in STEPS)
 
 
-def _readings(probe: Probe, tiers: tuple[str, ...]) -> Iterator[Reading]:
+def _readings(probe: Probe, tiers: tuple[str, ...]) -> Iterator[TierError]:
     for tier in tiers:
         for view, name in VIEWS.items():
             number: float | None
@@ -166,9 +165,9 @@ def _readings(probe: Probe, tiers: tuple[str, ...]) -> Iterator[Reading]:
                 number, bound = getattr(probe.rounding[tier], name), luck(probe.count)
                 limit = f"{bound:.1f}".removesuffix(".0")
             if number is None:
-                yield Reading(tier=tier, view=view, number=None, text="", bound="", level=0, above=False)
+                yield TierError(tier=tier, view=view, number=None, text="", bound="", level=0, above=False)
             else:
-                yield Reading(
+                yield TierError(
                     tier=tier,
                     view=view,
                     number=number,

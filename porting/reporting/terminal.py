@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import StringIO
 from itertools import islice
 
@@ -13,12 +13,21 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting.causes.diverging import Divergence, Kind, Moved, Step
+from porting.causes.finding import Finding, Suspicion
 from porting.printable import is_printable, safe
-from porting.reporting.because import cause_lines
-from porting.reporting.learned_lines import tell_learned
-from porting.reporting.limits import scope_lines, trial_lines
-from porting.reporting.outcome import APPROXIMATE, DIFFERENT, FAITHFUL, IMPRECISE, UNPROVEN, Outcome, Probe
-from porting.reporting.rows import Row, rows_of
+from porting.reporting.gradient_text import gradient_lines
+from porting.reporting.outcome import (
+    APPROXIMATE,
+    DIFFERENT,
+    FAITHFUL,
+    IMPRECISE,
+    UNPROVEN,
+    Outcome,
+    Probe,
+    ReportRow,
+    rows_of,
+)
+from porting.reporting.scope_text import scope_lines, trial_lines
 from porting.tracing.code_coverage import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
 from porting.tracing.trace import ARROW, ROOT
@@ -54,7 +63,7 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     below = (
         *culprit_lines(report),
         *cause_lines(report.causes, listed),
-        *tell_learned(report.learned, listed),
+        *gradient_lines(report.learned, listed),
         *(shown_lines(report) if verbose else islice(shown_lines(report), 1)),
         *other_lines(report, verbose=verbose),
     )
@@ -113,7 +122,7 @@ def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:
         grid.add_column("isolated", justify="right")
     grid.add_column("")
     if every_probe:
-        rows = [Row(label=probe.port, columns=(probe.port,), probes=(probe,)) for probe in report.probes]
+        rows = [ReportRow(label=probe.port, columns=(probe.port,), probes=(probe,)) for probe in report.probes]
     else:
         rows = rows_of(report.probes)
     for row in rows if verbose else [row for row in rows if mark(row).plain != SAME]:
@@ -135,7 +144,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x" if ratio < 1e6 else f"{ratio:.0e}x"
 
 
-def mark(row: Row) -> Text:
+def mark(row: ReportRow) -> Text:
     """What a row comes down to: the guilty modules in it, or that a difference only passes through."""
     guilty = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.guilty]
     if guilty:
@@ -342,3 +351,60 @@ def other_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
         "dim",
     )
     yield Text(", ".join(f"{name} {number}" for name, number in report.environment.items()), "dim")
+
+
+LEAST = 0.1
+"""What would explain less of a difference is no lead."""
+
+WHOLE = 0.995
+"""What would explain more than this reproduces the probe."""
+
+
+def cause_lines(causes: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
+    """What is known of each cause.
+
+    Args:
+        causes: of a report.
+        listed: makes one line of many names.
+    """
+    for one in causes:
+        if one.name:
+            yield from _cause_block(one, listed)
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for one in causes:
+        if not one.name:
+            alike.setdefault(tuple(near.name for near in _telling(one)), []).append(one)
+    for group in alike.values():
+        yield from _unknown(group, listed)
+
+
+def _cause_block(one: Finding, listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
+    said = f"{one.name} ({one.detail})" if one.detail else one.name
+    yield Text.assemble(
+        ("cause: ", "bold"), (said, "bold red"), f", residual {one.residual:.0e} of {one.difference:.0e}"
+    )
+    for tie in one.ties:
+        yield Text(f"  or {tie}: these inputs do not tell them apart")
+    yield Text(f"  explains: {listed(one.probes)}")
+    if one.where:
+        yield Text(f"  as if in the reference's {listed(one.where)}")
+    yield Text(f"  {one.what}")
+    yield Text(f"  fix: {one.fix}")
+
+
+def _unknown(group: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
+    """One block for all probes that stay unknown with the same nearest entries, such as those of every layer."""
+    probes = [point for one in group for point in one.probes]
+    yield Text.assemble(("cause: ", "bold"), ("unknown", "yellow"), f", at {listed(probes)}")
+    for number, near in enumerate(_telling(group[0])):
+        said = f"{near.name} ({near.detail})" if near.detail else near.name
+        shares = sorted({round(100 * _telling(one)[number].share) for one in group})
+        span = f"{shares[0]}" if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
+        whole = all(_telling(one)[number].share > WHOLE for one in group)
+        more = ", and does not reproduce the other batches or the output" if whole else ""
+        yield Text(f"  nearest: {said} would explain {span} % of it{more}")
+
+
+def _telling(one: Finding) -> list[Suspicion]:
+    """The nearest entries without those that would explain next to nothing."""
+    return [near for near in one.nearest if near.share >= LEAST]

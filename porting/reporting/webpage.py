@@ -8,13 +8,11 @@ from markupsafe import Markup
 from rich.text import Text
 
 from porting.pages.page import render_page, render_part
-from porting.reporting.because import cause_lines
 from porting.reporting.figures import growth, spread_plot
+from porting.reporting.gradient_text import gradient_lines
 from porting.reporting.heatmap import Cell, heat_map
-from porting.reporting.learned_lines import tell_learned
-from porting.reporting.outcome import Outcome
-from porting.reporting.rows import rows_of
-from porting.reporting.terminal import culprit_lines, listed, mark, other_lines, shown_lines, verdict_lines
+from porting.reporting.outcome import Outcome, rows_of
+from porting.reporting.terminal import cause_lines, culprit_lines, listed, mark, other_lines, shown_lines, verdict_lines
 
 MOST_DRAWN = 3
 """Where a guilty module differs is drawn for so many of them."""
@@ -68,7 +66,7 @@ def _words(report: Outcome) -> dict[str, object]:
         "numbers": [_pieces(line) for line in numbers],
         "culprits": [_pieces(line) for line in culprit_lines(report)],
         "causes": [_pieces(line) for line in cause_lines(report.causes, listed)],
-        "learned": [_pieces(line) for line in tell_learned(report.learned, listed)],
+        "learned": [_pieces(line) for line in gradient_lines(report.learned, listed)],
         "observed": [_pieces(line) for line in shown_lines(report)],
         "others": [_pieces(line) for line in other_lines(report)],
     }

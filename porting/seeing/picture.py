@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from porting.printable import safe
-from porting.seeing.shares import Shares
+from porting.seeing.attention_data import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

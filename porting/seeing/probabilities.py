@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from porting.loading import Into
 from porting.notation.table import Table
-from porting.seeing.heads import gather, square
-from porting.seeing.shares import Layer, Shares, refused
+from porting.seeing.attention_data import Layer, Shares, gather, refused, square
 from porting.text import Source, TextModel, open_text_model
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, PROBABILITIES, ROOT

@@ -15,7 +15,7 @@ from markupsafe import escape
 from torch import Tensor
 
 from porting.pages import render_page
-from porting.seeing.shares import Shares, refused
+from porting.seeing.attention_data import Shares, refused
 
 LARGEST = 1 << 24
 """Numbers in a page, two bytes each: more than that no browser likes to open."""
@@ -28,7 +28,7 @@ MAP_COLOUR = (0xE0, 0x7B, 0x10)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ShadedToken:
     """A token as the page shows it.
 
     Attributes:
@@ -83,7 +83,7 @@ def attention_page(attention: Shares, *, layer: int = 0, head: int = 0, token: i
         "model": attention.model,
         "text": " ".join(attention.tokens[:12]) + (" …" if len(attention.tokens) > 12 else ""),
         "tokens": [
-            Shown(text=text, share=share, pressed=number == place)
+            ShadedToken(text=text, share=share, pressed=number == place)
             for number, (text, share) in enumerate(zip(attention.tokens, shares, strict=True))
         ],
         "layer": layer % len(attention.layers),
@@ -98,7 +98,7 @@ def attention_page(attention: Shares, *, layer: int = 0, head: int = 0, token: i
         "columns": max(counts),
         "counts": ",".join(map(str, counts)),
         "numbers": packed(attention),
-        "legend": [Shown(text="", share=share, pressed=False) for share in (0.0, 0.05, 0.25, 0.5, 1.0)],
+        "legend": [ShadedToken(text="", share=share, pressed=False) for share in (0.0, 0.05, 0.25, 0.5, 1.0)],
     }
     return render_page("attention.html", values, styles=["attention.css"], scripts=["attention.js"])
 

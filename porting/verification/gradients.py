@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from porting.reporting.learned import Gradient
+from porting.reporting.gradient_results import Gradient
 from porting.target import named_tensors
 from porting.tracing.measure import Anchor, Error, bound, error, ratio
 from porting.tracing.running import Side

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 from porting.plan.config import sizes
-from porting.reporting.limits import never_ran
 from porting.reporting.outcome import Cost, Shown
 from porting.reporting.report import Report
+from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
 from porting.tracing.running import Clock, Side, peak, versions
 from porting.trials.returned import with_returned

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
-from porting.reporting.learned import Learned
+from porting.reporting.gradient_results import GradientResults
 from porting.verification.compare import Comparison
 from porting.verification.counterparts import Counterparts
 from porting.verification.gradients import (
@@ -36,7 +36,7 @@ def learn(
     steps: int,
     seed: int,
     training: bool = False,
-) -> Learned:
+) -> GradientResults:
     """Compare the gradients of all parameters, and then the weights after some steps of each optimiser.
 
     Both models are in eval mode, or with ``training`` in training mode with the same dropout masks on both sides, where
@@ -80,7 +80,7 @@ def learn(
             for dtype in dtypes
         }
     except RuntimeError as error:
-        return Learned(**known, failed=blamed(double, objective, error))  # type: ignore[arg-type]  # as named above
+        return GradientResults(**known, failed=blamed(double, objective, error))  # type: ignore[arg-type]  # as named above
     everything = {one.name: compared(one, table, exact, ours, lower) for one in table.found}
     largest = max((float(one.exact.abs().max()) for one in everything.values() if one.exact.numel()), default=0.0)
     single = comparison.lowers
@@ -88,7 +88,7 @@ def learn(
     arrives, leaves = "", ""
     if any(one.meaning > one.bound for one in gradients):
         arrives, leaves = boundary(objective, comparison, exact, ours, max(one.bound for one in gradients))
-    return Learned(
+    return GradientResults(
         **known,  # type: ignore[arg-type]  # as named above
         gradients=tuple(gradients),
         arrives=arrives,

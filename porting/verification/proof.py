@@ -15,10 +15,9 @@ from porting.errors import Code, Fault, VerifyError
 from porting.loading import Into, weights
 from porting.notation.table import Table
 from porting.plan.config import sizes
-from porting.reporting.call import spelled_call
-from porting.reporting.limits import never_ran
 from porting.reporting.outcome import Cost, Probe
-from porting.reporting.report import Report
+from porting.reporting.report import Report, spelled_call
+from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
 from porting.tracing.running import Clock, Side, limit_threads, peak, undisturbed, versions
 from porting.tracing.trace import ROOT

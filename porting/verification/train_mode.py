@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from porting.errors import VerifyError
-from porting.reporting.learned import DropoutSite, TrainMode
+from porting.reporting.gradient_results import DropoutSite, TrainMode
 from porting.tracing.dropout import DropoutMask, SameDropout
 from porting.tracing.measure import MEANING, error
 from porting.tracing.running import Side

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from porting.reporting.learned import Steps
+from porting.reporting.gradient_results import Steps
 from porting.target import named_tensors
 from porting.tracing.measure import Anchor, Error, bound, error, luck, ratio
 from porting.tracing.running import Side

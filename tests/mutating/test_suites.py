@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from porting.mutating import mutate
-from porting.mutating.orders import Orders
-from porting.mutating.process import Running
-from porting.mutating.serving import Client, listen
+from porting.mutating.fork_server import ForkClient, SuiteRun, listen
+from porting.mutating.messages import MutationRequest
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,42 +129,42 @@ def gone(number: int) -> bool:
 
 
 def test_what_runs_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    ended = Running([sys.executable, "-c", STARTS], os.environ, tmp_path / "printed").ended(timeout=3.0)
+    ended = SuiteRun([sys.executable, "-c", STARTS], os.environ, tmp_path / "printed").ended(timeout=3.0)
     assert ended.code is None
     assert gone(int(ended.said))
 
 
 def test_the_end_of_much_output_is_kept(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "print('x' * 5_000_000); print('the last line'); raise SystemExit(3)"]
-    ended = Running(words, os.environ, tmp_path / "printed").ended()
+    ended = SuiteRun(words, os.environ, tmp_path / "printed").ended()
     assert (ended.code, ended.said[-15:]) == (3, "\nthe last line\n")
     assert len(ended.said) <= 20_000
 
 
 SERVES = """
 import os, subprocess, sys, time
-from porting.mutating.serving import Server
+from porting.mutating.fork_server import ForkServer
 
-for orders in Server(sys.argv[1]).orders():
-    if orders.mistake == "hangs":
+for request in ForkServer(sys.argv[1]).requests():
+    if request.mistake == "hangs":
         print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
         time.sleep(600)
-    os._exit(int(orders.mistake))
+    os._exit(int(request.mistake))
 """
 
 
 def test_each_order_gets_a_copy_and_a_copy_that_hangs_is_ended(tmp_path: Path) -> None:
     with listen(tmp_path) as listening:
-        words = [sys.executable, "-c", SERVES, str(tmp_path / "orders")]
-        running = Running(words, {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "printed")
-        orders = [Orders(into="", mistake=one, answer="") for one in ("0", "hangs", "7")]
-        with running, closing(Client(running, listening)) as client:
-            assert [client.run(one, 1.0 if one.mistake == "hangs" else None).code for one in orders] == [0, None, 7]
+        words = [sys.executable, "-c", SERVES, str(tmp_path / "request")]
+        running = SuiteRun(words, {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "printed")
+        requests = [MutationRequest(into="", mistake=one, answer="") for one in ("0", "hangs", "7")]
+        with running, closing(ForkClient(running, listening)) as client:
+            assert [client.run(one, 1.0 if one.mistake == "hangs" else None).code for one in requests] == [0, None, 7]
     assert gone(int(running.said))
 
 
 def test_a_process_that_ends_before_it_serves_says_why(tmp_path: Path) -> None:
     with listen(tmp_path) as listening:
-        running = Running([sys.executable, "-c", "raise SystemExit('no such file')"], os.environ, tmp_path / "printed")
-        ended = Client(running, listening).run(Orders(into="", answer=""), None)
+        running = SuiteRun([sys.executable, "-c", "raise SystemExit('no such file')"], os.environ, tmp_path / "printed")
+        ended = ForkClient(running, listening).run(MutationRequest(into="", answer=""), None)
     assert (ended.code, ended.said) == (1, "no such file\n")

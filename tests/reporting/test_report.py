@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from torch import nn
 
+from porting.checkpoint import open_checkpoint
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
+from porting.reporting.report import spelled_call
 from porting.reporting.terminal import as_text, listed, render
 from porting.verification import Cost, Probe, Report, Shown, View, verify
 from tests.verification.flags import complete_but_for_flags
@@ -268,3 +272,40 @@ def test_parts_that_nothing_uses_are_not_called_shown(checkpoint: Path) -> None:
 def test_names_are_listed_with_their_outputs_and_the_model_by_a_word() -> None:
     assert listed(["a.0.att -> scores", "a.0.att", "."]) == "a.0.att, a.0.att -> scores, the model itself"
     assert listed([". -> logits", "a.0.b -> 0", "a.0.b -> 1"]) == ". -> logits, a.0.b -> 0/1"
+
+
+DEFAULTS = {
+    name: None if parameter.default is parameter.empty else parameter.default
+    for name, parameter in inspect.signature(verify).parameters.items()
+}
+
+
+class Mine(nn.Module):
+    """A module of a user's own."""
+
+
+def build() -> nn.Module:
+    return Mine()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "verify('c')"),
+        ({"source": Path("a b")}, "verify('a b')"),
+        ({"into": Mine(), "table": "mine.toml"}, f"verify('c', {__name__}.Mine(...), 'mine.toml')"),
+        ({"into": build, "table": Path("t.toml")}, f"verify('c', {__name__}.build, 't.toml')"),
+        ({"into": Mine}, f"verify('c', {__name__}.Mine)"),
+        ({"table": "mine.toml", "seed": 3}, "verify('c', table='mine.toml', seed=3)"),
+        ({"dtypes": (torch.float32, torch.float16)}, "verify('c', dtypes=(torch.float32, torch.float16))"),
+        ({"dtypes": (torch.bfloat16,), "loaded": True}, "verify('c', dtypes=(torch.bfloat16,), loaded=True)"),
+        ({"progress": print, "longest": 64}, "verify('c', longest=64)"),
+    ],
+)
+def test_what_differs_from_the_defaults_is_spelled(given: dict[str, Any], expected: str) -> None:
+    assert spelled_call("verify", verify, {**DEFAULTS, "source": "c", **given}) == expected
+
+
+def test_an_open_checkpoint_is_its_place(checkpoint: Path) -> None:
+    given = {**DEFAULTS, "source": open_checkpoint(checkpoint)}
+    assert spelled_call("porting.verify", verify, given) == f"porting.verify('{checkpoint}')"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import porting
 from porting.errors import PortingError
 from porting.seeing import Attention
-from porting.seeing.shares import AttentionError
+from porting.seeing.attention_data import AttentionError
 from porting.text import TextError
 from porting.verification.inputs import for_port
 from tests.families.pairs import PAIRS, Pair

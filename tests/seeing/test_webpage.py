@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page
 
 import porting
 from porting.seeing import Attention, Layer
-from porting.seeing.shares import AttentionError
+from porting.seeing.attention_data import AttentionError
 from porting.seeing.webpage import LARGEST, in_percent, map_address, packed
 from tests.browser import opened
 

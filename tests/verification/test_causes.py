@@ -13,7 +13,7 @@ from porting.causes.finding import Finding
 from porting.loading import load
 from porting.models.bert import BertPooler
 from porting.models.bert_heads import BertForPreTraining
-from porting.reporting.because import LEAST
+from porting.reporting.terminal import LEAST
 from porting.verification import Report, verify
 from tests.verification.planted import BUGS, FAR_FROM_ZERO, ROUNDS_WORSE, Bug, becomes, epsilon, tanh_gelu
 

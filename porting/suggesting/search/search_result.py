@@ -21,7 +21,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mismatch:
+class DifferingPlace:
     """A place where the module computes something else than the reference, with the reference's own weights.
 
     Attributes:
@@ -95,7 +95,7 @@ class SearchResult:
     """
 
     moves: list[CandidateRule] = field(default_factory=list)
-    divergences: list[Mismatch] = field(default_factory=list)
+    divergences: list[DifferingPlace] = field(default_factory=list)
     lacking: list[Unit] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
     trials: int = 0

@@ -18,7 +18,7 @@ from porting.suggesting.search.activation_matching import alike, apart, explaine
 from porting.suggesting.search.attention_layouts import Heads
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, transformed
 from porting.suggesting.search.name_similarity import likeness
-from porting.suggesting.search.search_result import SAME, Mismatch, SearchResult, Tell
+from porting.suggesting.search.search_result import SAME, DifferingPlace, SearchResult, Tell
 from porting.suggesting.search.softmax_invariance import is_ignored_by_softmax
 from porting.suggesting.subjects.operation_trace import ForcedActivations, OperationTrace, TracedModel, Unit, WeightUse
 from porting.suggesting.subjects.twin import is_frequencies
@@ -285,7 +285,7 @@ class SearchState:
         theirs = "" if mate is None else (mate.biases if what == "bias" else mate.names)[0]
         ours = (unit.biases if what == "surplus" else unit.names)[0]
         self.found.divergences.append(
-            Mismatch(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause, near=near)
+            DifferingPlace(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause, near=near)
         )
 
 

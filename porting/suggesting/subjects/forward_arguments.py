@@ -32,7 +32,7 @@ from porting.tracing.float64 import forced_float64
 from porting.verification.inputs import for_port
 
 
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
     """Counts torch's operations.
 
     Attributes:
@@ -263,7 +263,7 @@ def find_way(
     again = _copies(module)
     for rules in ways(found):
         way = ArgumentMapping(rules=rules, loose=loose)
-        count = Counted()
+        count = OperationCounter()
         one = again()  # what is kept of a call that was made on trial must not spoil the next
         try:
             with count:

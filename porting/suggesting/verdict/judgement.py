@@ -17,7 +17,7 @@ from porting.suggesting.search.activation_matching import laid_out
 from porting.suggesting.search.embedding_candidates import ROW
 from porting.suggesting.search.feature_permutation import ROUNDED, FeatureOrder
 from porting.suggesting.search.layouts import distance, first_columns
-from porting.suggesting.search.search_result import CLOSE, SAME, Mismatch, SearchResult
+from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace, SearchResult
 from porting.suggesting.subjects.forward_arguments import IDS, MASK, Unmasked
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import WeightUse
@@ -37,7 +37,7 @@ def surplus(found: SearchResult) -> Iterator[Reason]:
             yield Reason(kind="surplus norm", said=said, shown=_alone(found, one))
 
 
-def _alone(found: SearchResult, one: Mismatch) -> bool:
+def _alone(found: SearchResult, one: DifferingPlace) -> bool:
     """Whether a norm is all that differs there: without it the next place has the reference's own activation.
 
     A norm right behind it might take away again what it does.
@@ -51,7 +51,7 @@ def _alone(found: SearchResult, one: Mismatch) -> bool:
     return not again and not any(other.port in behind.names for other in found.divergences if other.what != "bias")
 
 
-def is_last(found: SearchResult, one: Mismatch) -> bool:
+def is_last(found: SearchResult, one: DifferingPlace) -> bool:
     """Whether a part that only the module has stands behind all that was found, as a new head does."""
     places = [unit.number for unit in found.trace.units if one.port in unit.names]
     return bool(places) and min(places) > max(found.mates, default=-1)
@@ -371,7 +371,7 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
             yield Reason(kind="table", said=said, shown=True)
 
 
-def _shapes(one: Mismatch, subjects: ModelPair) -> Reason:
+def _shapes(one: DifferingPlace, subjects: ModelPair) -> Reason:
     """Two that are due at one place, and no layout brings one into the other."""
     ours, theirs = subjects.built.module.state_dict(), subjects.twin.tensors
     sizes = [list(held[name].shape) for held, name in ((ours, one.port), (theirs, one.reference)) if name in held]
@@ -405,7 +405,7 @@ def _tables(found: SearchResult) -> str:
 
 def _corrected(found: SearchResult) -> Iterator[Reason]:
     """What a rule has taken in, but for a little."""
-    taken: dict[str, list[Mismatch]] = {}
+    taken: dict[str, list[DifferingPlace]] = {}
     for one in found.divergences:
         if one.cause:
             taken.setdefault(one.cause, []).append(one)

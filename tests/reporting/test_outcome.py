@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from porting.reporting.rows import rows_of
+from porting.reporting.outcome import rows_of
 from porting.verification import Probe, View
 
 

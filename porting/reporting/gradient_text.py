@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
 
-from porting.reporting.learned import DropoutSite, Learned, Steps, TrainMode
+from porting.reporting.gradient_results import DropoutSite, GradientResults, Steps, TrainMode
 from porting.tracing.measure import ROUNDING
 
 Listed = Callable[[Sequence[str]], str]
 
 
-def tell_learned(learned: Learned | None, listed: Listed) -> Iterator[Text]:
+def gradient_lines(learned: GradientResults | None, listed: Listed) -> Iterator[Text]:
     """The lines; none when nobody asked for gradients.
 
     Args:
@@ -64,7 +64,7 @@ def _sites(title: str, sites: Sequence[DropoutSite]) -> Iterator[Text]:
         yield Text(f"  and {title} does so at {len(sites) - MOST_SITES} more places")
 
 
-def _agreeing(learned: Learned, listed: Listed) -> Text:
+def _agreeing(learned: GradientResults, listed: Listed) -> Text:
     compared = [one for one in learned.gradients if not one.zero and not one.buffer]
     same = [one for one in compared if not one.differs]
     largest = max((one.meaning for one in same), default=0.0)
@@ -78,7 +78,7 @@ def _agreeing(learned: Learned, listed: Listed) -> Text:
     )
 
 
-def _differing(learned: Learned, listed: Listed) -> Iterator[Text]:
+def _differing(learned: GradientResults, listed: Listed) -> Iterator[Text]:
     zero = [name for one in learned.gradients if one.zero and not one.buffer and not one.differs for name in one.port]
     if zero:
         yield Text(f"  zero on both sides but for rounding: {listed(zero)}")

@@ -127,7 +127,7 @@ class TrainMode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class GradientResults:
     """Gradients, and the steps that were taken along them.
 
     Attributes:

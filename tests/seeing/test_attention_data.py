@@ -7,7 +7,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from porting.seeing.heads import gather, square
+from porting.seeing.attention_data import gather, square
 
 
 def drawn(heads: int, length: int) -> Tensor:

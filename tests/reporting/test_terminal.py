@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from porting.causes.finding import Finding, Suspicion
-from porting.reporting.because import cause_lines
-from porting.reporting.terminal import listed
+from porting.reporting.terminal import cause_lines, listed
 
 
 def unknown(layer: int, *shares: float) -> Finding:

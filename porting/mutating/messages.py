@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "PORTING_MUTATION"
-"""Names the file with the orders."""
+"""Names the file with the request."""
 
 APPLIES, EQUIVALENT, ABSENT = "applies", "equivalent", "absent"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
+class MutationRequest:
     """What to do to the port.
 
     Attributes:
@@ -23,8 +23,8 @@ class Orders:
         mistake: what to plant; ``""`` to watch only.
         roles: of the port's linear maps, from the run that was watched.
         inner: the events that are steps of something written out, from the same run.
-        answer: the file to write :class:`Seen` to.
-        socket: where further orders come from, each for a copy of the process; ``""`` for none.
+        answer: the file to write :class:`MutationResult` to.
+        socket: where further requests come from, each for a copy of the process; ``""`` for none.
     """
 
     into: str
@@ -39,18 +39,18 @@ class Orders:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
-    def read(cls, path: Path) -> Orders:
+    def read(cls, path: Path) -> MutationRequest:
         """What :meth:`write` kept."""
         return cls.of(json.loads(path.read_text(encoding="utf-8")))
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Orders:
+    def of(cls, found: Mapping[str, Any]) -> MutationRequest:
         """From their fields, as JSON has them."""
         return cls(**{**found, "roles": tuple(found["roles"]), "inner": tuple(found["inner"])})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistake:
+class MistakeStatus:
     """What a mistake is to a port.
 
     Attributes:
@@ -63,7 +63,7 @@ class Mistake:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class MutationResult:
     """What became of the port.
 
     Attributes:
@@ -81,7 +81,7 @@ class Seen:
     ran: bool
     roles: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
-    mistakes: Mapping[str, Mistake] = field(default_factory=dict)
+    mistakes: Mapping[str, MistakeStatus] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
@@ -89,11 +89,11 @@ class Seen:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
-    def read(cls, path: Path) -> Seen | None:
+    def read(cls, path: Path) -> MutationResult | None:
         """What :meth:`write` kept; None when the process ended before."""
         if not path.is_file():
             return None
         found = json.loads(path.read_text(encoding="utf-8"))
-        mistakes = {name: Mistake(**one) for name, one in found["mistakes"].items()}
+        mistakes = {name: MistakeStatus(**one) for name, one in found["mistakes"].items()}
         lists = {name: tuple(found[name]) for name in ("roles", "inner", "imports")}
         return cls(**{**found, **lists, "mistakes": mistakes})

@@ -13,7 +13,7 @@ from types import ModuleType
 Change = Callable[[ModuleType], None]
 
 
-class Watch(importlib.abc.MetaPathFinder):
+class ImportHook(importlib.abc.MetaPathFinder):
     """Changes a module as soon as it has run, before anybody has taken a name out of it.
 
     Args:
