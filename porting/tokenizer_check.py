@@ -49,31 +49,36 @@ MOST_PARTS = 32
 """Parts of a template or of a sequence."""
 
 MOST_CHARACTERS = 4096
-"""Characters of an added token, with what is noted of it."""
+"""Characters of an added token, with what is noted of it, or of a word that is taken apart: that is quadratic in it."""
+
+MOST_PIECES = 1_000_000
+"""Word pieces of a text."""
 
 ROOM = 768 << 20
 """Bytes of memory for the process that tries a tokenizer out, beside four times the file's."""
 
-PANIC = 4
-"""Exit code of the trial: something in the library went wrong that is no ordinary exception."""
+PANIC, MANY = 4, 6
+"""Exit codes of the trial: something in the library went wrong that is no ordinary exception; too many pieces."""
 
 TRIAL = """
 import resource, sys
-seconds, memory = int(sys.argv[1]), int(sys.argv[2])
+seconds, memory, most = map(int, sys.argv[1:4])
 resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 from tokenizers import Tokenizer
 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+many = False
 try:
-    tokenizer = Tokenizer.from_file(sys.argv[3])
+    tokenizer = Tokenizer.from_file(sys.argv[4])
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode(*sys.argv[4:]) if sys.argv[4:] else None
+    many = bool(sys.argv[5:]) and len(tokenizer.encode(*sys.argv[5:])) > most
 except MemoryError:
     sys.exit(5)
 except Exception:
     pass
 except BaseException:
     sys.exit(4)
+sys.exit(6 if many else 0)
 """
 """What raises here raises in this library's own process too, where it becomes a line."""
 
@@ -98,7 +103,9 @@ def _is_plain(model: Json) -> bool:
     prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
     if model.get("type") == "BPE":
         return not prefix and suffix in (None, "", "</w>")
-    return not suffix and len(str(prefix)) <= MOST_PARTS
+    longest = model.get("max_input_chars_per_word", 0)
+    plain = not suffix and len(str(prefix)) <= MOST_PARTS
+    return plain and isinstance(longest, int) and longest <= MOST_CHARACTERS
 
 
 def _parts(step: Json) -> Iterator[Json]:
@@ -120,7 +127,18 @@ def _is_harmless(part: Json) -> bool:
     kind = part.get("type")
     if not isinstance(kind, str) or not (kind in HARMLESS or CONVENTIONS.fullmatch(kind)):
         return False
-    return all(len(value) <= MOST_PARTS for value in part.values() if isinstance(value, list | str))
+    return _longest(part) <= MOST_PARTS
+
+
+def _longest(part: Json) -> int:
+    """The length of the longest list or text in a part, at any depth."""
+    longest, waiting = 0, [part]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list | str):
+            longest = max(longest, len(value))
+        waiting += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return longest
 
 
 def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
@@ -134,10 +152,14 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(raw)
         file.flush()
-        words = [str(seconds), str(room), file.name, *texts]
+        words = [str(seconds), str(room), str(MOST_PIECES), file.name, *texts]
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         command = [sys.executable, "-I", "-c", TRIAL, *words]
         done = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603  # our own program
+    if done.returncode == MANY:
+        message = f"tried out in a process of its own, it made more than {MOST_PIECES} word pieces of the text"
+        hint = "take the file from where the checkpoint came from"
+        raise LimitError(Fault(code=Code.TOKENIZER_INVALID, where=where, message=message, hint=hint))
     if done.returncode == PANIC:
         message = "tried out in a process of its own, it made the tokenizers library fail"
         hint = "take the file from where the checkpoint came from"

@@ -93,6 +93,8 @@ def _find(extends: Entry, path: Path | None, chain: tuple[Path, ...]) -> Path:
 
 def _merge(child: Sections, parent: Sections) -> Sections:
     source, target = (_swapped(child, parent, key) for key in ("prefix", "target_prefix"))
+    names = len(parent.rules) + sum(map(len, parent.entries.values()))
+    charge("metadata", names * (len(source[1]) + len(target[1])), where=child.where)
     inherited = {
         section: {moved.key: moved for moved in (_respell(one, section, source, target) for one in body.values())}
         for section, body in parent.entries.items()

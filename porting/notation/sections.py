@@ -17,6 +17,9 @@ from porting.notation.position import Path as KeyPath
 from porting.notation.position import Places, locate
 from porting.ops import CONSTANTS, Sum
 
+_DOTTED = re.compile(r"^[^\n=\"'#]*", re.MULTILINE)
+"""What a line has before its value, a quoted name or a comment."""
+
 DEEPEST = 64
 """Parts of a name: each prefix of a key is looked up, so that time and memory grow with their square."""
 
@@ -148,6 +151,7 @@ def split(text: str, file: str) -> Sections:
         with reading() as budget:
             budget.charge("metadata", len(text), file)
             budget.charge("objects", 8 * sum(map(text.count, ("=", ",", "[", "{", "\n"))), file)
+            budget.charge("objects", 8 * sum(key.count(".") for key in _DOTTED.findall(text)), file)  # a table for each
             content = tomllib.loads(text)
             _refuse_large(content, file)
             places = locate(text)

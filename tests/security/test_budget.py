@@ -162,6 +162,18 @@ def tables_of_many_entries(folder: Path) -> Words:
     return ["tables", "t0.toml"]
 
 
+def dotted_keys(folder: Path) -> Words:
+    return table(folder, "\n".join(".".join([f"a{number}", *"b" * 60]) + " = 1" for number in range(25_000)))
+
+
+def long_prefix(folder: Path) -> Words:
+    write_checkpoint(folder / "m")
+    rules = "\n".join(f'"a{number}" = "b{number}"' for number in range(9_000))
+    (folder / "u.toml").write_text(f'[mapping]\nprefix = "a"\n[tensors]\n{rules}\n')
+    (folder / "t.toml").write_text(f'extends = "u"\n[mapping]\nprefix = "{"p" * 300_000}"\n')
+    return ["check", "m", "--table", "t.toml"]
+
+
 # ---------------------------------------------------------------------------------------------------------------- text
 
 
@@ -180,6 +192,16 @@ def replacements(folder: Path) -> Words:
 def prepended(folder: Path) -> Words:
     one = {"type": "Prepend", "prepend": "a" * 1_000_000}
     return tokenizer(folder, {"normalizer": {"type": "Sequence", "normalizers": [one] * 40}})
+
+
+def long_words(folder: Path) -> Words:
+    words = tokenizer(folder, {})
+    path = folder / "m" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"] |= {"max_input_chars_per_word": 2**63, "vocab": {**content["model"]["vocab"], "a": 3}}
+    content["model"]["continuing_subword_prefix"] = ""
+    path.write_text(json.dumps(content))
+    return [words[0], f"[MASK] {'a' * 60_000}", *words[2:]]
 
 
 def large_vocabulary(folder: Path) -> Words:
@@ -213,8 +235,11 @@ CASES: list[tuple[Callable[[Path], Words], str]] = [
     (product_of_pieces, "members"),
     (axis_taken_apart, "members"),
     (tables_of_many_entries, "objects"),
+    (dotted_keys, "objects"),
+    (long_prefix, "metadata"),
     (replacements, "seconds"),
     (prepended, "seconds"),
+    (long_words, "seconds"),
     (large_vocabulary, "objects"),
     (large_word_list, "objects"),
 ]
@@ -355,6 +380,21 @@ def test_a_tokenizer_that_makes_its_library_fail(run: Run, tmp_path: Path, monke
     assert result.exit_code == 2
     assert "it made the tokenizers library fail" in result.stderr
     assert len(result.stderr.splitlines()) == 2
+
+
+def test_a_template_that_makes_millions_of_word_pieces(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A special token stands for a list of pieces, and may stand in the template several times."""
+    monkeypatch.chdir(tmp_path)
+    one = {"SpecialToken": {"id": "x", "type_id": 0}}
+    special = {"x": {"id": "x", "ids": [1] * 60_000, "tokens": ["x"] * 60_000}}
+    single = [*([one] * 30), {"Sequence": {"id": "A", "type_id": 0}}]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    template = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+    result = run(*tokenizer(tmp_path, {"post_processor": template}))
+    assert result.exit_code == 2
+    assert "it made more than 1000000 word pieces of the text" in result.stderr
 
 
 @pytest.mark.parametrize("token", ["$A:9", ":0 x", "[CLS]:x", "$", ""])
