@@ -70,7 +70,7 @@ def check(
                 prove_left_out(plan, checkpoint)
                 warnings += map(str, scan(plan, checkpoint.read, lambda done, total: tell("values", done, total)))
         built = into or (kind.target if kind else "")
-        screen.document(_document(plan, built, warnings, proven=not headers_only))
+        screen.document(lambda: _document(plan, built, warnings, proven=not headers_only))
         screen.facts({"checkpoint": checkpoint.location, "table": chosen.where, "module": built})
         screen.line()
         _show_moves(screen, plan, every)

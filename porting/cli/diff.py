@@ -51,7 +51,7 @@ def diff(
         one, other = open_checkpoint(a), open_checkpoint(b)
         with screen.working("comparing") as tell:
             found = compare(one, other, table, atol=atol, rtol=rtol, threads=threads, progress=tell)
-        screen.document(_document(found))
+        screen.document(lambda: _document(found))
         _show(screen, found, every=every)
         if found.equal:
             screen.next("hash", a)

@@ -30,7 +30,7 @@ def inspect(source: options.Source = None, as_json: options.Json = False) -> Non
 
         with screen.working("reading headers"):
             found = inspect_checkpoint(options.checkpoint_source(source))
-        screen.document(found.to_dict())
+        screen.document(found.to_dict)
         _show(screen, found)
         for warning in found.warnings:
             screen.warn(warning)

@@ -67,7 +67,7 @@ def mutate(
 
         with screen.working("mutating") as tell:
             score = test(tests, into, only=only or (), timeout=timeout, fresh=fresh, progress=tell)
-        screen.document(score.to_dict())
+        screen.document(score.to_dict)
         _show(screen, score)
         if score.survivors:
             again = options.flags(into=into, timeout=timeout)

@@ -68,6 +68,10 @@ def console(stream: TextIO) -> Console:
     )
 
 
+MOST_ROWS, MOST_CHARACTERS = 5_000, 1_000_000
+"""Rows of a table that are drawn, and characters in them."""
+
+
 class Screen(AbstractContextManager["Screen"]):
     """Where one command writes to.
 
@@ -183,21 +187,32 @@ class Screen(AbstractContextManager["Screen"]):
         self.show(Text.assemble(*shown), soft_wrap=True)
 
     def rows(self, titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-        """A table; the columns titled as in ``right`` are set to the right.  Titles may be empty."""
+        """A table; the columns titled as in ``right`` are set to the right.  Titles may be empty.
+
+        Of more rows than anybody reads the first are drawn: laying out each costs as much as reading a page of names.
+        """
         grid = Grid(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
         for title in titles:
             grid.add_column(title, justify="right" if title in right else "left", overflow="fold")
-        for row in rows:
+        drawn, characters = 0, 0
+        for row in rows[:MOST_ROWS]:
+            characters += sum(map(len, row))
+            if drawn and characters > MOST_CHARACTERS:
+                break
             grid.add_row(*(Text(safe(cell)) for cell in row))
+            drawn += 1
         self.show(grid)
+        if drawn < len(rows):
+            self.line(f"and {len(rows) - drawn:,} more rows")
 
     def facts(self, facts: Mapping[str, str]) -> None:
         """Names and values, one pair a line; empty values are left out."""
         self.rows(["", ""], [(name, value) for name, value in facts.items() if value])
 
     def document(self, content: object) -> None:
-        """The JSON document, where one was asked for."""
+        """The JSON document, where one was asked for; ``content`` may be a function that makes it."""
         if self.as_json:
+            content = content() if callable(content) else content
             indent = None if self.lines else 2
             self._write(json.dumps(_strict(content), indent=indent, allow_nan=False) + "\n")
 

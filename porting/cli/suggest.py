@@ -107,7 +107,7 @@ def suggest(
                 progress=tell,
                 ask=dialogue.ask if interactive else None,
             )
-        screen.document(found.to_dict())
+        screen.document(found.to_dict)
         _show(screen, found, explain, table=output is None and not interactive)
         if not found.evidence:
             output = None  # there is nothing to write

@@ -46,7 +46,7 @@ def tables(
 
         if table is None:
             found = [read_table(path) for path in shipped()]
-            screen.document([_described(one) for one in found])
+            screen.document(lambda: [_described(one) for one in found])
             _list(screen, found)
             screen.next("tables", found[0].name if found else "--help")
             return

@@ -160,7 +160,7 @@ def verify(
         )
         again = shlex.join(["porting", "verify", *options.source_argument(source), *same, *against_it, *asked])
         report = replace(report, call=again)
-        screen.document(report.to_dict())
+        screen.document(report.to_dict)
         screen.show(render(report, every_probe=every, verbose=verbose or every))
         if html is not None:
             screen.line(f"the report as a page: {report.save_html(html)}")

@@ -169,6 +169,17 @@ def test_what_a_file_put_into_a_name_cannot_reach_the_terminal(capsys: pytest.Ca
     assert safe("häuser 漢字") == "häuser 漢字"
 
 
+def test_a_table_is_drawn_as_far_as_anybody_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    """By rows, and by the characters in them; the document has all."""
+    with Screen("check", as_json=False) as screen:
+        screen.rows(["name"], [[f"row {number}"] for number in range(7_000)])
+        screen.rows(["name"], [["x" * 10_000] for _ in range(300)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "row 4999" in lines
+    assert "row 5000" not in lines
+    assert [line for line in lines if line.startswith("and ")] == ["and 2,000 more rows", "and 200 more rows"]
+
+
 @pytest.mark.parametrize(
     ("nbytes", "shown"),
     [
