@@ -23,7 +23,7 @@ from porting.notation.table import Architecture, Table
 from porting.plan.check import check
 from porting.plan.config import arguments
 from porting.plan.move import forward
-from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.plan.plan import LeftOut, Plan
 from porting.sharding import Crew, Filled, fill, is_sharded, require_equal, unequal
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
@@ -261,16 +261,10 @@ def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
     Raises:
         PlanError: some do not.
     """
-    faults = []
-    for left in plan.left_out:
-        if not left.equals or any({left.name, left.equals} <= names for names in checkpoint.shared):
-            continue
-        if not same_bits(checkpoint.read(left.name), expected(left, plan, checkpoint.read)):
-            message = f"was to be dropped because it equals {left.equals!r}, and it does not"
-            hint = "a module that ties them cannot hold this checkpoint" if left.equals in plan.sources else ""
-            faults.append(Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint=hint))
-    if faults:
-        raise PlanError(faults)
+    claimed = (left for left in plan.left_out if left.equals)
+    apart = (left for left in claimed if not any({left.name, left.equals} <= names for names in checkpoint.shared))
+    read = checkpoint.read
+    require_equal(plan, (left.name for left in apart if not same_bits(read(left.name), expected(left, plan, read))))
 
 
 def expected(left: LeftOut, plan: Plan, read: Callable[[str], Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import Extent
-from porting.plan.clipping import clip_source
+from porting.plan.clipping import clip_source, row_major
 from porting.plan.copies import Copy
 from porting.plan.strided import through
 
@@ -56,7 +56,4 @@ def by_axes(copy: Copy, checkpoint: Checkpoint) -> Copy:
     if len(pieces) == 1 and pieces[0].extent.stride is None:
         return copy
     shape = checkpoint.tensors[copy.source].shape
-    rows = [1] * len(shape)
-    for axis in reversed(range(len(shape) - 1)):
-        rows[axis] = rows[axis + 1] * shape[axis + 1]
-    return through(copy, shape, rows)
+    return through(copy, shape, row_major(shape))

@@ -11,7 +11,6 @@ constant, one after the other, make of it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 
 
-class Operation(ABC):
-    """One operation on elements.
+class Operation:
+    """One operation on elements; what a subclass does not define leaves values as they are.
 
     Attributes:
         key: the key of a ``[[rule]]`` that asks for it.
@@ -36,15 +35,12 @@ class Operation(ABC):
     effect: ClassVar[str]
     exact: ClassVar[bool] = False
 
-    @abstractmethod
     def forward(self, values: Tensor) -> None:
         """Compute the target's elements in place of the source's, in float64."""
 
-    @abstractmethod
     def inverse(self, values: Tensor) -> None:
         """Compute the source's elements in place of the target's, in float64."""
 
-    @abstractmethod
     def transpose(self, gradient: Tensor) -> None:
         """Compute the gradient of the source's elements in place of that of the target's, in float64."""
 
@@ -53,8 +49,8 @@ class Operation(ABC):
 class Sum(Operation):
     """The target is the sum of several sources; the inverse gives the whole sum to the first, and zero to the others.
 
-    The values of a sum come about as its terms are added where a move would write them.  What is left to be done to
-    single elements is nothing in any direction: each term has the gradient of the sum.
+    Its terms are added where a move would write them; then nothing is left to be done to single elements.  The gradient
+    of each term is that of the sum.
     """
 
     key = "fold"
@@ -68,15 +64,6 @@ class Sum(Operation):
     def receives(self, term: int) -> bool:
         """Whether the inverse gives the sum to the term of this number; else it gives it zero."""
         return term == 0
-
-    def forward(self, values: Tensor) -> None:
-        """Nothing: the terms were added."""
-
-    def inverse(self, values: Tensor) -> None:
-        """Nothing: the first term is the sum."""
-
-    def transpose(self, gradient: Tensor) -> None:
-        """Nothing: the gradient of each term is that of the sum."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +111,7 @@ class Scale(Constant):
 
 
 class Offset(Constant):
-    """``x + c``, as for the gains of a norm that are stored as ``w - 1``; the inverse subtracts."""
+    """``x + c``, as for gains that are stored as ``w - 1``; the inverse subtracts, and the gradient is the same."""
 
     key = "offset"
     done = "offset"
@@ -138,9 +125,6 @@ class Offset(Constant):
     def inverse(self, values: Tensor) -> None:
         """Subtract."""
         values.sub_(self.number)
-
-    def transpose(self, gradient: Tensor) -> None:
-        """Nothing: a constant has no part in the gradient."""
 
 
 CONSTANTS: Mapping[str, type[Constant]] = {kind.key: kind for kind in (Scale, Offset)}

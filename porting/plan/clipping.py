@@ -37,7 +37,7 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
     >>> part.sizes, part.source_offset, part.source_strides, part.target_strides
     ((2, 2), 1, (3, 1), (2, 1))
     """
-    strides, local = _strides(shape), _strides(sizes)
+    strides, local = row_major(shape), row_major(sizes)
     digits = _digits(copy, shape, strides)
     choices: list[list[Part]] = []
     box = zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True)
@@ -92,7 +92,7 @@ def clip_source(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: 
         yield order_copy(copy.source, copy.target, directions + again, part.target_offset, part.source_offset)
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
+def row_major(shape: Sequence[int]) -> list[int]:
     """Row-major strides in elements; an axis without elements counts as one, so that none of them is 0."""
     strides, step = [], 1
     for size in reversed(shape):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +93,9 @@ def whole(source: str, target: str, numel: int) -> Copy:
     return Copy(source, target, (numel,), 0, (1,), 0, (1,))
 
 
-def by_source(copies: Iterable[Copy]) -> dict[str, tuple[Copy, ...]]:
-    """Moves by the tensor that they read, in their order."""
+def grouped(copies: Iterable[Copy], side: Literal["source", "target"]) -> dict[str, tuple[Copy, ...]]:
+    """Moves by the tensor that they read or write, in their order."""
     groups: dict[str, list[Copy]] = {}
     for copy in copies:
-        groups.setdefault(copy.source, []).append(copy)
-    return {name: tuple(group) for name, group in groups.items()}
-
-
-def by_target(copies: Iterable[Copy]) -> dict[str, tuple[Copy, ...]]:
-    """Moves by the tensor that they write, in their order."""
-    groups: dict[str, list[Copy]] = {}
-    for copy in copies:
-        groups.setdefault(copy.target, []).append(copy)
+        groups.setdefault(copy.source if side == "source" else copy.target, []).append(copy)
     return {name: tuple(group) for name, group in groups.items()}

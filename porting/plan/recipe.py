@@ -13,7 +13,7 @@ import torch
 from porting.ops import NOTHING, Arithmetic
 from porting.plan.align import Step
 from porting.plan.clipping import window
-from porting.plan.copies import Copy, by_source, by_target, whole
+from porting.plan.copies import Copy, grouped, whole
 
 
 class Described(Protocol):
@@ -115,7 +115,7 @@ def forward_recipes(
         arithmetic: what its rule computes.
         dtype: what floating-point sources are cast to as they are read; None keeps theirs.
     """
-    copies = by_target(step.copies)
+    copies = grouped(step.copies, "target")
     for name in step.targets:
         work = cast_to(sources[copies[name][0].source].dtype, dtype)
         yield Recipe(
@@ -147,7 +147,7 @@ def backward_recipes(
         kept: sources whose elements are known as they were: they stand where the targets hold nothing, and before the
             rule's ``fill``.
     """
-    copies = by_source(step.copies)
+    copies = grouped(step.copies, "source")
     for number, name in enumerate(step.sources):
         back = tuple(copy.inverse for copy in copies[name])
         returned = arithmetic.returns_to(number)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from porting.errors import Code, Fault
 from porting.plan.plan import Plan
+from porting.plan.recipe import unravel
 
 CHUNK = 1 << 20
 """Elements looked at together: what the scan needs beside the tensor is a few masks of this length."""
@@ -65,13 +66,4 @@ def _odd(tensor: Tensor) -> Iterator[tuple[str, int, list[int]]]:
             counts[kind] += count
     parts = 2 if tensor.is_complex() else 1
     for kind, place in first.items():
-        yield kind, counts[kind], _position(place // parts, tensor.shape)
-
-
-def _position(place: int, shape: tuple[int, ...]) -> list[int]:
-    """The coordinates of a place in row-major order."""
-    position = []
-    for extent in reversed(shape):
-        place, coordinate = divmod(place, extent)
-        position.append(coordinate)
-    return position[::-1]
+        yield kind, counts[kind], list(unravel(place // parts, tensor.shape))

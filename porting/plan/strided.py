@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from porting.plan.clipping import row_major
 from porting.plan.copies import Copy
 
 
@@ -19,9 +20,7 @@ def through(copy: Copy, shape: Sequence[int], strides: Sequence[int]) -> Copy:
     >>> moved.sizes, moved.source_strides, moved.target_strides
     ((2, 3), (1, 2), (3, 1))
     """
-    rows = [1] * len(shape)
-    for axis in reversed(range(len(shape) - 1)):
-        rows[axis] = rows[axis + 1] * shape[axis + 1]
+    rows = row_major(shape)
     offset, rest = 0, copy.source_offset
     position = []
     for axis, row in enumerate(rows):
