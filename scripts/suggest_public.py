@@ -25,7 +25,7 @@ import typer
 
 from porting.errors import PortingError
 from porting.suggesting import Suggestion, suggest
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.twin import draw_parameters
 from scripts.public import audio, captions, decoders, encoders, translation, vision
 from scripts.public.recipe import Recipe
 
@@ -38,7 +38,7 @@ def checkpoint(architecture: str, fields: Mapping[str, object], folder: Path) ->
     kind: Any = getattr(transformers, architecture)
     torch.manual_seed(0)
     model = kind(kind.config_class(**fields))
-    draw(model, 0)
+    draw_parameters(model, 0)
     model.save_pretrained(folder)
     return folder
 

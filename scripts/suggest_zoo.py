@@ -30,7 +30,7 @@ import porting
 from porting.errors import PortingError
 from porting.suggesting import Suggestion, suggest
 from porting.suggesting.subjects.building import build_for
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.oracle import uncast
 from tests.suggesting.styles import Style, drawn
 from tests.suggesting.variants import builder, told
@@ -112,7 +112,7 @@ def source(style: Style, folder: Path) -> Any:  # one of transformers' models
     kind: Any = getattr(transformers, style.family.architecture)
     torch.manual_seed(0)
     model = kind(kind.config_class(**style.family.fields)).eval()
-    draw(model, 0)
+    draw_parameters(model, 0)
     model.double()  # so that what a table sums is not rounded
     model.save_pretrained(folder)
     return model

@@ -31,12 +31,12 @@ from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
-from porting.suggesting.subjects.model_pair import ModelPair, prepare, sides, steady
-from porting.suggesting.subjects.model_preparation import dormant
+from porting.suggesting.subjects.model_pair import ModelPair, check_deterministic, prepare, traced_models
+from porting.suggesting.subjects.model_preparation import untrained_adapters
 from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.subjects.questions import Ask, Asker, which_architecture
 from porting.suggesting.verdict.evidence import evidence
-from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried
+from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks
 from porting.suggesting.verdict.judgement import Judgement, judge
 from porting.suggesting.verdict.proof import LARGE, TRIED, Proof, differing, prove
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
@@ -250,7 +250,7 @@ def _searched(
     subjects: ModelPair, seed: int, trials: int, seconds: float, tell: Callable[[str, int, int], None]
 ) -> tuple[SearchResult, list[tuple[str, str]]]:
     """What was found, and the lines of [probes] that look into attention."""
-    port, reference = sides(subjects, seed)
+    port, reference = traced_models(subjects, seed)
     search = WeightSearch(
         port,
         reference,
@@ -261,7 +261,7 @@ def _searched(
         most=trials,
         seconds=seconds,
         tell=tell,
-        asleep=dormant(port, reference, subjects.zeros),
+        asleep=untrained_adapters(port, reference, subjects.zeros),
         copies=subjects.twin.copies,
     )
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
@@ -269,7 +269,7 @@ def _searched(
     limit_threads(sum(one.numel() for one in subjects.built.module.parameters()))
     try:
         found = search.search()
-        steady(port, AGAIN)
+        check_deterministic(port, AGAIN)
         bound = LOOSE if found.divergences else NEAR
         return found, attention_probes(attention(port), attention(reference), bound)
     finally:
@@ -309,7 +309,7 @@ class _Prover:
                     self.into, table, self.subjects, seed=self.seed, fresh=fresh, deep=deeper, own=own
                 )
         except OutOfTime:
-            return untried(own)
+            return untried_checks(own)
 
     def _proven(
         self,

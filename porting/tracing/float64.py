@@ -21,11 +21,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from porting.tracing.torch_modes import DispatchMode
 
 LESS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 ITSELF = "the model itself"
@@ -85,26 +87,16 @@ def forced_float64(module: nn.Module) -> Iterator[LoweredOperations]:
             yield mode.found
 
 
-class ForceFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+class ForceFloat64(DispatchMode):
     """Takes such casts out; :func:`force_float64` makes it."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, constants: set[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self.found: LoweredOperations = {}
         self._constants = constants
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's operation gives
-        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
-            return func(*args, **(kwargs or {}))
-        kwargs = dict(kwargs or {})
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`DispatchMode.dispatch`."""
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and func._can_decompose():
             with self:  # a forward under inference_mode: torch sends operations here that are made of others
                 return func.decompose(*args, **kwargs)

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from porting.tracing.float64 import LoweredOperations, running, spelled_operations
+from porting.tracing.torch_modes import DispatchMode
 
 Geometry = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Offset, sizes and strides: which part of a storage a tensor shows."""
@@ -132,17 +131,15 @@ class Segment:
     random: bool = False
 
 
-class ProvenanceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+class ProvenanceRecorder(DispatchMode):
     """Watches a float64 run and cuts what it sees into spans.
 
     What computes in float32 whatever its weights are, and is not put right (:mod:`porting.tracing.float64`), agrees
     with the float64 reference to float32's rounding only; that must be known before the difference is called a bug.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self._producers = Producers()
         self._lowered: LoweredOperations = {}
         self._state = torch.get_rng_state()
@@ -184,16 +181,8 @@ class ProvenanceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
         self._aside = False
         return value
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's operation gives
-        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
-            return func(*args, **(kwargs or {}))
-        kwargs = kwargs or {}
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`DispatchMode.dispatch`."""
         result = func(*args, **kwargs)
         if self._aside:
             return result

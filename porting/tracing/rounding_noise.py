@@ -5,17 +5,17 @@ Run twice, once with it and once without, a model shows how far such roundings g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from porting.tracing.torch_modes import DispatchMode
 
-class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+
+class RoundingNoise(DispatchMode):
     """Within it every operation in less than float64 has inputs and results that are a rounding away.
 
     A value moves by at most one unit in its last place, and a zero not at all.  A cast that changes no number is none.
@@ -24,22 +24,12 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         seed: of the roundings.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,  # one of torch's operations
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's operation gives
-        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
-            return func(*args, **(kwargs or {}))
-        kwargs = dict(kwargs or {})
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`DispatchMode.dispatch`."""
         floating = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_floating_point()]
         if func.is_view or func._schema.is_mutable or not floating:
             return func(*args, **kwargs)

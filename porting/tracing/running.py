@@ -20,7 +20,7 @@ from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
 from porting.tracing.dropout import SameDropout
 from porting.tracing.float64 import LoweredOperations, forced_float64
-from porting.tracing.gradient_modes import KeptGraph
+from porting.tracing.torch_modes import KeptGraph
 from porting.tracing.trace import Point, SeeingError, Trace, Visit, leaves, trace
 
 SMALL = 1 << 23

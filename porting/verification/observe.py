@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from porting.reporting.outcome import Shown
 from porting.target import named_tensors
-from porting.tracing.gradient_modes import GradientOfEveryRow
 from porting.tracing.measure import MEANING
+from porting.tracing.torch_modes import GradientOfEveryRow
 from porting.verification.inputs import REST, Case
 
 MASKS = {"attention_mask": "attention", "decoder_attention_mask": "decoder's attention"}

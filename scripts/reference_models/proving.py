@@ -20,7 +20,7 @@ from torch import nn
 
 from porting.checkpoint import open_checkpoint
 from porting.errors import PortingError
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import named_tensors
 from porting.verification import Case, Report, verify
 from porting.verification.batches import make_batches, that_fits
@@ -116,7 +116,7 @@ def _prove(model_type: str, architecture: str, level: str) -> Proof:
     weights = sum(one.numel() for one in model.parameters()) // 1000
     with tempfile.TemporaryDirectory(prefix="porting-reference-") as folder:
         try:
-            draw(model, 1)
+            draw_parameters(model, 1)
             saving: Any = model
             saving.save_pretrained(folder)
         except Exception as error:  # noqa: BLE001  # as above

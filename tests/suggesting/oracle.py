@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.suggesting import Suggestion
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.twin import draw_parameters
 
 BOUND = 1e-10
 
@@ -23,7 +23,7 @@ def source(architecture: str, fields: Mapping[str, object], folder: Path) -> Any
     kind: Any = getattr(transformers, architecture)
     torch.manual_seed(0)
     model = kind(kind.config_class(**fields)).eval()
-    draw(model, 0)
+    draw_parameters(model, 0)
     model.double()
     model.save_pretrained(folder)
     return model

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.verdict.extra_checks import untried
+from porting.suggesting.verdict.extra_checks import untried_checks
 from tests.suggesting import oracle
 from tests.suggesting.attacks import Rounded
 from tests.suggesting.test_verdicts import Plain
@@ -267,7 +267,7 @@ def test_no_tie_is_advised_behind_a_place_that_fits_nothing(source: Path) -> Non
 
 def test_a_proof_without_trials_is_none() -> None:
     """Where the time is over before they were run, and the checkpoint itself was not tried either."""
-    (reason,) = untried(None).reasons
+    (reason,) = untried_checks(None).reasons
     assert reason.kind == "bound"
     assert "before other rows, masks and calls were tried" in reason.said
 

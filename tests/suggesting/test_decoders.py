@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import porting
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.model_pair import own_inner
-from porting.suggesting.subjects.operation_trace import run
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.model_pair import own_intermediate_size
+from porting.suggesting.subjects.operation_trace import trace_operations
+from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama, builder
 from tests.suggesting.oracle import BOUND, apart, source
 
@@ -83,7 +83,7 @@ def test_what_is_written_into_is_no_weight() -> None:
     x, angles = torch.randn(2, 5, 24, dtype=torch.float64), torch.rand(5, 1, 3, dtype=torch.float64)
     seen = torch.ones(5, 5, dtype=torch.bool).tril()
     leaves = {**dict(attention.named_parameters()), "kept": attention.kept}
-    found = run(attention, lambda one: one(x, angles.cos(), angles.sin(), seen), leaves, [x])
+    found = trace_operations(attention, lambda one: one(x, angles.cos(), angles.sin(), seen), leaves, [x])
     assert [unit.names for unit in found.units] == [(f"{name}.weight",) for name in ("wq", "wk", "wv", "wo")]
 
 
@@ -93,9 +93,9 @@ def test_a_size_that_no_field_says_is_taken_from_the_module_and_no_other_is() ->
     def feed(inner: int) -> nn.Module:
         return nn.Sequential(nn.Embedding(97, 40), nn.Linear(40, 40), nn.Linear(40, inner), nn.Linear(inner, 40))
 
-    assert own_inner(feed(256), config) == 256
-    assert own_inner(feed(156), config) == 0
-    assert own_inner(nn.Sequential(feed(156), nn.Linear(40, 7)), config) == 0  # a head
+    assert own_intermediate_size(feed(256), config) == 256
+    assert own_intermediate_size(feed(156), config) == 0
+    assert own_intermediate_size(nn.Sequential(feed(156), nn.Linear(40, 7)), config) == 0  # a head
 
 
 class Norm(nn.Module):
@@ -192,7 +192,7 @@ def test_memory_as_it_was_found_is_drawn_and_a_frozen_table_is_not() -> None:
     module = nn.Module()
     for name, value in (("empty", float("nan")), ("table", 0.5)):
         setattr(module, name, nn.Parameter(torch.full((3, 4), value), requires_grad=False))
-    draw(module, 0)
+    draw_parameters(module, 0)
     assert module.get_parameter("empty").isfinite().all()
     assert (module.get_parameter("table") == 0.5).all()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.forward_arguments import IDS, MASK, roles
-from porting.suggesting.subjects.twin import draw, is_frequencies
+from porting.suggesting.subjects.twin import draw_parameters, is_frequencies
 from tests.suggesting.test_softmax_invariance import Gpt
 
 WORDS = 33
@@ -42,7 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=WORDS, n_embd=24, n_layer=2, n_head=3, n_positions=40)
     model: Any = transformers.GPT2Model(config)  # transformers does not type it
-    draw(model, 0)
+    draw_parameters(model, 0)
     folder = tmp_path_factory.mktemp("letters")
     model.save_pretrained(folder)
     return folder
@@ -74,7 +74,7 @@ def test_rotary_frequencies_are_not_drawn() -> None:
     module.register_buffer("inv_freq", 10000.0 ** -torch.arange(0, 1, 0.25))
     module.register_buffer("table", torch.randn(5))
     before = {name: one.clone() for name, one in module.named_buffers()}
-    draw(module, 0)
+    draw_parameters(module, 0)
     assert is_frequencies(before["inv_freq"])
     assert not is_frequencies(before["table"])
     assert torch.equal(module.get_buffer("inv_freq"), before["inv_freq"])

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.twin import draw_parameters
 
 
 class Patched(nn.Module):
@@ -66,7 +66,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     torch.manual_seed(0)
     model: Any = transformers.ViTModel(config)  # transformers does not type it
-    draw(model, 0)
+    draw_parameters(model, 0)
     folder = tmp_path_factory.mktemp("vit")
     model.save_pretrained(folder)
     return folder

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.twin import draw_parameters
 
 SIZES: Mapping[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96, "image_size": 12,
@@ -194,7 +194,7 @@ def written(folder: Path, architecture: str, **more: object) -> Path:
     kind: Any = getattr(transformers, architecture)  # transformers does not type it
     torch.manual_seed(0)
     model = kind(kind.config_class(**SIZES, **more))
-    draw(model, 0)
+    draw_parameters(model, 0)
     model.save_pretrained(folder)
     return folder
 
@@ -254,7 +254,7 @@ def test_a_weight_that_never_runs_on_either_side_goes_by_its_name(tmp_path: Path
     torch.manual_seed(0)
     fields = {**SIZES, "num_hidden_layers": 3, "mlp_ratio": 4}  # as deep as no twin is: its stages are named after that
     model: Any = transformers.Dinov2Model(transformers.Dinov2Config(**fields))
-    draw(model, 0)
+    draw_parameters(model, 0)
     model.save_pretrained(tmp_path)
     found = suggest(tmp_path, Masked)
     assert found.verdict is Verdict.EXACT, str(found)

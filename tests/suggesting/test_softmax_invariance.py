@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.llama import FIELDS, Block, Llama, builder
 from tests.suggesting.test_pictures import Layer, Pictures, written
 
@@ -132,7 +132,7 @@ class Rotated(Llama):
 def test_of_rotated_keys_a_bias_is_seen(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model: Any = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**FIELDS))  # type: ignore[arg-type]
-    draw(model, 0)
+    draw_parameters(model, 0)
     model.save_pretrained(tmp_path)
     found = suggest(tmp_path, builder(bias=True, kind=Rotated))
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
@@ -182,7 +182,7 @@ def test_of_a_fused_bias_the_key_s_part_is_left_out(tmp_path: Path) -> None:
     torch.manual_seed(0)
     fields = {"vocab_size": 113, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40}
     model: Any = transformers.GPT2Model(transformers.GPT2Config(**fields))  # type: ignore[arg-type]
-    draw(model, 0)
+    draw_parameters(model, 0)
     model.save_pretrained(tmp_path)
     found = suggest(tmp_path, Gpt)
     assert found.verdict is Verdict.EXACT, str(found)

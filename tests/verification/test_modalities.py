@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from porting.checkpoint import open_checkpoint
 from porting.errors import VerifyError
-from porting.suggesting.subjects.twin import draw
+from porting.suggesting.subjects.twin import draw_parameters
 from porting.tracing.float64 import grouped_mm
 from porting.tracing.running import Side
 from porting.verification import Report, verify
@@ -32,7 +32,7 @@ def made(kind: Any, config: Any) -> nn.Module:
     """A model of transformers with every weight and statistic drawn."""
     torch.manual_seed(0)
     model: nn.Module = kind(config).eval()
-    draw(model, 1)
+    draw_parameters(model, 1)
     return model
 
 
@@ -246,7 +246,7 @@ def test_a_router_that_rounds_otherwise_is_no_crash() -> None:
     """In bfloat16 some tokens go to another expert: activations of other shapes, which are left out there."""
     torch.manual_seed(0)
     reference = Routed()
-    draw(reference, 1)
+    draw_parameters(reference, 1)
     report = verify(reference=reference, into=Routed, dtypes=(torch.float32, torch.bfloat16), causes=False)
     assert report.verdict != "different", str(report)
     assert any(probe.port.startswith("experts.3") for probe in report.probes)
@@ -308,7 +308,7 @@ def test_a_router_in_float32_is_no_crash() -> None:
     """What its rounding leads to is measured with roundings changed at random: other tokens may go to an expert."""
     torch.manual_seed(0)
     reference = Capped()
-    draw(reference, 1)
+    draw_parameters(reference, 1)
     with torch.no_grad():
         reference.router.weight.mul_(1e-7)  # all but ties
     report = verify(reference=reference, into=Capped, causes=False, dtypes=())

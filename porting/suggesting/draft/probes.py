@@ -14,7 +14,7 @@ from torch import Tensor
 from porting.suggesting.draft.layer_patterns import indexed, joined
 from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, first_columns
-from porting.suggesting.search.name_similarity import likeness, pattern
+from porting.suggesting.search.name_similarity import pattern, similarity
 from porting.suggesting.subjects.operation_trace import TracedModel
 from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ARROW, INNER, ROOT, trace
@@ -55,7 +55,7 @@ def probes(
         key=lambda one: (
             -shapes[_kind(one[0], one[1])],
             one[0].count(".") + one[1].count("."),
-            -likeness(one[0], one[1]),
+            -similarity(one[0], one[1]),
         )
     )
     order = {path or ROOT: number for number, path in enumerate(reference)}

@@ -24,7 +24,7 @@ from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.search.softmax_invariance import SOFTMAX_IGNORES
 from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of
-from porting.suggesting.subjects.model_pair import ModelPair, number_of
+from porting.suggesting.subjects.model_pair import ModelPair, config_number
 from porting.target import named_tensors, slots
 
 _NO_PLACE, _NONE = "the module has no place for it", "the checkpoint has none"
@@ -46,9 +46,9 @@ class Sizes:
 
 def heads_of(config: Mapping[str, object]) -> Heads | None:
     """How attention is cut up; None where the config does not say."""
-    count, width = number_of(config, Role.HEADS), number_of(config, Role.HIDDEN)
-    groups = number_of(config, Role.GROUPS) or count
-    size = number_of(config, Role.HEAD_SIZE) or (width // count if count else 0)
+    count, width = config_number(config, Role.HEADS), config_number(config, Role.HIDDEN)
+    groups = config_number(config, Role.GROUPS) or count
+    size = config_number(config, Role.HEAD_SIZE) or (width // count if count else 0)
     return Heads(count=count, groups=groups, width=size) if count and size and not count % groups else None
 
 
@@ -62,7 +62,7 @@ def sizes_of(config: Mapping[str, object]) -> Sizes:
     found = (next(fields_of(role, config), "") for role in (Role.HEADS, Role.GROUPS, Role.HEAD_SIZE, Role.HIDDEN))
     heads, groups, size, hidden = found
     groups = groups if groups and cut.groups != cut.count else heads
-    usual = number_of(config, Role.HIDDEN) == cut.count * cut.width
+    usual = config_number(config, Role.HIDDEN) == cut.count * cut.width
     pairs = f"{hidden} // {heads} // 2" if usual else f"{size} // 2"
     values |= {"h": cut.count, **sizes(cut)}
     texts |= {"h": heads, "g": groups, "q": "1" if groups == heads else f"{heads} // {groups}", "k": "1", "v": "1"}
@@ -237,7 +237,7 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
         if not held(checkpoint.config, field) and isinstance(subjects.config.get(field), int | float | str | bool)
     }
     required = {field: values for field, values in made.require.items() if held(checkpoint.config, field)}
-    depths = (number_of(subjects.twin.config, Role.DEPTH), number_of(subjects.config, Role.DEPTH))
+    depths = (config_number(subjects.twin.config, Role.DEPTH), config_number(subjects.config, Role.DEPTH))
     return replace(
         again,
         drops=drops,

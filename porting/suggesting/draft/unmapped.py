@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from porting.suggesting.search.name_similarity import likeness, numbered
+from porting.suggesting.search.name_similarity import numbered, similarity
 from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.subjects.operation_trace import OperationTrace
 
@@ -137,8 +137,8 @@ def leftover(
 
 def _nearest(name: str, shape: tuple[int, ...], others: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     """Those of the same sizes first, then by name."""
-    alike = sorted(others, key=lambda one: (sorted(others[one]) != sorted(shape), -likeness(one, name)))
-    return (one for one in alike[:FEW] if sorted(others[one]) == sorted(shape) or likeness(one, name) > ALIKE)
+    alike = sorted(others, key=lambda one: (sorted(others[one]) != sorted(shape), -similarity(one, name)))
+    return (one for one in alike[:FEW] if sorted(others[one]) == sorted(shape) or similarity(one, name) > ALIKE)
 
 
 def behind(trace: OperationTrace) -> dict[str, str]:

@@ -69,7 +69,7 @@ def skips(unit: Unit, norm: Unit) -> bool:
     return distance(unit.operand, norm.operand) <= SAME
 
 
-def together(one: Unit, other: Unit) -> bool:
+def same_activation(one: Unit, other: Unit) -> bool:
     """Whether two units are given the same activation."""
     if one.operand is None or other.operand is None:
         return one is other

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 
 from porting.suggesting.search.layouts import CandidateRule, Matrix, RuleTerm
-from porting.suggesting.search.name_similarity import likeness
+from porting.suggesting.search.name_similarity import similarity
 
 ROLES = {"q": "query", "k": "key", "v": "value"}
 
@@ -142,7 +142,9 @@ def holders(some: Sequence[Matrix], heads: Heads, *, fixed: bool) -> Iterator[tu
 
 def _affinity(source: Sequence[Holder], target: Sequence[Holder]) -> float:
     """How much the names speak for these roles."""
-    named = [likeness(one.matrix.weights[0], ROLES[one.roles[0]]) for one in (*source, *target) if len(one.roles) == 1]
+    named = [
+        similarity(one.matrix.weights[0], ROLES[one.roles[0]]) for one in (*source, *target) if len(one.roles) == 1
+    ]
     ordered = [tuple(role for role in ROLES if role in one.roles) == one.roles for one in target if len(one.roles) > 1]
     return sum(named) + sum(ordered)
 

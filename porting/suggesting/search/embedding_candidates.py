@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import permutations, product
 
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, Shape
-from porting.suggesting.search.name_similarity import likeness
+from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.subjects.operation_trace import Unit, WeightUse
 from porting.suggesting.subjects.questions import Question
 
@@ -64,7 +64,7 @@ def _affinity(ours: Unit, theirs: Unit) -> float:
         same_index = ours.operand.numel() == theirs.operand.numel() and bool(
             (ours.operand.flatten().sort().values == theirs.operand.flatten().sort().values).all()
         )
-    return 3.0 * same_index + 1.0 * (ours.kind == theirs.kind) + likeness(ours.names[0], theirs.names[0])
+    return 3.0 * same_index + 1.0 * (ours.kind == theirs.kind) + similarity(ours.names[0], theirs.names[0])
 
 
 def _single(

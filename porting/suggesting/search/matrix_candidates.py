@@ -8,7 +8,7 @@ from itertools import permutations
 
 from porting.suggesting.search import softmax_invariance
 from porting.suggesting.search.layouts import CandidateRule, Matrix, RuleTerm, Shape, factorings, matrix, order, written
-from porting.suggesting.search.name_similarity import likeness, pattern
+from porting.suggesting.search.name_similarity import pattern, similarity
 from porting.suggesting.subjects.operation_trace import Unit
 
 MOST = 400
@@ -98,11 +98,11 @@ def _unlikeness(pairs: Sequence[tuple[tuple[Matrix, ...], tuple[Matrix, ...]]]) 
     for ours, theirs in pairs:
         for one in ours:
             for other in theirs:
-                total -= likeness(one.weights[0], other.weights[0])
+                total -= similarity(one.weights[0], other.weights[0])
         several = theirs if len(theirs) > 1 else ours if len(ours) > 1 else ()
         for place, one in enumerate(several):
             if place < len(_TRIPLE):
-                total -= 0.1 * likeness(one.weights[0], _TRIPLE[place])
+                total -= 0.1 * similarity(one.weights[0], _TRIPLE[place])
     return total
 
 

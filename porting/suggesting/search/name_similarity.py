@@ -58,7 +58,7 @@ def meanings(name: str) -> frozenset[str]:
     return frozenset(found - {"module", "layer", "layers", "block", "blocks", "model", ""})
 
 
-def likeness(one: str, other: str) -> float:
+def similarity(one: str, other: str) -> float:
     """How much two names have in common, from 0 to 1."""
     ours, theirs = meanings(one), meanings(other)
     return len(ours & theirs) / (len(ours | theirs) or 1)

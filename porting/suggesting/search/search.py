@@ -23,15 +23,15 @@ from porting.suggesting.search.activation_matching import (
     first_part,
     habit,
     is_turned,
+    same_activation,
     skips,
-    together,
     vector,
     whole,
 )
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.feature_permutation import based, positions, replaced
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, matrix
-from porting.suggesting.search.name_similarity import likeness
+from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, SearchResult
 from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
 from porting.suggesting.subjects.config_fields import Role, fields_of
@@ -117,7 +117,9 @@ class WeightSearch(ScoreTableSearch):
             matches = self._diverged(unit, trace, like, theirs)
             if not matches:
                 return
-        group = [one for one in trace.units if self._is_open(one) and one.kind is unit.kind and together(one, unit)]
+        group = [
+            one for one in trace.units if self._is_open(one) and one.kind is unit.kind and same_activation(one, unit)
+        ]
         group = [
             one
             for number, one in enumerate(group)
@@ -228,7 +230,7 @@ class WeightSearch(ScoreTableSearch):
         self._fill_between(group, following, trace)
         if not self._choose(group, matches, ways, following, trace):
             single = group[:1]
-            ranked = sorted(matches, key=lambda one: -likeness(one.names[0], single[0].names[0]))
+            ranked = sorted(matches, key=lambda one: -similarity(one.names[0], single[0].names[0]))
             for mate in ranked:
                 ways = matrix_candidates.candidates(single, [mate], self.port.shapes, self.reference.shapes, heads)
                 if self._choose(single, [mate], ways, self._next(single, trace), trace):
@@ -441,7 +443,7 @@ class WeightSearch(ScoreTableSearch):
                 mate = self._in_order(unit, like)
             self._note("activation", unit, mate, far, near=self._nearest(unit, like))
         self._force(unit, mate)
-        return [one for one in like if together(one, mate)]
+        return [one for one in like if same_activation(one, mate)]
 
     def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: OperationTrace) -> bool:
         """Whether nothing of the reference is due: a norm like none of its, where the module has more of them."""

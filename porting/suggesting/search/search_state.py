@@ -14,10 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from porting.suggesting.search import embedding_candidates
-from porting.suggesting.search.activation_matching import alike, apart, explained, normed, shared, together, whole
+from porting.suggesting.search.activation_matching import (
+    alike,
+    apart,
+    explained,
+    normed,
+    same_activation,
+    shared,
+    whole,
+)
 from porting.suggesting.search.attention_layouts import Heads
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, transformed
-from porting.suggesting.search.name_similarity import likeness
+from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.search.search_result import SAME, DifferingPlace, SearchResult, Tell
 from porting.suggesting.search.softmax_invariance import is_ignored_by_softmax
 from porting.suggesting.subjects.operation_trace import ForcedActivations, OperationTrace, TracedModel, Unit, WeightUse
@@ -59,8 +67,8 @@ def remaining(
 def _nearest(name: str, others: Sequence[str]) -> str:
     """Of those that end alike, the one that has most in common with a name; empty where that is little."""
     ends = [one for one in others if one.rpartition(".")[2] == name.rpartition(".")[2]]
-    best = max(ends, key=lambda one: likeness(one, name), default="")
-    return best if best and likeness(best, name) >= ALIKE else ""
+    best = max(ends, key=lambda one: similarity(one, name), default="")
+    return best if best and similarity(best, name) >= ALIKE else ""
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -194,7 +202,7 @@ class SearchState:
             return  # one is seen before the mean is taken off, the other behind
         self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis)
         for other in self.found.trace.units:
-            if other is not unit and together(other, unit) and other.kind is unit.kind:
+            if other is not unit and same_activation(other, unit) and other.kind is unit.kind:
                 self._forced.operands[other.number] = self._forced.operands[unit.number]
 
     def _uneven(self, unit: Unit, mate: Unit) -> None:
@@ -267,7 +275,7 @@ class SearchState:
         """Note biases of the reference's behind matrices that were filled in another place: a tied decoder's."""
         for mate in self.found.reference.units:
             if set(mate.weights) & self._used and set(mate.biases) - self._used and mate.kind is WeightUse.LINEAR:
-                unit = next((one for one in trace.units if one.kind is mate.kind and together(one, mate)), None)
+                unit = next((one for one in trace.units if one.kind is mate.kind and same_activation(one, mate)), None)
                 if unit is not None and not unit.biases:
                     self._note("bias", unit, mate)
                     self._used |= set(mate.biases)

@@ -193,7 +193,7 @@ def _say(available: Sequence[str]) -> str:
     return f"{how}; the reference takes {', '.join(available)}"
 
 
-def ways(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
+def argument_mappings(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
     """The [inputs] that may be meant, the most usual first."""
     masks = {name for name, role in found.items() if role in {MASK, DECODER_MASK}}
     for turned, kind, axes in product((False, True), ("", "bool", "padding", "additive"), _MASK_AXES):
@@ -215,7 +215,7 @@ def ways(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
 _MASK_AXES = ("[b s]", "[b 1 1 s]", "[b 1 s]", "[s b]")
 
 
-def told_way(module: nn.Module, available: Sequence[str], inputs: Mapping[str, str]) -> ArgumentMapping:
+def given_argument_mapping(module: nn.Module, available: Sequence[str], inputs: Mapping[str, str]) -> ArgumentMapping:
     """The way that the user says.
 
     Raises:
@@ -238,7 +238,7 @@ def told_way(module: nn.Module, available: Sequence[str], inputs: Mapping[str, s
     return ArgumentMapping(rules=tuple(inputs.items()))
 
 
-def find_way(
+def find_argument_mapping(
     module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, *, causal: bool, ask: Asker
 ) -> ArgumentMapping:
     """How the module's forward is to be given the reference's inputs.
@@ -256,12 +256,12 @@ def find_way(
     """
     found, loose = roles(module, available, ask)
     if PIXELS in found.values():
-        return ArgumentMapping(rules=next(ways(found)), loose=loose)
+        return ArgumentMapping(rules=next(argument_mappings(found)), loose=loose)
     errors: list[tuple[Exception, int]] = []
     working: list[ArgumentMapping] = []
     wrong: list[set[str]] = []
     again = _copies(module)
-    for rules in ways(found):
+    for rules in argument_mappings(found):
         way = ArgumentMapping(rules=rules, loose=loose)
         count = OperationCounter()
         one = again()  # what is kept of a call that was made on trial must not spoil the next
@@ -282,7 +282,7 @@ def find_way(
         wrong.append(seen)
     if not working:
         cause = None if wrong else _usual(errors)
-        raise refusal(module, next(ways(found)), wrong, cause) from cause
+        raise refusal(module, next(argument_mappings(found)), wrong, cause) from cause
     chosen = working[0]
     masked = any(role == MASK for role in found.values())
     if causal and not masked:
@@ -314,11 +314,11 @@ def _unmasked(
     for way in working:
         if not _seen(again, way, vocabulary, padding):
             return way, Unmasked.STALE
-    inputs = sample(first.named, vocabulary, padding)
+    inputs = sample_batch(first.named, vocabulary, padding)
     holes = torch.ones(BATCH, LENGTH, dtype=torch.long)
     holes[:, 2] = holes[:, LENGTH - 1] = 0
     for way in working:
-        given = [gives(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
+        given = [outputs_of(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
         if not all(map(torch.equal, *given)):
             return way, Unmasked.PARTLY
     return first, Unmasked.IGNORED
@@ -361,7 +361,7 @@ def refusal(
         said, hint = "mixes the rows of a batch", "a row must not depend on another"
         if any(NONE in one for one in wrong):
             said, hint = "gives numbers that are none", "look for the first NaN or infinity"
-        elif all(DEAF in one for one in wrong):
+        elif all(IGNORES_TOKENS in one for one in wrong):
             said, hint = "gives the same whatever words it is given", "is the embedding used?"
         message = f"{title} {said}, whichever way it is given {given}"
         return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
@@ -372,7 +372,7 @@ def refusal(
     return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
 
 
-def sample(
+def sample_batch(
     available: Sequence[str],
     vocabulary: int,
     padding: int,
@@ -408,12 +408,12 @@ def sample(
     return {name: value for name, value in made.items() if name in available}
 
 
-PADDED, ROWS, DEAF, NONE = "padded", "rows", "deaf", "no numbers"
+PADDED, ROWS, IGNORES_TOKENS, NONE = "padded", "rows", "deaf", "no numbers"
 
 
 def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
-    inputs = sample(way.named, vocabulary, padding)
-    pairs = zip(gives(module, way, inputs), gives(module, way, inputs), strict=True)
+    inputs = sample_batch(way.named, vocabulary, padding)
+    pairs = zip(outputs_of(module, way, inputs), outputs_of(module, way, inputs), strict=True)
     return all(one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
 
 
@@ -422,7 +422,7 @@ def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int
 
     Numbers that are none count as wrong in every respect.  Each call is made on what ``module`` gives.
     """
-    inputs = sample(way.named, vocabulary, padding)
+    inputs = sample_batch(way.named, vocabulary, padding)
     kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
     kept[0, LENGTH - 2 :] = kept[1, LENGTH - 3 :] = False
     if MASK in inputs:
@@ -430,12 +430,12 @@ def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int
 
     def changed(where: Tensor) -> list[Tensor]:
         other = torch.where(where, (inputs[IDS] + 5) % (vocabulary - 4) + 3, inputs[IDS])
-        return gives(module(), way, {**inputs, IDS: other})
+        return outputs_of(module(), way, {**inputs, IDS: other})
 
     def differ(others: list[Tensor], where: Tensor) -> bool:
         return any(_differ(a, b, where) for a, b in zip(base, others, strict=True))
 
-    base = gives(module(), way, inputs)
+    base = outputs_of(module(), way, inputs)
     last, start = torch.zeros_like(kept), torch.zeros_like(kept)
     last[2], start[:, 0] = True, True
     later = kept & ~start
@@ -447,7 +447,7 @@ def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int
     if differ(changed(last), kept & ~last):
         found.add(ROWS)
     if not differ(changed(start), later):
-        found.add(DEAF)
+        found.add(IGNORES_TOKENS)
     return found
 
 
@@ -458,13 +458,13 @@ def _differ_any(values: list[Tensor], where: Tensor) -> bool:
 
 def _skips(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
     """Whether a row comes out the same with padding words behind it as without: the module knows them by itself."""
-    inputs = sample(way.named, vocabulary, padding)
+    inputs = sample_batch(way.named, vocabulary, padding)
     kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
     kept[:, LENGTH - 2 :] = False
     padded = {**inputs, IDS: torch.where(kept, inputs[IDS], padding)}
     short = {name: value[:, : LENGTH - 2] for name, value in inputs.items()}
     try:
-        longer, shorter = gives(module, way, padded), gives(module, way, short)
+        longer, shorter = outputs_of(module, way, padded), outputs_of(module, way, short)
     except Exception:  # noqa: BLE001  # a forward that takes one length only
         return False
     return all(
@@ -478,7 +478,7 @@ def _cut(value: Tensor, shape: torch.Size) -> Tensor | None:
     return value[tuple(slice(0, size) for size in shape)]
 
 
-def gives(module: nn.Module, way: ArgumentMapping, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+def outputs_of(module: nn.Module, way: ArgumentMapping, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """The numbers that a forward returns for the reference's inputs."""
     with torch.no_grad(), forced_float64(module):
         returned = module(**way.given({name: value.clone() for name, value in inputs.items()}))
@@ -536,14 +536,14 @@ def without_ignored_mask(module: nn.Module, way: ArgumentMapping, vocabulary: in
     """The way without a mask that need not be given and changes nothing: it is the loss's, say."""
     if MASK not in way.named:
         return way
-    inputs = sample(way.named, vocabulary, padding)
+    inputs = sample_batch(way.named, vocabulary, padding)
     holes = torch.ones(BATCH, LENGTH, dtype=torch.long)
     holes[:, 2] = holes[:, LENGTH - 1] = 0
     rules = tuple((theirs, ours) for theirs, ours in way.rules if not theirs.startswith(f"{MASK} ["))
     without = replace(way, rules=rules)
     try:
-        given = [gives(module, way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
-        given.append(gives(module, without, inputs))
+        given = [outputs_of(module, way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
+        given.append(outputs_of(module, without, inputs))
     except Exception:  # noqa: BLE001  # a mask of another kind, or one that must be given
         return way
     deaf = all(len(one) == len(given[0]) and all(map(torch.equal, one, given[0])) for one in given[1:])

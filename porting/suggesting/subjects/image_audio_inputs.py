@@ -12,11 +12,11 @@ from porting.suggesting.subjects.forward_arguments import (
     FEATURES,
     PIXELS,
     ArgumentMapping,
-    gives,
+    argument_mappings,
+    outputs_of,
     refusal,
     roles,
-    sample,
-    ways,
+    sample_batch,
 )
 from porting.suggesting.subjects.questions import Asker
 
@@ -48,7 +48,7 @@ def signals(available: Sequence[str], config: Mapping[str, object], rows: int, s
     }
 
 
-def heard_way(
+def audio_argument_mapping(
     module: nn.Module,
     available: Sequence[str],
     config: Mapping[str, object],
@@ -63,8 +63,8 @@ def heard_way(
     """
     found, loose = roles(module, available, ask)
     first: Exception | None = None
-    usual = next(ways(found))
-    for rules in ways(found):
+    usual = next(argument_mappings(found))
+    for rules in argument_mappings(found):
         for turned in (False, True):
             laid = tuple(
                 (f"{theirs} [b m f]", f"{ours} [b f m]") if turned and theirs == FEATURES else (theirs, ours)
@@ -72,7 +72,7 @@ def heard_way(
             )
             way = ArgumentMapping(rules=laid, loose=loose)
             try:
-                gives(module, way, sample(way.named, vocabulary, padding, shapes=shapes_of(config)))
+                outputs_of(module, way, sample_batch(way.named, vocabulary, padding, shapes=shapes_of(config)))
             except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
                 first = first or error
                 continue

@@ -31,17 +31,17 @@ from porting.suggesting.subjects.forward_arguments import (
     SEGMENTS,
     ArgumentMapping,
     comparable,
-    find_way,
+    find_argument_mapping,
+    given_argument_mapping,
     optional,
-    sample,
-    told_way,
+    sample_batch,
     without_ignored_mask,
 )
-from porting.suggesting.subjects.image_audio_inputs import heard_way, shapes_of
-from porting.suggesting.subjects.model_preparation import doubled, is_lazy, refuse_computed, warm, zeros_of
-from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, run
+from porting.suggesting.subjects.image_audio_inputs import audio_argument_mapping, shapes_of
+from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
+from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.twin import SMALL, Twin, draw, is_mask, make_twin
+from porting.suggesting.subjects.twin import SMALL, Twin, draw_parameters, is_mask, make_twin
 from porting.target import named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
 
@@ -75,13 +75,13 @@ class ModelPair:
     def readied(self, module: nn.Module) -> nn.Module:
         """Another one of the user's modules, its lazy parameters in shape."""
         vocabulary, padding = (
-            number_of(self.twin.config, Role.VOCABULARY, 97),
-            number_of(self.twin.config, Role.PADDING),
+            config_number(self.twin.config, Role.VOCABULARY, 97),
+            config_number(self.twin.config, Role.PADDING),
         )
-        return warm(module, self.available, vocabulary, padding, shapes_of(self.twin.config))
+        return materialized(module, self.available, vocabulary, padding, shapes_of(self.twin.config))
 
 
-def complete(config: Mapping[str, object], architecture: str) -> dict[str, object]:
+def completed_config(config: Mapping[str, object], architecture: str) -> dict[str, object]:
     """The config with what transformers takes for the fields that it lacks, under their usual names as well."""
     import transformers  # noqa: PLC0415  # as in twin.py
 
@@ -117,22 +117,22 @@ def prepare(
     Raises:
         VerifyError, TargetError: one of them cannot be built or run.
     """
-    config = complete(checkpoint.config, architecture)
+    config = completed_config(checkpoint.config, architecture)
     twin, built = _sized(config, into, architecture, folder, seed, checkpoint)
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     refuse_computed(built.module)
     lazy, zeros = is_lazy(built.module), zeros_of(built.module)
-    module = doubled(warm(built.module, available, vocabulary, padding, shapes_of(twin.config)))
-    draw(module, seed + 1, buffers=False)
+    module = in_float64(materialized(built.module, available, vocabulary, padding, shapes_of(twin.config)))
+    draw_parameters(module, seed + 1, buffers=False)
     tell("finding out what forward takes", 0, 0)
     causal = _causal(twin.reference, available, vocabulary, padding)
     if inputs:
-        way = told_way(module, available, inputs)
+        way = given_argument_mapping(module, available, inputs)
     elif FEATURES in available:
-        way = heard_way(module, available, twin.config, vocabulary, padding, ask)
+        way = audio_argument_mapping(module, available, twin.config, vocabulary, padding, ask)
     else:
-        way = find_way(module, available, vocabulary, padding, causal=causal, ask=ask)
+        way = find_argument_mapping(module, available, vocabulary, padding, causal=causal, ask=ask)
         way = without_ignored_mask(module, way, vocabulary, padding) if causal else way
         way = replace(way, more=optional(module, way, twin.reference))
     return ModelPair(
@@ -159,7 +159,7 @@ def _sized(
             return made(folder / "real", small=False), build_for(into, config)
     twin = made(folder / "small", small=True)
     try:
-        built = build_for(into, complete(twin.config, architecture))
+        built = build_for(into, completed_config(twin.config, architecture))
     except PortingError:
         small = None
     else:
@@ -167,13 +167,13 @@ def _sized(
     own: dict[str, Any] = {}
     if small is not None and _one_depth(small, config):
         own["even"] = True
-    if small is not None and (words := own_words(small, config)):
+    if small is not None and (words := own_vocabulary_size(small, config)):
         own["to"] = replace(SMALL, vocabulary=words)
-    if small is not None and (inner := own_inner(small.module, twin.config)):
+    if small is not None and (inner := own_intermediate_size(small.module, twin.config)):
         own["inner"] = inner
     if small is not None and own:
         twin = made(folder / "own", small=True, **own)
-        small = build_for(into, complete(twin.config, architecture))
+        small = build_for(into, completed_config(twin.config, architecture))
     if small is not None and _could(small.module, twin):
         return twin, small
     with bounded(within):
@@ -199,7 +199,7 @@ def _could(module: nn.Module, twin: Twin) -> bool:
     return lazy or not width or width in sizes
 
 
-def own_words(built: BuiltModule, config: Mapping[str, object]) -> int:
+def own_vocabulary_size(built: BuiltModule, config: Mapping[str, object]) -> int:
     """How many words there are where a module asks nobody and has as many as the checkpoint; 0 where it asks."""
     count = _number(config, Role.VOCABULARY, 0)
     asked = set(fields_of(Role.VOCABULARY, config)) & set(built.asked.values())
@@ -207,7 +207,7 @@ def own_words(built: BuiltModule, config: Mapping[str, object]) -> int:
     return count if count in sizes and SMALL.vocabulary not in sizes and not asked else 0
 
 
-def own_inner(module: nn.Module, config: Mapping[str, object]) -> int:
+def own_intermediate_size(module: nn.Module, config: Mapping[str, object]) -> int:
     """The size of the feed-forward part that a module has reckoned by itself; 0 where it has the config's.
 
     A module may round a multiple of its width up, and so have the checkpoint's size at the checkpoint's width only.
@@ -229,7 +229,7 @@ def _number(config: Mapping[str, object], role: Role, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def number_of(config: Mapping[str, object], role: Role, default: int = 0) -> int:
+def config_number(config: Mapping[str, object], role: Role, default: int = 0) -> int:
     """The config's number in that role."""
     return _number(config, role, default)
 
@@ -249,7 +249,7 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
     return tuple(names)
 
 
-def end_of(config: Mapping[str, object]) -> int | None:
+def end_token(config: Mapping[str, object]) -> int | None:
     """The word that ends a row, where a model may look for it; None if there is none of its own."""
     end, padding = config.get("eos_token_id"), config.get("pad_token_id")
     return end if isinstance(end, int) and end != padding and end < _number(config, Role.VOCABULARY, 0) else None
@@ -259,7 +259,7 @@ def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, p
     """Whether a position's output is the same whatever stands behind it."""
     if IDS not in available:
         return False
-    inputs = sample([one for one in available if one != POSITIONS], vocabulary, padding)
+    inputs = sample_batch([one for one in available if one != POSITIONS], vocabulary, padding)
     other = {**inputs, IDS: inputs[IDS].clone()}
     other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
     with torch.no_grad(), forced_float64(reference):
@@ -294,7 +294,7 @@ def _longest(
     return 7
 
 
-def sides(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedModel]:
+def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedModel]:
     """The module and the reference as they are run in the search, on one batch.
 
     Raises:
@@ -303,8 +303,8 @@ def sides(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedModel]:
     twin, way, module = subjects.twin, subjects.way, subjects.built.module
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     without_ignored_mask = [name for name in subjects.available if name in way.named]
-    batch = sample(
-        without_ignored_mask, vocabulary, padding, seed=seed, shapes=shapes_of(twin.config), end=end_of(twin.config)
+    batch = sample_batch(
+        without_ignored_mask, vocabulary, padding, seed=seed, shapes=shapes_of(twin.config), end=end_token(twin.config)
     )
     theirs = {**batch}
     if way.internal or way.unmasked or MASK not in batch:
@@ -333,12 +333,12 @@ def sides(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedModel]:
         name: one for name, one in unsaved if name not in leaves and one.is_floating_point() and not is_mask(one)
     }
     port = TracedModel(module, leaves, loadable, lambda one: one(**given), list(given.values()))
-    steady(port)
+    check_deterministic(port)
     reference = TracedModel(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
     return port, reference
 
 
-def steady(port: TracedModel, times: int = 1) -> None:
+def check_deterministic(port: TracedModel, times: int = 1) -> None:
     """See that the module gives the same again.
 
     Args:
@@ -350,7 +350,7 @@ def steady(port: TracedModel, times: int = 1) -> None:
     """
     module = port.module
     kept = [one.clone() for one in port.inputs]
-    first = run(module, port.call, port.leaves, port.inputs)
+    first = trace_operations(module, port.call, port.leaves, port.inputs)
     name, where = type(module).__name__, place_of(module.forward)
     if not all(torch.equal(one, before) for one, before in zip(port.inputs, kept, strict=True)):
         message = f"{name}.forward changes what it is given, so that whoever runs it twice gets something else"
@@ -362,7 +362,7 @@ def steady(port: TracedModel, times: int = 1) -> None:
         raise VerifyError(
             Fault(code=Code.MADE_IN_FORWARD, where=first.made_at, message=message, hint="make them in __init__")
         )
-    others = (run(module, port.call, port.leaves, port.inputs).outputs for _ in range(times))
+    others = (trace_operations(module, port.call, port.leaves, port.inputs).outputs for _ in range(times))
     if not all(_same(first.outputs, again) for again in others):
         message = f"{name}.forward gives something else each time, in eval mode and on the same inputs"
         hint = "a dropout that is left on: F.dropout(x, p, self.training)" if first.random else "it must be a function"

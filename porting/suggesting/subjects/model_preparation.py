@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from porting.errors import Code, Fault, VerifyError
-from porting.suggesting.subjects.forward_arguments import ArgumentMapping, roles, sample, ways
+from porting.suggesting.subjects.forward_arguments import ArgumentMapping, argument_mappings, roles, sample_batch
 from porting.suggesting.subjects.operation_trace import TracedModel
 from porting.target import DEEPEST, TargetError, tensors_within
 
@@ -21,7 +21,7 @@ def is_lazy(module: nn.Module) -> bool:
     return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
 
 
-def warm(
+def materialized(
     module: nn.Module,
     available: Sequence[str],
     vocabulary: int,
@@ -45,10 +45,10 @@ def warm(
     found, loose = roles(module, available)
     first: Exception | None = None
     dtype = torch.get_default_dtype()
-    for rules in ways(found):
+    for rules in argument_mappings(found):
         way = ArgumentMapping(rules=rules, loose=loose)
         try:
-            given = way.given(sample(way.named, vocabulary, padding, shapes=shapes), dtype)
+            given = way.given(sample_batch(way.named, vocabulary, padding, shapes=shapes), dtype)
             with torch.no_grad():
                 module(**{name: one.to(dtype) if one.is_floating_point() else one for name, one in given.items()})
         except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
@@ -78,7 +78,7 @@ def refuse_computed(module: nn.Module) -> None:
             raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
-def doubled(module: nn.Module) -> nn.Module:
+def in_float64(module: nn.Module) -> nn.Module:
     """The same module in float64, with the tensors that ``Module.double`` does not reach."""
     module.double()
     for part in module.modules():
@@ -112,7 +112,7 @@ def zeros_of(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, one in shaped if one.ndim > 1 and not one.is_meta and not bool(one.any()))
 
 
-def dormant(port: TracedModel, reference: TracedModel, zeros: frozenset[str]) -> frozenset[str]:
+def untrained_adapters(port: TracedModel, reference: TracedModel, zeros: frozenset[str]) -> frozenset[str]:
     """The matrices of the module that change nothing as it is built, and are none of the reference's.
 
     A matrix that is zero is taken for the end of such a part only if it is of no size of the reference's, and if with

@@ -179,7 +179,7 @@ class _Enough(Exception):  # noqa: N818  # it ends a run and is no error
     """The run has come as far as it was asked to."""
 
 
-def run(
+def trace_operations(
     module: nn.Module,
     call: Call,
     leaves: Mapping[str, Tensor],
@@ -547,7 +547,7 @@ class TracedModel:
     ) -> OperationTrace:
         """One run."""
         forced = forced or ForcedActivations()
-        found = run(
+        found = trace_operations(
             self.module,
             self.call,
             self.leaves,

@@ -207,7 +207,7 @@ def make_twin(
         said = str(error).strip().partition("\n")[0]
         message = f"transformers cannot build {architecture} with these sizes: {type(error).__name__}: {said}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
-    draw(model, seed)
+    draw_parameters(model, seed)
     if to.loud:
         _raise(model)
     saving: Any = model
@@ -294,7 +294,7 @@ def is_frequencies(tensor: Tensor) -> bool:
     return bool(steps[0] != 1.0) and bool(torch.allclose(steps, steps[0].expand_as(steps), rtol=1e-5))
 
 
-def draw(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
+def draw_parameters(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
     """Draw every parameter at the scale that training leaves behind.
 
     Args:

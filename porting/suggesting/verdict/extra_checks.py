@@ -27,9 +27,9 @@ from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.forward_arguments import DECODER_MASK, MASK, SEGMENTS, sample
+from porting.suggesting.subjects.forward_arguments import DECODER_MASK, MASK, SEGMENTS, sample_batch
 from porting.suggesting.subjects.image_audio_inputs import shapes_of
-from porting.suggesting.subjects.model_pair import ModelPair, complete, end_of, number_of
+from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
 from porting.suggesting.verdict.proof import Proof, cases, prove
@@ -50,7 +50,7 @@ SINGLE, LESS = 1e-3, 0.1
 than float32: what differs by more is no rounding."""
 
 
-def rounds_by_itself(into: Builder, subjects: ModelPair) -> Iterator[Reason]:
+def differs_in_float32(into: Builder, subjects: ModelPair) -> Iterator[Reason]:
     """A module that computes something else in float32 than in float64, by more than rounding."""
     module, inputs = subjects.built.module, _batch(subjects)
     single = _in_float32(into, subjects, inputs)
@@ -102,16 +102,16 @@ def defaults(subjects: ModelPair) -> Iterator[str]:
 
 def _batch(subjects: ModelPair) -> dict[str, Tensor]:
     config = subjects.twin.config
-    vocabulary, padding = number_of(config, Role.VOCABULARY, 97), number_of(config, Role.PADDING)
+    vocabulary, padding = config_number(config, Role.VOCABULARY, 97), config_number(config, Role.PADDING)
     heard = [name for name in subjects.available if name in subjects.way.named]
-    return sample(heard, vocabulary, padding, seed=1, shapes=shapes_of(config), end=end_of(config))
+    return sample_batch(heard, vocabulary, padding, seed=1, shapes=shapes_of(config), end=end_token(config))
 
 
 def _in_float32(into: Builder, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
     """What another module of the same builder gives with the same weights in float32; None if it cannot be run so."""
     values = dict(named_tensors(subjects.built.module))
     try:
-        config = complete(subjects.twin.config, subjects.twin.architecture)
+        config = completed_config(subjects.twin.config, subjects.twin.architecture)
         other = subjects.readied(build_for(into, config).module).float()
         with torch.no_grad():
             for name, tensor in named_tensors(other):
@@ -169,7 +169,7 @@ class ExtraChecks:
         return max((one.size for one in self.reasons if one.size is not None and one.kind in set(Kind)), default=None)
 
 
-def untried(own: Proof | None) -> ExtraChecks:
+def untried_checks(own: Proof | None) -> ExtraChecks:
     """What is known where there was no time: what was tried on the checkpoint itself, or that nothing was."""
     if own is None or own.report is None or not own.whole:
         return ExtraChecks(reasons=(met("other rows, masks and calls were tried"),))
@@ -208,7 +208,7 @@ def run_extra_checks(
     wide = proven(None, twin, trials=True)
     reports = [one.report for one in (own, wide) if one is not None and one.report is not None]
     scopes = [one.scope for one in reports if one.scope.results] or [Scope()]
-    reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports), *rounds_by_itself(into, subjects)]
+    reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports), *differs_in_float32(into, subjects)]
     limits = [*defaults(subjects), *lowered(into, subjects), *_not_run(scopes[0])]
     if deep is not None and subjects.twin.shrunk:
         tall, depth = _deep(subjects, proven, seed)
@@ -275,17 +275,17 @@ def _deep(subjects: ModelPair, proven: Proven, seed: int) -> tuple[Proof | None,
     """The proof on a twin with as many layers as the checkpoint, more heads and other sizes; and how many layers."""
     kind = subjects.twin.architecture
     with TemporaryDirectory(prefix="porting-deep-") as folder:
-        words = number_of(subjects.twin.config, Role.VOCABULARY)
+        words = config_number(subjects.twin.config, Role.VOCABULARY)
         sizes = DEEP if words == SMALL.vocabulary else replace(DEEP, vocabulary=words)  # the module's own
         try:
             stored = frozenset(subjects.twin.tensors)
             other = make_twin(subjects.config, kind, Path(folder), small=True, seed=seed + 1, to=sizes, stored=stored)
         except PortingError:
             return None, 0
-        spare = number_of(subjects.twin.config, Role.POSITIONS, subjects.longest) - subjects.longest
-        longest = max(number_of(other.config, Role.POSITIONS, subjects.longest) - max(spare, 0), 1)
+        spare = config_number(subjects.twin.config, Role.POSITIONS, subjects.longest) - subjects.longest
+        longest = max(config_number(other.config, Role.POSITIONS, subjects.longest) - max(spare, 0), 1)
         batches = cases(subjects, other.config, seed=seed, longest=longest)
-        return proven(batches, other.checkpoint), number_of(other.config, Role.DEPTH)
+        return proven(batches, other.checkpoint), config_number(other.config, Role.DEPTH)
 
 
 def _far(proof: Proof) -> str:
@@ -310,7 +310,7 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
     reports = [one.report for one in (proof, behind.proof, own) if one is not None and one.report is not None]
     if subjects.twin.shrunk and own is None:
         yield "the checkpoint's own sizes, which are too large to be run here: sizes are the twin's"
-    longest, most = subjects.longest, number_of(subjects.config, Role.POSITIONS)
+    longest, most = subjects.longest, config_number(subjects.config, Role.POSITIONS)
     if 0 < longest < most:
         yield f"rows of more than {longest} words, of {most} that the checkpoint takes"
     if reports and not any(probe.port.partition(" ")[0] == "." for probe in reports[0].probes):

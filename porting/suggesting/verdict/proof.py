@@ -26,7 +26,7 @@ from porting.suggesting.subjects.forward_arguments import (
     SEGMENTS,
 )
 from porting.suggesting.subjects.image_audio_inputs import signals
-from porting.suggesting.subjects.model_pair import ModelPair, complete, end_of, number_of
+from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
 from porting.tracing.measure import MEANING
 from porting.verification import verify
 from porting.verification.compare import Progress
@@ -147,7 +147,7 @@ def prove(
         first = str(error)
     if module is not None:
         return Proof(report=None, refused=first)
-    full = complete(config, subjects.twin.architecture)
+    full = completed_config(config, subjects.twin.architecture)
     for change in (subjects.readied, fitted):
         try:
             with bounded(bounds(checkpoint.tensors, checkpoint.config)):
@@ -161,8 +161,8 @@ def prove(
 
 def _longest(subjects: ModelPair, config: Mapping[str, object], *, small: bool) -> int:
     """The longest row; the checkpoint's tables have as many rows that are nobody's position as its twin's."""
-    spare = number_of(subjects.twin.config, Role.POSITIONS, 64) - subjects.longest
-    return subjects.longest if small else max(min(number_of(config, Role.POSITIONS, 64) - max(spare, 0), 64), 4)
+    spare = config_number(subjects.twin.config, Role.POSITIONS, 64) - subjects.longest
+    return subjects.longest if small else max(min(config_number(config, Role.POSITIONS, 64) - max(spare, 0), 64), 4)
 
 
 def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longest: int) -> list[Case]:
@@ -174,9 +174,9 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
     if IDS not in subjects.available:
         made = signals(subjects.available, fields, 4, seed)
         if DECODER_IDS in subjects.available:
-            vocabulary, padding = (number_of(fields, role) for role in (Role.VOCABULARY, Role.PADDING))
+            vocabulary, padding = (config_number(fields, role) for role in (Role.VOCABULARY, Role.PADDING))
             generator = torch.Generator().manual_seed(seed)
-            made[DECODER_IDS] = _words([9, 7, 5, 3], vocabulary, padding, generator, end_of(fields))
+            made[DECODER_IDS] = _words([9, 7, 5, 3], vocabulary, padding, generator, end_token(fields))
         return [Case("4 images" if PIXELS in made else "4 sounds", made)]
     padded = MASK in way.named or way.internal or DECODER_MASK in way.named
     short = [min(length, longest) for length in LENGTHS]
@@ -188,11 +188,11 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
 
 def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int], seed: int, *, padded: bool) -> Case:
     way = subjects.way
-    vocabulary = number_of(config, Role.VOCABULARY, 97)
-    padding = number_of(config, Role.PADDING, 0)
-    types = number_of(config, Role.SEGMENTS, 0)
+    vocabulary = config_number(config, Role.VOCABULARY, 97)
+    padding = config_number(config, Role.PADDING, 0)
+    types = config_number(config, Role.SEGMENTS, 0)
     generator = torch.Generator().manual_seed(seed)
-    words = _words(lengths, vocabulary, padding, generator, end_of(config))
+    words = _words(lengths, vocabulary, padding, generator, end_token(config))
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     segments = torch.zeros_like(words)
     for row, length in enumerate(lengths):
@@ -207,7 +207,7 @@ def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int]
         made[POSITIONS] = torch.arange(max(lengths)).expand(len(lengths), -1).clone()
     if DECODER_IDS in subjects.available:
         others = [max(3 * length // 4, 1) for length in reversed(lengths)]
-        made[DECODER_IDS] = _words(others, vocabulary, padding, generator, end_of(config))
+        made[DECODER_IDS] = _words(others, vocabulary, padding, generator, end_token(config))
         if DECODER_MASK in way.named:
             made[DECODER_MASK] = (torch.arange(max(others)) < torch.tensor(others)[:, None]).long()
     known = {name: value for name, value in made.items() if name in subjects.available}

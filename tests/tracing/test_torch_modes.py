@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from porting.tracing.gradient_modes import GradientOfEveryRow
 from porting.tracing.running import Side
+from porting.tracing.torch_modes import GradientOfEveryRow
 from porting.tracing.trace import Point
 
 

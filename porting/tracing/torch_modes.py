@@ -1,4 +1,4 @@
-"""Modes in which a backward pass reaches more: every row of an embedding, and graphs that a forward cuts."""
+"""Modes of torch: what those that see operations have in common, and two with which a backward pass reaches more."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PLACE = 3
 """Where ``embedding_dense_backward`` is given the row that takes no gradient."""
 
 
-class GradientOfEveryRow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
-    """Within it ``padding_idx`` keeps no row from its gradient, as in ``with GradientOfEveryRow(): loss.backward()``.
-
-    ``padding_idx`` itself stays as it is, since a forward pass may read it: to count positions, say.
-    """
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+    """A mode in which :meth:`dispatch` sees every operation, but for what is in a higher-order one."""
 
     supports_higher_order_operators = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]  # as above
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
@@ -33,8 +33,31 @@ class GradientOfEveryRow(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's operation gives
-        if isinstance(func, HigherOrderOperator):  # flex_attention, say: what is in it is not looked into
+        if isinstance(func, HigherOrderOperator):  # flex_attention, say
             return func(*args, **(kwargs or {}))
+        return self.dispatch(func, args, dict(kwargs or {}))
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """Run an operation in the way of this mode.
+
+        Args:
+            func: one of torch's operations.
+            args, kwargs: what it is given.
+
+        Returns:
+            What stands in its result's place.
+        """
+        raise NotImplementedError
+
+
+class GradientOfEveryRow(DispatchMode):
+    """Within it ``padding_idx`` keeps no row from its gradient, as in ``with GradientOfEveryRow(): loss.backward()``.
+
+    ``padding_idx`` itself stays as it is, since a forward pass may read it: to count positions, say.
+    """
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`DispatchMode.dispatch`."""
         if func is torch.ops.aten.embedding_dense_backward.default:
             args = (*args[:_PLACE], -1, *args[_PLACE + 1 :])
         return func(*args, **(kwargs or {}))
