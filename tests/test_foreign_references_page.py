@@ -96,6 +96,7 @@ def test_the_python_of_the_page_runs(folder: Path) -> None:
     python("snippet.py")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # three processes, each imports JAX and two of them torch
 def test_the_jax_of_the_page_runs(folder: Path) -> None:
     """Both sides of it; and a mistake that is planted into the port is placed by the values of flax."""

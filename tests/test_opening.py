@@ -247,6 +247,7 @@ for read in (read_table, load_recording, lambda path: batch_of(str(path))):
 """
 
 
+@pytest.mark.slow
 def test_a_table_a_recording_or_a_batch_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "it.npz")
     words = [sys.executable, "-c", HANGING, str(tmp_path / "it.npz")]

@@ -45,6 +45,7 @@ def test_the_page_has_its_files_and_its_commands() -> None:
     assert [command.split()[1] for command, _ in CONSOLES] == ["check", "verify", "verify", "back.py"]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
     check, faithful, different, back = CONSOLES
     assert run(folder, check[0]).returncode == 0

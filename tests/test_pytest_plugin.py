@@ -72,6 +72,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     return pytester
 
 
+@pytest.mark.slow
 def test_under_xdist_each_failure_has_its_report_and_its_page(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_port=SUITE)
     done = suite.runpytest_subprocess(*PLUGIN, "-p", "xdist", "-n", "2", "--porting-html", "pages", "-rA", "-Wdefault")
@@ -176,6 +177,7 @@ def test_a_page_that_cannot_be_written_does_not_hide_the_report(suite: pytest.Py
     done.stdout.fnmatch_lines(["DIFFERENT *", "the report as a page: it cannot be written: *"])
 
 
+@pytest.mark.slow
 def test_a_hub_checkpoint_is_opened_once(suite: pytest.Pytester) -> None:
     suite.makepyfile(
         test_port="""
@@ -220,6 +222,7 @@ def test_an_installation_tells_pytest_of_it() -> None:
     assert project["entry-points"]["pytest11"] == {"porting": "porting.pytest_plugin"}
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_works(suite: pytest.Pytester) -> None:
     """Both examples of docs/pytest.md, with the model of these tests in the place of the reader's."""
     page = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")

@@ -94,6 +94,7 @@ def test_the_table_is_read() -> None:
     assert (len(table.rules), len(table.probes)) == (3, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "console"])
 def test_the_commands_print_what_is_shown(text: str, folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.few(3)
 __all__ = ["checkpoint", "one_thread"]  # fixtures
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [

@@ -41,12 +41,14 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Verified:
     return report
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_without_a_mistake_nothing_is_named(verified: Verified, name: str) -> None:
     report = verified(Edit(name, {}))
     assert (report.verdict, report.causes) == ("faithful", ())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
@@ -70,6 +72,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, names in PLANTED.items() for name in names])
 def test_a_planted_mistake_is_named(verified: Verified, family: str, name: str) -> None:
     report = verified(Edit(family, {}), name)

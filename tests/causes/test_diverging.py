@@ -59,6 +59,7 @@ def told(found: Divergence) -> set[int]:
     return {int(one.rpartition(":")[2]) for one in places if one}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [name for name in STEPS if name != "a step left out"])
 def test_the_line_is_told(name: str) -> None:
     wrong, operation, instead = STEPS[name]
@@ -73,6 +74,7 @@ def test_the_line_is_told(name: str) -> None:
     assert f"first step that differs: {found.step.operation} at {found.line}" in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probes", [r"\.", ".*"])
 def test_it_needs_no_probe_in_between(probes: str) -> None:
     wrong, operation, _ = STEPS["a step that no entry of the catalogue knows"]

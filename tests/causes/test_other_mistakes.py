@@ -100,6 +100,7 @@ MODERN: Mapping[str, tuple[Plant, str, str]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mistake", MODERN)
 def test_rotations_and_windows(mistake: str, ported: Callable[[str], Ported], monkeypatch: pytest.MonkeyPatch) -> None:
     plant, name, detail = MODERN[mistake]
@@ -175,6 +176,7 @@ PAIRED: Mapping[str, tuple[str, Plant, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", PAIRED)
 def test_embeddings_biases_and_residuals(
     mistake: str, ported: Callable[[str], Ported], monkeypatch: pytest.MonkeyPatch
@@ -217,6 +219,7 @@ FUSED = (
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "name", "detail"), FUSED, ids=["interleaved", "heads"])
 def test_fused_projections(checkpoint: Path, kind: type[nn.Module], name: str, detail: str) -> None:
     def build() -> MyBert:

@@ -138,6 +138,7 @@ BERT = (
 """Each kind of event, and each way in which a planted mistake answers it; make causes plants them all, everywhere."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "names"),
     [
@@ -168,6 +169,7 @@ def test_what_is_planted_is_named(table: str, names: Sequence[str]) -> None:
         assert found["key bias missing"].outcome == NONE  # no probe sees it there, and no softmax
 
 
+@pytest.mark.slow
 def test_a_mistake_in_one_layer_accuses_no_other() -> None:
     pair = next(pair for pair in PAIRS if pair.table == "marian")
     names = ["softmax over the queries", "residual missing"]

@@ -49,12 +49,14 @@ UNKNOWN = [name for name, one in ALL.items() if not one.names]
 SLOW_TO_TELL = ("positions of the patches alone", "segments behind the norm")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_without_a_mistake_nothing_is_named(name: str) -> None:
     report = verified(Wrong(name, {}))
     assert (report.verdict, report.causes) == ("faithful", ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, one in ALL.items() if one.names])
 def test_a_mistake_is_named(name: str) -> None:
     one = ALL[name]
@@ -66,6 +68,7 @@ def test_a_mistake_is_named(name: str) -> None:
     assert any(one.detail in found.detail for found in report.causes)
 
 
+@pytest.mark.slow
 def test_what_is_not_known_has_no_name() -> None:
     """A part that fits by itself is no cause where what stands beside it is not explained."""
     assert sorted(UNKNOWN) == sorted(SLOW_TO_TELL)
@@ -86,6 +89,7 @@ def test_a_mask_that_hides_everything_is_named_with_its_line() -> None:
         assert "float16" not in one.fix
 
 
+@pytest.mark.slow
 def test_the_first_value_that_is_no_number_is_named_with_its_line() -> None:
     report = verified(Wrong("gpt2", {"x = self.c_fc(x)": "x = torch.log(self.c_fc(x))"}))
     assert report.causes
@@ -95,6 +99,7 @@ def test_the_first_value_that_is_no_number_is_named_with_its_line() -> None:
         assert "gives NaN" in one.detail
 
 
+@pytest.mark.slow
 def test_an_inverted_mask_says_where_it_broke() -> None:
     (found,) = verified(LISTED["-inf mask inverted"]).causes
     assert found.name == "padding mask inverted"
@@ -110,6 +115,7 @@ POLARITY = """
 """
 
 
+@pytest.mark.slow
 def test_the_masks_polarity_in_inputs() -> None:
     one = Wrong(
         "bert",

@@ -196,6 +196,7 @@ def test_model_without_weights(hub: Hub) -> None:
         open_checkpoint("org/name")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("status", "messages"),
     [

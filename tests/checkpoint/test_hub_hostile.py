@@ -227,6 +227,7 @@ def later(handler: BaseHTTPRequestHandler) -> None:
     sending({"Retry-After": "1000000000"}, b"{}", status=429)(handler)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("match", "weights"), [("/api/models", True), ("/store/", True), ("/config.json", False)])
 @pytest.mark.parametrize("kind", [endless(b" ", pause=0.1), slow_headers, silence], ids=["body", "headers", "silence"])
 def test_a_server_that_gives_next_to_nothing_is_left(

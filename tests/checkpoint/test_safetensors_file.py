@@ -265,6 +265,7 @@ def test_a_header_of_many_tensors_is_read_in_linear_steps(tmp_path: Path) -> Non
     assert steps[1] < 12 * steps[0]
 
 
+@pytest.mark.slow
 def test_opening_imports_neither_transformers_nor_the_hub_client(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(st_file(ONE, b"abc"))

@@ -66,6 +66,7 @@ def through_every_command(run: Run, folder: Path, kind: str) -> None:
     good("verify", "back", *own, "--longest", 16)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("file", "decoder", "kind"), STATES)
 def test_every_command_takes_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, decoder: bool, kind: str

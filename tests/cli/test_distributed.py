@@ -98,6 +98,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
 """By what is shown: the words of the command, in the order in which they build on each other, and what it says."""
 
 
+@pytest.mark.slow
 def test_every_command_takes_it(run: Run) -> None:
     for name, (words, said) in COMMANDS.items():
         result = run(*words)

@@ -102,6 +102,7 @@ def advised(output: str) -> list[str]:
     return shlex.split(last.removeprefix("next: porting "))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("words", "code"), GOOD)
 def test_what_is_advised_works(run: Run, workbench: Path, words: str, code: int) -> None:
     if "c.recorded" in words:
@@ -124,6 +125,7 @@ def test_what_is_advised_after_an_error_works(run: Run, workbench: Path, words: 
     assert run(*shlex.split(advice)).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_suggestion_that_was_printed_is_to_be_written(run: Run, workbench: Path) -> None:
     first = run("suggest", "c", "--into", "own_model.py:build")
     words = advised(first.stderr)

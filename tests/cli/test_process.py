@@ -82,12 +82,14 @@ def test_bad_input_is_lines_on_standard_error_and_exit_code_2(
     assert_refused(words, message, result.exit_code, result.stdout, result.stderr)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("words", "message"), BAD[:3])
 def test_a_process_of_its_own_says_the_same(folder: Path, words: str, message: str) -> None:
     result = porting(*words.split(), cwd=folder)
     assert_refused(words, message, result.returncode, result.stdout, result.stderr)
 
 
+@pytest.mark.slow
 def test_a_difference_is_exit_code_1_and_the_json_is_alone(folder: Path) -> None:
     run = porting(
         "verify", "c", "--table", "own.toml", "--into", "own_model.py:build", "--json",
@@ -100,6 +102,7 @@ def test_a_difference_is_exit_code_1_and_the_json_is_alone(folder: Path) -> None
     assert run.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_no_colour_and_no_bar(folder: Path) -> None:
     run = porting("check", "c", cwd=folder, env={"FORCE_COLOR": "1", "COLUMNS": "30", "PYTHONIOENCODING": "ascii"})
     assert run.returncode == 0
@@ -109,6 +112,7 @@ def test_a_pipe_gets_no_colour_and_no_bar(folder: Path) -> None:
     assert any(len(line) > 120 for line in run.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours_and_the_next_command_last(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -135,6 +139,7 @@ def test_a_terminal_gets_colours_and_the_next_command_last(folder: Path) -> None
     assert max(len(line) for line in text.splitlines() if "\x1b" not in line) <= 100
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "porting", "inspect", "c"]
@@ -148,6 +153,7 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to write to")
 def test_a_full_disk_is_one_line(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -213,6 +219,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 def test_only_verify_imports_transformers(folder: Path) -> None:
     """All the others in one process, since each import of torch takes a second."""
     program = (

@@ -131,6 +131,7 @@ def test_no_planted_file_runs(repository: Path, command: str) -> None:
     assert done.returncode in (0, 1) or command in ("suggest", "verify-files", "record"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check --into", "verify", "load"])
 def test_nor_with_the_program_that_is_installed(repository: Path, command: str) -> None:
     program = "import sys; sys.path.remove(''); from porting.cli import main; main()"  # what its script does
@@ -139,6 +140,7 @@ def test_nor_with_the_program_that_is_installed(repository: Path, command: str) 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["module", "program"])
 def test_nor_under_torchrun(repository: Path, tmp_path: Path, how: str) -> None:
     """``torchrun -m`` starts ``python -m``; torchrun itself is started without the folder in front."""
@@ -196,6 +198,7 @@ def load(work: Path, into: str) -> subprocess.CompletedProcess[str]:
     return run([*MODULE, "load", "model.safetensors", "--table", "t.toml", "--into", into], work, PYTHONPATH=str(ROOT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformers", "code", "numpy", "einops", "sys", "random"])
 def test_a_name_that_is_installed_too_is_asked_about(work: Path, name: str) -> None:
     (work / f"{name}.py").write_text(BUILD.format(neighbour="neighbour"))
@@ -207,6 +210,7 @@ def test_a_name_that_is_installed_too_is_asked_about(work: Path, name: str) -> N
     assert spelled.returncode == 0, spelled.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mine", "package.mine", "spaced.mine", "deep.er.mine"])
 def test_a_module_of_the_users_finds_its_neighbours_when_it_is_built(work: Path, name: str) -> None:
     path = work.joinpath(*name.split(".")).with_suffix(".py")
@@ -218,6 +222,7 @@ def test_a_module_of_the_users_finds_its_neighbours_when_it_is_built(work: Path,
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_file_elsewhere_finds_its_own_neighbours_and_not_those_of_the_current_folder(work: Path) -> None:
     (work / "elsewhere").mkdir()
     (work / "elsewhere" / "mine.py").write_text(BUILD.format(neighbour="neighbour"))
@@ -227,6 +232,7 @@ def test_a_file_elsewhere_finds_its_own_neighbours_and_not_those_of_the_current_
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["numpy", "einops", "random"])
 def test_a_neighbour_with_the_name_of_what_is_installed_is_asked_about(work: Path, name: str) -> None:
     """Python would take the one beside the file, and the library the installed one."""
@@ -239,6 +245,7 @@ def test_a_neighbour_with_the_name_of_what_is_installed_is_asked_about(work: Pat
         assert f"mine.py imports {name!r}: rename yours" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_of_data_with_the_name_of_a_package_is_no_module(work: Path) -> None:
     (work / "einops").mkdir()
     (work / "mine.py").write_text("import einops\neinops.rearrange\n" + BUILD.format(neighbour="neighbour"))
@@ -246,6 +253,7 @@ def test_a_folder_of_data_with_the_name_of_a_package_is_no_module(work: Path) ->
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_an_installed_module_can_be_named(work: Path) -> None:
     done = load(work, "torch.nn:Identity")
     assert done.returncode == 2

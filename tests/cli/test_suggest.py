@@ -40,6 +40,7 @@ def test_the_table_is_written_and_the_next_command_takes_it(run: Run, checkpoint
     assert verified.stdout.startswith("FAITHFUL")
 
 
+@pytest.mark.slow
 def test_without_a_file_the_table_is_printed(run: Run, checkpoint: Path) -> None:
     write_own(Path())
     result = run("suggest", checkpoint, *INTO)
@@ -88,6 +89,7 @@ def test_where_nothing_was_found_the_exit_code_is_another_one(run: Run, checkpoi
     assert result.stdout.splitlines()[-1] == last
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_leaves_nothing_behind(checkpoint: Path, tmp_path: Path) -> None:
     """Whatever it does when somebody presses Ctrl-C: here the builder never ends."""
     Path("endless.py").write_text(
@@ -121,6 +123,7 @@ def test_a_builder_that_fails_is_a_line_with_its_place_and_no_traceback(run: Run
     assert "own_model.py:2) [bad-target]" in lines[0]
 
 
+@pytest.mark.slow
 def test_what_a_builder_prints_does_not_get_into_the_json(run: Run, checkpoint: Path) -> None:
     write_own(Path())
     place = Path("own_model.py")
@@ -131,6 +134,7 @@ def test_what_a_builder_prints_does_not_get_into_the_json(run: Run, checkpoint: 
     assert "shards" not in result.stderr, "transformers' bars"
 
 
+@pytest.mark.slow
 def test_the_next_command_can_be_typed_where_the_module_has_parts_of_its_own(run: Run, checkpoint: Path) -> None:
     write_own(Path())
     place = Path("own_model.py")

@@ -49,6 +49,7 @@ def test_with_nobody_to_ask_the_defaults_are_taken_and_said(run: Run, checkpoint
     assert again.stdout.splitlines()[0].startswith("trunk only: ")
 
 
+@pytest.mark.slow
 def test_what_is_typed_is_done(run: Run, checkpoint: Path) -> None:
     write_own(Path())
     Path("there.toml").write_text("by hand")
@@ -61,6 +62,7 @@ def test_what_is_typed_is_done(run: Run, checkpoint: Path) -> None:
     assert "[tensors]" in Path("new.toml").read_text()
 
 
+@pytest.mark.slow
 def test_no_is_no(run: Run, checkpoint: Path) -> None:
     write_own(Path())
     result = run("suggest", checkpoint, *INTO, "--interactive", "-o", "mine.toml", typed="2\n")
@@ -72,6 +74,7 @@ def test_no_is_no(run: Run, checkpoint: Path) -> None:
     assert not list(Path().glob("own_model*.toml"))
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_bar_rests_while_somebody_is_asked(checkpoint: Path) -> None:
     """As it is typed: the bar is drawn, then the question, then the answer is taken."""
     write_own(Path())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Run
 from tests.cli.modules import OWN, own_modules, write_own
 from tests.small_checkpoint import TRUNK, write_checkpoint
@@ -31,6 +33,7 @@ def test_verify_a_faithful_port(run: Run, checkpoint: Path) -> None:
     assert result.stdout.splitlines()[-1] == "next: porting export c ./exported"
 
 
+@pytest.mark.slow
 def test_verify_names_the_guilty_module_of_ones_own(run: Run, checkpoint: Path) -> None:
     write_own(Path(), bug=("nn.functional.gelu", "nn.functional.relu"))
     result = run("verify", checkpoint, *OWN)
@@ -42,6 +45,7 @@ def test_verify_names_the_guilty_module_of_ones_own(run: Run, checkpoint: Path) 
     )
 
 
+@pytest.mark.slow
 def test_verify_json_and_a_row_for_each_probe(run: Run, checkpoint: Path) -> None:
     report = json.loads(run("verify", checkpoint, "--json", "--seed", "5").stdout)
     assert report["verdict"] == "faithful"
@@ -58,6 +62,7 @@ def test_verify_of_a_module_that_cannot_run(run: Run, checkpoint: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_bare_trunk_is_verified_as_one(run: Run, checkpoint: Path) -> None:
     folder = write_checkpoint(Path("trunk"), parts=(TRUNK,), architecture="BertModel")
     result = run("verify", folder)
@@ -65,6 +70,7 @@ def test_a_bare_trunk_is_verified_as_one(run: Run, checkpoint: Path) -> None:
     assert "transformers.BertModel" in result.stdout
 
 
+@pytest.mark.slow
 def test_verify_compares_gradients_and_training_when_asked(run: Run, checkpoint: Path) -> None:
     said = run("verify", checkpoint, "--gradients").stdout
     assert "gradients of mlm, nsp: 59 of 59 parameters agree (dropout is off on both sides); float64: off by" in said

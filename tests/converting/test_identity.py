@@ -105,6 +105,7 @@ def copy_over(source: Path, other: Path) -> None:
     shutil.copy2(other / "model.safetensors", source / "model.safetensors")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("replace", "count"),
     [(lead_elsewhere, 7), (rename_folder, 1), (rename_file, 11), (overwrite, 7), (copy_over, 10)],
@@ -120,6 +121,7 @@ def test_another_version_of_the_same_size_and_time_is_not_mixed_in(
     is_like_a_fresh_one(source, tmp_path / "out")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("count", [4, 11])
 def test_digests_decide_where_the_identity_is_the_same(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,6 +139,7 @@ def test_digests_decide_where_the_identity_is_the_same(
     is_like_a_fresh_one(source, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_one_tensor_that_changed_takes_those_that_were_made_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "reverse"), [("none", "yes"), ("bfloat16", "no")])
 def test_nothing_grows_with_a_tensor(dtype: str, reverse: str, folder: Path, tmp_path: Path) -> None:
     for one in folder.iterdir():

@@ -60,6 +60,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_several_make_what_one_makes_and_share_it_by_bytes(size: int, work: Path, tmp_path: Path) -> None:
     failed, said = together(work, tmp_path / "out", size)
@@ -72,6 +73,7 @@ def test_several_make_what_one_makes_and_share_it_by_bytes(size: int, work: Path
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.slow
 def test_when_one_dies_the_others_say_so_and_the_same_command_goes_on(work: Path, tmp_path: Path) -> None:
     failed, said = together(work, tmp_path / "out", 2, 1)
     assert failed == 2
@@ -89,6 +91,7 @@ def test_when_one_dies_the_others_say_so_and_the_same_command_goes_on(work: Path
     assert sorted(os.listdir(tmp_path)) == ["other", "out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "reason"), [("fails", "Input/output error"), ("strays", "no such file or directory")])
 def test_what_one_cannot_do_the_others_are_told(how: str, reason: str, work: Path, tmp_path: Path) -> None:
     failed, said = together(work, tmp_path / "out", 2, 1, how)
@@ -99,6 +102,7 @@ def test_what_one_cannot_do_the_others_are_told(how: str, reason: str, work: Pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_several_make_a_distributed_checkpoint_as_one_makes_it(work: Path, tmp_path: Path) -> None:
     convert(work / "source", tmp_path / "alone", parse_table(TABLE), shard_size=40_000, to="dcp/model")
     failed, _ = together(work, tmp_path / "out", 2, -1, "killed", "dcp/model")
@@ -106,6 +110,7 @@ def test_several_make_a_distributed_checkpoint_as_one_makes_it(work: Path, tmp_p
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_under_torchrun_a_killed_process_ends_all_and_the_same_command_goes_on(work: Path, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tests.converting.mortal"]
     words = ["convert", str(work / "source"), str(tmp_path / "out"), "--table", str(work / "table.toml"), "--derive"]
@@ -140,6 +145,7 @@ def build(config):
 """
 
 
+@pytest.mark.slow
 def test_under_torchrun_what_one_cannot_prepare_all_are_told(work: Path, tmp_path: Path) -> None:
     (tmp_path / "uneven.py").write_text(UNEVEN)
     program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "porting"]

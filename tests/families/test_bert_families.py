@@ -85,6 +85,7 @@ def far(found: list[Tensor], meant: list[Tensor]) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, meant, strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("family", "architecture"), HEADS)
 def test_every_head_is_faithful_and_goes_back(family: str, architecture: str, tmp_path: Path) -> None:
     """``verify`` makes its own inputs: the reference finds the positions itself, the longest row is in them."""

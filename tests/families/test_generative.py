@@ -167,6 +167,7 @@ def test_older_files_hold_the_same_model(family: str, older: Callable[[Weights],
     assert all(torch.equal(after[name], one) for name, one in before.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "architecture", "fields"), [("bart", "BartModel", SEQ2SEQ), ("openai_gpt", "OpenAIGPTModel", OPENAI_GPT)]
 )

@@ -62,6 +62,7 @@ def test_every_tensor_comes_back_bit_for_bit(ported: Ported, tmp_path: Path) -> 
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.few(1)
 def test_it_computes_the_same(ported: Ported) -> None:
     report = verify(ported.directory, table=ported.pair.table)
     assert report.faithful, str(report)
@@ -71,6 +72,7 @@ def test_it_computes_the_same(ported: Ported) -> None:
     assert (report.shown.copy, report.shown.nothing, report.skipped) == ((), (), ())
 
 
+@pytest.mark.few(1)
 def test_what_was_trained_here_is_exported_and_computes_the_same_there(ported: Ported, tmp_path: Path) -> None:
     module = ported.load()
     generator = torch.Generator().manual_seed(1)
@@ -111,6 +113,7 @@ def misread_eps(module: nn.Module) -> None:
     setattr(norms[-1], "eps" if hasattr(norms[-1], "eps") else "variance_epsilon", 1e-3)
 
 
+@pytest.mark.slow
 def test_planted_bugs_are_caught(ported: Ported) -> None:
     module = ported.load()
     name = transposed(module)

@@ -194,6 +194,7 @@ def ported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pair], Ported]
     return find
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.pair.architecture}: {fault.name}")
 def test_a_fault_of_a_room_is_caught_and_placed(fault: Fault, ported: Callable[[Pair], Ported]) -> None:
     one = ported(fault.pair)
@@ -205,6 +206,7 @@ def test_a_fault_of_a_room_is_caught_and_placed(fault: Fault, ported: Callable[[
     assert report.first_difference is report.guilty[0]
 
 
+@pytest.mark.slow
 def test_layers_that_take_turns_are_caught_at_the_first_that_is_not_the_references(
     ported: Callable[[Pair], Ported],
 ) -> None:
@@ -216,6 +218,7 @@ def test_layers_that_take_turns_are_caught_at_the_first_that_is_not_the_referenc
     assert report.guilty[0].port.startswith("bert.layers.0.attention"), [probe.port for probe in report.guilty]
 
 
+@pytest.mark.slow
 def test_without_a_fault_each_is_faithful(ported: Callable[[Pair], Ported]) -> None:
     """What is guilty above is the fault, not the pair."""
     for pair in {fault.pair.architecture: fault.pair for fault in FAULTS}.values():

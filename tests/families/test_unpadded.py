@@ -135,6 +135,7 @@ def test_what_comes_out_of_each_row_is_faithful(checkpoint: Path, port: BertForP
     assert "8 rows of 1 to 24 tokens, padded" in report.cases
 
 
+@pytest.mark.slow
 def test_a_token_that_sees_another_row_is_caught(
     checkpoint: Path, port: BertForPreTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_token_that_sees_another_row_is_caught(
     assert report.guilty[0].port == "bert.layers.0.attention.output"
 
 
+@pytest.mark.slow
 def test_positions_that_go_on_counting_are_caught(
     checkpoint: Path, port: BertForPreTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_positions_that_go_on_counting_are_caught(
     assert report.guilty[0].port == "bert.embeddings"
 
 
+@pytest.mark.slow
 def test_a_row_that_comes_back_in_the_place_of_another_is_caught(
     checkpoint: Path, port: BertForPreTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

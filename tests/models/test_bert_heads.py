@@ -241,6 +241,7 @@ def test_fresh_heads_are_initialised_as_the_encoder_is(architecture: str) -> Non
             assert 0 < parameter.abs().max() <= 0.04, name
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("architecture", HEADS)
 def test_every_head_compiles_as_one_graph(architecture: str) -> None:
     _, ours = twins(architecture, num_hidden_layers=1)

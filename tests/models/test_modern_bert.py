@@ -88,6 +88,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------------------- parity
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
     ("architecture", "pooling"),
@@ -107,6 +108,7 @@ def test_without_the_reference_s_float32_every_probe_agrees(architecture: str, p
     assert report.port == target.replace(":", ".")
 
 
+@pytest.mark.slow
 def test_with_it_every_probe_agrees_since_verify_leaves_its_casts_out(tmp_path: Path) -> None:
     report = verify(checkpoint(tmp_path, local_attention=48), gradients=True, steps=1)
     assert report.faithful, str(report)
@@ -138,6 +140,7 @@ def test_every_head_goes_back(architecture: str, tmp_path: Path) -> None:
         torch.testing.assert_close(ours(ids, mask)[0], meant, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact")
 def test_a_config_from_before_version_5(tmp_path: Path) -> None:
     """The published models say every how many layers and two bases; some write the tied decoder out."""
@@ -244,6 +247,7 @@ FAULTS: dict[str, tuple[Callable[[nn.Module], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught_and_named(fault: str, tmp_path: Path) -> None:
     """Within the bound that float32 leaves."""

@@ -98,6 +98,7 @@ def test_what_a_weak_test_misses_is_listed(folder: Path) -> None:
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # two processes that import transformers
 def test_a_proof_catches_what_closeness_does_not(folder: Path) -> None:
     write_checkpoint(folder / "c")
@@ -107,6 +108,7 @@ def test_a_proof_catches_what_closeness_does_not(folder: Path) -> None:
     assert [(one.name, one.outcome) for one in score.mutations] == [(BIAS, "caught")]
 
 
+@pytest.mark.slow
 def test_the_command_says_what_survived_and_how_it_looks(folder: Path) -> None:
     runner = CliRunner()
     result = runner.invoke(app, ["mutate", "test_weak.py", "--into", "mine:Model", "--only", GELU])
@@ -119,6 +121,7 @@ def test_the_command_says_what_survived_and_how_it_looks(folder: Path) -> None:
     assert result.stdout.splitlines()[-1] == f"next: porting mutate test_weak.py --into mine:Model --only '{GELU}'"
 
 
+@pytest.mark.slow
 def test_wrong_use_is_refused(folder: Path) -> None:
     with pytest.raises(MutationError, match=r"no mistake called 'LayerNorm epz' \(did you mean 'LayerNorm eps'\?\)"):
         mutate(["test_weak.py"], "mine:build", only=["LayerNorm epz"])

@@ -103,6 +103,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_package_with_fixtures_and_settings_of_its_own(suite: Path) -> None:
     """Norm and activation are written out; the suite is run by several processes, prints much, and one test hangs."""
     score = mutate(["src/suite/tests"], "src/suite/port.py:build", only=[EPS, GELU, RESIDUAL], timeout=8.0)
@@ -153,6 +154,7 @@ for request in ForkServer(sys.argv[1]).requests():
 """
 
 
+@pytest.mark.slow
 def test_each_order_gets_a_copy_and_a_copy_that_hangs_is_ended(tmp_path: Path) -> None:
     with listen(tmp_path) as listening:
         words = [sys.executable, "-c", SERVES, str(tmp_path / "request")]

@@ -51,6 +51,7 @@ def test_only_the_scripts_of_the_page_run() -> None:
         assert browser.get_attribute("body", "data-ran") is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "smuggled",
     [
@@ -91,6 +92,7 @@ def test_a_part_is_escaped_as_a_page_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert render_part("part.html", {"text": "<i>\u202e"}) == "<b>&lt;i&gt;\\u202e</b>"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dark", [False, True])
 def test_ink_and_paper_follow_the_reader(dark: bool) -> None:
     with opened(dark=dark, width=375) as browser:

@@ -88,6 +88,7 @@ def test_the_cost_is_reported(checkpoint: Path) -> None:
     assert cost.memory > 100e6
 
 
+@pytest.mark.slow
 def test_it_is_plain_data(checkpoint: Path, faithful: Report) -> None:
     data = json.loads(json.dumps(faithful.to_dict(), allow_nan=False))
     assert data["verdict"] == "faithful"
@@ -193,6 +194,7 @@ def test_a_difference_between_the_probes_is_said() -> None:
     assert "look at what happens between the probes, or add some to [probes]" in text
 
 
+@pytest.mark.slow
 def test_the_guilty_module_is_named(checkpoint: Path) -> None:
     text = str(with_bug(checkpoint, BUGS[1]))
     lines = text.splitlines()
@@ -205,6 +207,7 @@ def test_the_guilty_module_is_named(checkpoint: Path) -> None:
     assert "  it is compared with bert.encoder.layer.1.attention.self.key" in lines
 
 
+@pytest.mark.slow
 def test_the_key_bias_is_shown_to_be_invisible_end_to_end(checkpoint: Path) -> None:
     """Softmax does not see it: nothing but its own projection differs, and the layer after it is the same again."""
     report = with_bug(checkpoint, BUGS[1])
@@ -225,6 +228,7 @@ def test_one_row_for_each_probe_when_asked(faithful: Report) -> None:
     assert "layer 2" not in text
 
 
+@pytest.mark.slow
 def test_colour_where_there_is_a_terminal(checkpoint: Path, faithful: Report) -> None:
     def coloured(report: Report) -> str:
         written = StringIO()

@@ -119,6 +119,7 @@ def test_modules_of_a_branch_that_was_not_taken_are_named() -> None:
     assert "\nnever ran: second\n" in str(report)
 
 
+@pytest.mark.slow
 def test_weights_that_are_used_without_their_module_ran(checkpoint: Path) -> None:
     """The decoder of a masked-language head is a product with the embedding's weight."""
     report = verify(checkpoint)
@@ -163,6 +164,7 @@ def test_small_tables_are_reached_in_every_row(vocabulary: int, rows: int | None
     assert {int(one) for one in cases[0].inputs["token_type_ids"].flatten()} == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_the_embedded_checkpoint_is_shown_in_every_element() -> None:
     report = verify(porting.embedded_checkpoint())
     assert complete_but_for_flags(report)

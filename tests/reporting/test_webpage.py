@@ -72,6 +72,7 @@ def test_the_verdict_and_the_culprit_come_first(guilty: Report, page: Path) -> N
 CALLED = "porting.models.bert_heads.BertForPreTraining(...), dtypes=(torch.float32, torch.bfloat16), loaded=True)"
 
 
+@pytest.mark.slow
 def test_a_click_on_a_cell_shows_its_details(guilty: Report, page: Path) -> None:
     with shown(page) as browser:
         cell = browser.get_by_role("button", name="layer 2, attention.key")
@@ -88,6 +89,7 @@ def test_a_click_on_a_cell_shows_its_details(guilty: Report, page: Path) -> None
         assert f"{probe.rounding['float32'].end_to_end:.0f}\N{MULTIPLICATION SIGN}" in details
 
 
+@pytest.mark.slow
 def test_it_can_be_read_with_the_keyboard_alone(guilty: Report, page: Path) -> None:
     with shown(page) as browser:
         browser.focus("input[name=view]:checked")
@@ -105,6 +107,7 @@ def test_it_can_be_read_with_the_keyboard_alone(guilty: Report, page: Path) -> N
         assert "bert.layers.0.intermediate" in browser.inner_text("article:visible")
 
 
+@pytest.mark.slow
 def test_the_switches_change_the_numbers(guilty: Report, page: Path) -> None:
     (probe,) = guilty.guilty
     with shown(page) as browser:
@@ -146,6 +149,7 @@ CONTRASTS = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [{"width": 375}, {"width": 375, "dark": 1}, {"width": 1280, "dark": 1}])
 def test_it_fits_a_phone_and_reads_well_in_the_dark(window: dict[str, int], tmp_path: Path) -> None:
     """The names are long and the numbers of every level are there; WCAG 2.1 asks for a contrast of 4.5."""
@@ -177,6 +181,7 @@ CLIPPED = """() => [...document.querySelectorAll("article")].filter((one) => {
 }).length"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [1, 4, 7])
 def test_details_are_whole_beside_maps_of_all_widths(columns: int, tmp_path: Path) -> None:
     view = View(end_to_end=12.3, isolated=12.3)
@@ -197,6 +202,7 @@ def test_details_are_whole_beside_maps_of_all_widths(columns: int, tmp_path: Pat
             assert browser.evaluate(CLIPPED) == 0, width
 
 
+@pytest.mark.slow
 def test_what_is_in_a_name_can_do_nothing(tmp_path: Path) -> None:
     probe = Probe(
         reference=HOSTILE,
@@ -228,6 +234,7 @@ def test_what_is_in_a_name_can_do_nothing(tmp_path: Path) -> None:
         assert browser.locator("script, img").count() == 0
 
 
+@pytest.mark.slow
 def test_it_is_one_small_file_that_needs_nothing(guilty: Report, page: Path) -> None:
     text = page.read_text()
     assert text == guilty.to_html()
@@ -244,6 +251,7 @@ def test_it_is_one_small_file_that_needs_nothing(guilty: Report, page: Path) -> 
     assert len(dataclasses.replace(guilty, probes=(*probes, *guilty_ones)).to_html()) < 500_000
 
 
+@pytest.mark.slow
 def test_every_verdict_has_its_page(checkpoint: Path, tmp_path: Path) -> None:
     imprecise = with_bug(checkpoint, ROUNDS_WORSE)
     with shown(imprecise.save_html(tmp_path / "imprecise.html")) as browser:
@@ -257,6 +265,7 @@ def test_every_verdict_has_its_page(checkpoint: Path, tmp_path: Path) -> None:
         assert browser.inner_text("h1") == "FAITHFUL"
 
 
+@pytest.mark.slow
 def test_it_is_the_page_that_is_printed(guilty: Report, page: Path) -> None:
     with shown(page) as browser:
         browser.emulate_media(media="print")

@@ -75,6 +75,7 @@ def test_a_known_vulnerability_fails(server: type[Handler], pinned: Path) -> Non
     assert run(server, pinned) == (lines, 1)
 
 
+@pytest.mark.slow
 def test_none_passes(server: type[Handler], pinned: Path) -> None:
     server.vulnerable = frozenset({"jinja2"})
     assert run(server, pinned) == (["2 of 2 versions were looked up: 0 known vulnerabilities."], 0)

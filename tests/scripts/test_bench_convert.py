@@ -20,6 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_convert, "SYNC", ["true"])
 
 
+@pytest.mark.slow
 def test_every_peer_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench_convert.measure(tmp_path, size=1, rounds=1)
     rows = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]

@@ -44,6 +44,7 @@ def test_a_nightly_conversion(source: Path, tmp_path: Path) -> None:
     assert len(load_file(home / "current" / "model.safetensors")) == 40
 
 
+@pytest.mark.slow
 def test_a_conversion_by_torchrun(source: Path, tmp_path: Path) -> None:
     done = script("torchrun_conversion.sh", source, tmp_path / "out", "bert_into_fused", "2")
     assert done.returncode == 0, done.stderr

@@ -132,6 +132,7 @@ def test_one_that_cannot_be_loaded_is_refused_with_its_reason(tmp_path: Path) ->
     assert "0 of 1" in text
 
 
+@pytest.mark.slow
 def test_what_rounding_explains_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair("bert", "BertModel", BERT)
     assert "* no" not in shown([pair])[1]

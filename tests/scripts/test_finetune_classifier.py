@@ -258,6 +258,7 @@ def test_a_label_that_is_held_out_whole_is_named(tmp_path: Path) -> None:
         finetune_classifier.read_task(path, None, fraction=0.9, seed=0)
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_nothing_behind(task: tuple[Path, Path], tmp_path: Path) -> None:
     program = [sys.executable, "-m", "scripts.finetune_classifier", str(task[0]), str(tmp_path / "made")]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -332,6 +333,7 @@ def test_the_encoders_own_weights_are_kept(tmp_path: Path) -> None:
         assert name.startswith("classifier.") or torch.equal(tensor, dict(named_tensors(loaded))[name]), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("table", ["bert_into_encoder", "bert_into_torch_encoder"])
 def test_a_base_model_without_any_head_is_enough(table: str, tmp_path: Path) -> None:
     """It goes into the room, gets a pooler and a classifier, and comes back as a model of transformers."""

@@ -29,6 +29,7 @@ def outputs(notebook: Any) -> list[str]:  # nbformat's nodes have no types
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs_and_shows_what_is_kept_in_it(path: Path, tmp_path: Path) -> None:
     kept = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # nbformat types none of its functions

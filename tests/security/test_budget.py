@@ -292,6 +292,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> int:
     return memory
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [empty_entries, memoised_atoms, product_of_pieces, replacements])
 def test_a_process_of_its_own_stays_within_the_bound(
     tmp_path: Path, honest: int, make: Callable[[Path], Words]
@@ -414,6 +415,7 @@ def test_a_special_token_in_the_syntax_of_templates(
 # ------------------------------------------------------------------------------------------------- the budget itself
 
 
+@pytest.mark.slow
 def test_a_limit_is_raised_as_the_line_says(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = names_on_one_storage(tmp_path)

@@ -170,6 +170,7 @@ def test_many_that_differ_otherwise_are_counted() -> None:
     assert several[-1].message == f"and {10**5 - MOST_FAULTS} more faults, not shown"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spelled", ["s{}.safetensors", "s.{}.safetensors"])
 def test_a_hundred_thousand_missing_shards_are_told_in_a_few_lines(spelled: str, run: Run, tmp_path: Path) -> None:
     weights = {f"t{number}": spelled.format(number) for number in range(10**5)}

@@ -254,6 +254,7 @@ def link_home(path: Path) -> None:
     path.symlink_to(path.parent.parent / "home")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make", [mkfifo, link_home, pytest.param(mkdir_of_a_stranger, marks=as_root)], ids=["fifo", "link", "stranger"]
 )

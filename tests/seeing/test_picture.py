@@ -116,6 +116,7 @@ def test_saving_goes_by_the_ending(attention: Attention, tmp_path: Path) -> None
     assert picture.read_bytes() == attention.to_png(layer=-1, head=-1)  # the same bytes each time
 
 
+@pytest.mark.slow
 def test_looking_imports_only_what_it_needs() -> None:
     program = "import porting, sys; porting.attention('a')\n"
     program += "sys.exit(', '.join({'matplotlib', 'jinja2', 'transformers'} & sys.modules.keys()) or 0)"

@@ -99,6 +99,7 @@ def test_pointing_at_a_token_says_its_number(page: Page, seen: Attention) -> Non
     assert page.inner_text("#told").startswith("[CLS] attends most to they")
 
 
+@pytest.mark.slow
 def test_nothing_moves_when_another_token_is_pointed_at() -> None:
     attention = drawn(("short", "l" + "o" * 300 + "ng", "x", *HOSTILE), 1)
     with opened(width=375, height=800) as page:
@@ -110,6 +111,7 @@ def test_nothing_moves_when_another_token_is_pointed_at() -> None:
         assert len(tops) == 1
 
 
+@pytest.mark.slow
 def test_everything_can_be_reached_by_keys(seen: Attention) -> None:
     with opened() as page:
         page.set_content(seen.to_html())
@@ -133,6 +135,7 @@ def test_everything_can_be_reached_by_keys(seen: Attention) -> None:
         assert shown(page) == expected(seen, 0, 2, 2)
 
 
+@pytest.mark.slow
 def test_a_hostile_text_is_only_text() -> None:
     attention = drawn(HOSTILE, 2, 1, model=f"</title><script>{RUN}</script>")
     with opened(width=375, height=800) as page:
@@ -165,6 +168,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_ink_is_readable_on_every_shade(dark: bool, seen: Attention) -> None:
     """WCAG 2.2, 1.4.3: 4.5 to 1 for text; 1.4.11: 3 to 1 for what a control is known by."""
@@ -189,6 +193,7 @@ def test_ink_is_readable_on_every_shade(dark: bool, seen: Attention) -> None:
         assert contrast(ring, paper) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(375, True), (1280, False)])
 def test_nothing_is_cut_off(width: int, dark: bool) -> None:
     attention = drawn(tuple(f"token{number}" * (1 + number % 3) for number in range(30)), *[12] * 3)
@@ -205,6 +210,7 @@ def test_nothing_is_cut_off(width: int, dark: bool) -> None:
         assert shown(page) == expected(attention, 2, 11, 0)
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_it_in_a_frame(seen: Attention) -> None:
     html = seen._repr_html_()
     assert html.count("<") == 2  # nothing but the frame's own tags

@@ -54,6 +54,7 @@ def results(ran: Path, count: int) -> list[dict[str, Any]]:
     return [json.loads((ran / f"seen-{count}-{rank}.json").read_text()) for rank in range(count)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("saved", ["rows-1", "rows-2", "rows-4", "columns-4", "grid-4", "trained-2", "trained-4"])
 def test_every_tensor_is_what_torch_reads(ran: Path, saved: str) -> None:
     dcp_to_torch_save(ran / saved, ran / "torch.pt")

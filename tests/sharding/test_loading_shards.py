@@ -76,6 +76,7 @@ def results(ran: Path, request: pytest.FixtureRequest) -> Results:
     return [json.loads((ran / f"result-{count}-{rank}.json").read_text()) for rank in range(count)]
 
 
+@pytest.mark.few(1)
 def test_every_layout_holds_what_one_process_loads(results: Results) -> None:
     cases = [case for case, one in results[0].items() if "differ" in one]
     assert len(cases) >= 6

@@ -72,6 +72,7 @@ class MasksSoftly(Plain):
         return x
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -98,6 +99,7 @@ class Padded(Plain):
         return super().forward(ids, places, segments)
 
 
+@pytest.mark.slow
 def test_rounding_is_no_headline_of_what_is_impossible(source: Path) -> None:
     found = suggest(source, Padded)
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
@@ -109,6 +111,7 @@ def test_rounding_is_no_headline_of_what_is_impossible(source: Path) -> None:
     assert found.difference > 0.01
 
 
+@pytest.mark.slow
 def test_what_verify_calls_imprecise_is_not_called_proven(source: Path) -> None:
     found = suggest(source, Rounded)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
@@ -136,6 +139,7 @@ class PlacedFromZero(Placed):
         return positions - positions.min()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "right"), [(Placed, True), (PlacedFromZero, False)])
 def test_positions_that_both_take_are_an_input_of_the_table(source: Path, kind: type[nn.Module], right: bool) -> None:
     found = suggest(source, kind)
@@ -157,6 +161,7 @@ class Every(Plain):
         return every, every[-1][:, 0]
 
 
+@pytest.mark.slow
 def test_each_output_of_a_list_within_a_tuple_is_compared(source: Path) -> None:
     found = suggest(source, Every)
     assert found.proven, str(found)
@@ -213,6 +218,7 @@ class RowOfItsOwn(Roberta):
         return row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Roberta, RowOfItsOwn])
 def test_one_learned_row_is_the_table_of_segments(tmp_path: Path, kind: type[nn.Module]) -> None:
     oracle.source("RobertaModel", ROBERTA, tmp_path)
@@ -237,6 +243,7 @@ class FirstSegment(Plain):
         return x
 
 
+@pytest.mark.slow
 def test_one_learned_row_is_the_first_of_several_segments(source: Path) -> None:
     found = suggest(source, FirstSegment)
     assert found.verdict is Verdict.TRUNK, str(found)
@@ -258,6 +265,7 @@ class RowBehindAScale(Plain):
         return x
 
 
+@pytest.mark.slow
 def test_no_tie_is_advised_behind_a_place_that_fits_nothing(source: Path) -> None:
     found = suggest(source, RowBehindAScale)
     assert not found.proven, str(found)
@@ -280,6 +288,7 @@ class SlightlyOff(Plain):
         return x * (1 + 1e-5) if ids.shape[0] == 3 and ids.shape[1] < 6 else x
 
 
+@pytest.mark.slow
 def test_the_bound_of_an_approximate_table_holds_for_the_trials_as_well(source: Path) -> None:
     """What the trials alone show is within the bound that ``suggest`` wrote, and ``verify`` reads it so."""
     found = suggest(source, SlightlyOff)

@@ -21,6 +21,7 @@ GPT2 = 3
 GROUPED = "[(g (q r s|k z y|v d)) e]"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("architecture", "fields", "style", "said"),
     [
@@ -48,12 +49,14 @@ def test_a_llama_is_found(
     assert apart(reference, tmp_path, build, found, {"input_ids": ids}, {"tokens": ids}) < BOUND
 
 
+@pytest.mark.slow
 def test_a_model_may_return_the_last_position_only(tmp_path: Path) -> None:
     source("LlamaForCausalLM", FIELDS, tmp_path)
     found = suggest(tmp_path, builder(kind=OnlyLast))
     assert found.verdict is Verdict.EXACT, str(found)
 
 
+@pytest.mark.slow
 def test_one_fused_tensor_into_another_that_is_interleaved_in_another_order() -> None:
     style = replace(drawn(GPT2, flawed=False), qkv="interleaved", order=("value", "key", "query"))
     assert style.family.architecture == "GPT2Model"

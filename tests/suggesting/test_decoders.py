@@ -60,6 +60,7 @@ def rounded(*, kind: type[Llama], remember: bool) -> Callable[..., nn.Module]:
     return build
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "remember"), [(Llama, True), (Inferring, False)])
 def test_a_cache_inference_mode_and_an_inner_size_of_its_own(
     tmp_path: Path, kind: type[Llama], *, remember: bool
@@ -164,6 +165,7 @@ class Small(nn.Module):
         return F.linear(self.last(x), self.embed.weight)
 
 
+@pytest.mark.slow
 def test_a_number_in_a_buffer_is_the_modules_own(tmp_path: Path) -> None:
     source("GPT2LMHeadModel", GPT, tmp_path)
 
@@ -176,6 +178,7 @@ def test_a_number_in_a_buffer_is_the_modules_own(tmp_path: Path) -> None:
     assert found.trials < 50
 
 
+@pytest.mark.slow
 def test_a_cause_is_named_in_every_layer_where_these_share_a_module(tmp_path: Path) -> None:
     source("OpenAIGPTLMHeadModel", {**GPT, "afn": "gelu"}, tmp_path)  # whose layers have one activation in common
 
@@ -197,6 +200,7 @@ def test_memory_as_it_was_found_is_drawn_and_a_frozen_table_is_not() -> None:
     assert (module.get_parameter("table") == 0.5).all()
 
 
+@pytest.mark.slow
 def test_words_that_are_nobodys_behind_the_checkpoints_with_a_tied_head(tmp_path: Path) -> None:
     reference = source("GPT2LMHeadModel", GPT, tmp_path)
 
@@ -213,6 +217,7 @@ def test_words_that_are_nobodys_behind_the_checkpoints_with_a_tied_head(tmp_path
     assert apart(reference, tmp_path, module, found, {"input_ids": words}, {"tokens": words}) < BOUND
 
 
+@pytest.mark.slow
 def test_words_that_are_nobodys_with_a_head_of_its_own(tmp_path: Path) -> None:
     source("LlamaForCausalLM", FIELDS, tmp_path)
     made = builder()
@@ -257,6 +262,7 @@ class Adapted(Small):
         return out if labels is None or loss_mask is None else F.cross_entropy(out.mT, labels) * loss_mask
 
 
+@pytest.mark.slow
 def test_an_update_that_begins_at_zero_and_a_mask_that_is_not_attentions(tmp_path: Path) -> None:
     reference = source("GPT2LMHeadModel", GPT, tmp_path)
 

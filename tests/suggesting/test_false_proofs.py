@@ -25,6 +25,7 @@ def test_what_hides_from_the_usual_batches_is_not_proven(source: Path, name: str
     assert any(said in one.said for one in found.reasons), str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_what_hides_behind_the_twin_s_size_is_not_proven(
     source: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -37,6 +38,7 @@ def test_what_hides_behind_the_twin_s_size_is_not_proven(
     assert any(said in one.said for one in found.reasons), str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAID)
 def test_what_no_batch_can_show_is_said(source: Path, name: str) -> None:
     kind, said = SAID[name]
@@ -57,6 +59,7 @@ class Folded(Plain):
         return x
 
 
+@pytest.mark.slow
 def test_a_table_of_segments_that_is_folded_is_not_all_there(source: Path) -> None:
     """A module without segments has the first one in its positions, and no place for the others."""
     found = suggest(source, Folded)
@@ -64,11 +67,13 @@ def test_a_table_of_segments_that_is_folded_is_not_all_there(source: Path) -> No
     assert "bert.embeddings.token_type_embeddings.weight but for row 0" in found.missing
 
 
+@pytest.mark.slow
 def test_of_a_module_that_hides_nothing_nothing_is_said(source: Path) -> None:
     found = suggest(source, Plain)
     assert (found.proven, found.limits) == (True, ()), str(found)
 
 
+@pytest.mark.slow
 def test_that_the_checkpoint_s_own_size_was_not_run_is_said(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "LARGE", 0)
     found = suggest(source, Plain)
@@ -76,6 +81,7 @@ def test_that_the_checkpoint_s_own_size_was_not_run_is_said(source: Path, monkey
     assert [one for one in found.limits if "the checkpoint's own sizes" in one], found.limits
 
 
+@pytest.mark.slow
 def test_a_window_that_no_row_is_longer_than_is_said(tmp_path: Path) -> None:
     """A module that sees all words is right for a checkpoint with a window, up to the window's edge."""
     drawings = (drawn(seed, flawed=False) for seed in range(1000))

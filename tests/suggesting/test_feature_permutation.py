@@ -71,6 +71,7 @@ def test_the_table_does_what_the_handwritten_one_does(tmp_path: Path, reference:
     assert apart(reference, tmp_path, lambda config: build(config).double(), found, given, given) < BOUND
 
 
+@pytest.mark.slow
 def test_positions_that_are_rounded_otherwise_are_an_approximation(tmp_path: Path, reference: Any) -> None:
     found = suggest(tmp_path, in_float32)
     assert found.verdict is Verdict.APPROXIMATE, str(found)

@@ -32,6 +32,7 @@ def test_a_forward_that_takes_long_does_not_go_beyond_it(source: Path) -> None:
     assert found.seconds < 20, "not the minute that its search takes"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stage", ["twin", "checkpoint"])
 def test_a_proof_that_takes_too_long_is_not_waited_for(
     source: Path, monkeypatch: pytest.MonkeyPatch, stage: str

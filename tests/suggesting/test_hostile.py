@@ -77,6 +77,7 @@ def test_it_is_refused_in_a_line(source: Path, name: str) -> None:
         assert "hostile.py:" in str(fault), "the user's own line"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FINE)
 def test_it_can_be_run_all_the_same(source: Path, name: str) -> None:
     with as_before():
@@ -119,6 +120,7 @@ def test_an_interruption_leaves_everything_as_it_was(source: Path, *, built: boo
     assert snapshot(module) == before
 
 
+@pytest.mark.slow
 def test_what_replaces_a_function_of_torch_is_refused_and_it_is_put_back(source: Path) -> None:
     """The reference would compute with it as well, and the proof would hold for that alone."""
     gelu = F.gelu
@@ -130,6 +132,7 @@ def test_what_replaces_a_function_of_torch_is_refused_and_it_is_put_back(source:
     assert F.gelu is gelu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [a_lock, a_history])
 def test_a_module_that_deepcopy_refuses_is_taken_all_the_same(
     source: Path, kind: Callable[[Config], nn.Module]

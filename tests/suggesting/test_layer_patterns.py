@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import porting
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import Line, needed
@@ -20,6 +22,7 @@ def test_what_a_shape_says_is_not_said_again() -> None:
     assert needed(TEXTS, [fused]) == TEXTS, "one number for three unknown ones"
 
 
+@pytest.mark.slow
 def test_a_table_with_rotary_pairs_states_what_nothing_else_says(tmp_path: Path) -> None:
     source("LlamaForCausalLM", FIELDS, tmp_path)
     build = builder(rotate="neighbours")

@@ -89,6 +89,7 @@ def test_a_function_that_nobody_knows_is_not_impossible(source: Path) -> None:
     assert any(" computes something else: off by" in one.said for one in found.reasons)
 
 
+@pytest.mark.slow
 def test_a_small_difference_without_a_cause_is_not_called_approximate(source: Path) -> None:
     found = suggest(source, SlightlyOdd)
     assert found.verdict is Verdict.NOT_FOUND, str(found)
@@ -97,6 +98,7 @@ def test_a_small_difference_without_a_cause_is_not_called_approximate(source: Pa
     assert 1e-6 < found.reasons[0].size < 1e-3
 
 
+@pytest.mark.slow
 def test_a_difference_that_float32_cannot_tell_is_rounding(source: Path) -> None:
     found = suggest(source, TypedConstant)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
@@ -107,6 +109,7 @@ def test_a_difference_that_float32_cannot_tell_is_rounding(source: Path) -> None
     assert 1e-12 < found.difference < 1e-8
 
 
+@pytest.mark.slow
 def test_all_is_proven_but_what_is_returned(source: Path) -> None:
     found = suggest(source, NormedAgain)
     assert found.verdict is Verdict.NOT_FOUND
@@ -129,6 +132,7 @@ def test_a_search_that_meets_its_bound_says_how_far_it_came(source: Path) -> Non
     assert at_once.stop.said.startswith("nothing could be proven; then nothing fits tok.weight")
 
 
+@pytest.mark.slow
 def test_an_argument_that_nobody_understands_may_be_the_mask(source: Path) -> None:
     found = suggest(source, Unclear)
     assert found.verdict is Verdict.NOT_FOUND, str(found)
@@ -137,6 +141,7 @@ def test_an_argument_that_nobody_understands_may_be_the_mask(source: Path) -> No
     assert suggest(source, Unclear, inputs=told).verdict is Verdict.TRUNK
 
 
+@pytest.mark.slow
 def test_what_has_no_counterpart_is_named_on_both_sides_with_what_it_may_be(source: Path) -> None:
     found = suggest(source, WithHead)
     assert found.verdict is Verdict.TRUNK, str(found)
@@ -156,6 +161,7 @@ def finding(name: str, probe: str, size: float = 0.5) -> Finding:
     return Finding(name=name, probes=(probe,), difference=size, residual=0.0)
 
 
+@pytest.mark.slow
 def test_a_cause_shows_nothing_where_weights_were_guessed(source: Path) -> None:
     """Nor behind a place that nobody can explain: what it is found with may be the wrong weights."""
     proof = suggest_proof(source)
@@ -200,6 +206,7 @@ class NewHead(Plain):
         return logits
 
 
+@pytest.mark.slow
 def test_a_new_head_is_no_fault_of_the_trunk(source: Path) -> None:
     found = suggest(source, NewHead)
     assert found.verdict is Verdict.TRUNK, str(found)

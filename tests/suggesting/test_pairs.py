@@ -43,6 +43,7 @@ def oracle(model: Any, folder: Path, build: Callable[..., nn.Module], found: Sug
     return apart(model, folder, build, found, theirs, ours, kept=torch.ones(4, 14, dtype=torch.bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "fields", "kind"),
     [
@@ -68,6 +69,7 @@ def test_bart_and_its_kin(
     assert oracle(model, tmp_path, kind, found) < BOUND
 
 
+@pytest.mark.slow
 def test_a_bias_of_the_logits_that_is_not_zero_has_no_place(tmp_path: Path) -> None:
     source("BartForConditionalGeneration", BART, tmp_path)
     found = suggest(tmp_path, Bart)
@@ -75,6 +77,7 @@ def test_a_bias_of_the_logits_that_is_not_zero_has_no_place(tmp_path: Path) -> N
     assert found.reasons[0].said == "words.weight has no bias, and the checkpoint's final_logits_bias is not zero"
 
 
+@pytest.mark.slow
 def test_t5_s_tables_of_distances(tmp_path: Path) -> None:
     model = source("T5ForConditionalGeneration", DISTANCES, tmp_path)
     found = suggest(tmp_path, T5)
@@ -95,6 +98,7 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -115,6 +119,7 @@ def test_words_one_after_the_other_are_the_reference_s(bart: Path) -> None:
     assert '"lm_head [b t e]" = ". [(b t) e]"' in found.text
 
 
+@pytest.mark.slow
 def test_positions_that_are_rounded_and_another_eps_come_together(tmp_path: Path) -> None:
     model = source("MarianMTModel", BART | {"pad_token_id": 0, "decoder_start_token_id": 0}, tmp_path)
     model.final_logits_bias.zero_()
@@ -134,6 +139,7 @@ class Fixed(Bart):
         super().__init__(SimpleNamespace(**{name: getattr(config, name) for name in fields}, **sizes))
 
 
+@pytest.mark.slow
 def test_one_depth_and_an_inner_width_of_its_own(tmp_path: Path) -> None:
     model = source("BartForConditionalGeneration", BART | {"encoder_layers": 3, "decoder_layers": 3}, tmp_path)
     model.final_logits_bias.zero_()
@@ -142,6 +148,7 @@ def test_one_depth_and_an_inner_width_of_its_own(tmp_path: Path) -> None:
     assert found.verdict is Verdict.EXACT, str(found)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_to_be_small_that_was_not_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = source("PegasusForConditionalGeneration", BART | {"scale_embedding": True}, tmp_path)
     model.final_logits_bias.zero_()
@@ -165,6 +172,7 @@ class T5OneDepth(T5):
         )
 
 
+@pytest.mark.slow
 def test_one_depth_by_another_name(tmp_path: Path) -> None:
     source("T5ForConditionalGeneration", DISTANCES | {"num_layers": 3, "num_decoder_layers": 3}, tmp_path)
     found = suggest(tmp_path, T5OneDepth)

@@ -72,6 +72,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "axes"), [(Patched, "(a b f)"), (PatchedLast, "(b f a)")])
 def test_a_kernel_is_laid_out_as_the_patches_are(vit: Path, kind: type[nn.Module], axes: str) -> None:
     found = suggest(vit, kind)

@@ -214,12 +214,14 @@ def test_slices_of_one_tensor_are_one_place(vit: Path) -> None:
     assert found.trials < 40
 
 
+@pytest.mark.slow
 def test_each_word_of_the_model_s_own_is_a_weight(tmp_path: Path) -> None:
     found = suggest(written(tmp_path, "DeiTForImageClassificationWithTeacher"), TwoWords)
     assert found.verdict is Verdict.EXACT, str(found)
     assert '"deit.embeddings.distillation_token" = "first.1"' in found.text
 
 
+@pytest.mark.slow
 def test_a_norm_of_the_first_position_alone_is_that_of_all(vit: Path) -> None:
     found = suggest(vit, OneNormed)
     assert found.verdict is Verdict.EXACT, str(found)
@@ -231,6 +233,7 @@ def test_what_only_the_search_sees_is_no_proof(tmp_path: Path) -> None:
     assert "end is given or gives something else than the reference's layernorm" in str(found)
 
 
+@pytest.mark.slow
 def test_what_torch_s_own_attention_adds_to_its_scores_is_a_table(tmp_path: Path) -> None:
     more = {"use_absolute_position_embeddings": True, "layer_scale_init_value": 0.0, "use_mean_pooling": False}
     found = suggest(written(tmp_path, "BeitModel", use_relative_position_bias=True, **more), NearTrunk)
@@ -238,18 +241,21 @@ def test_what_torch_s_own_attention_adds_to_its_scores_is_a_table(tmp_path: Path
     assert found.trials < 60
 
 
+@pytest.mark.slow
 def test_a_norm_too_many_is_named(vit: Path) -> None:
     found = suggest(vit, NormedPatches)
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
     assert "the module norms with after, and the checkpoint's model has no norm there" in str(found)
 
 
+@pytest.mark.slow
 def test_a_scale_too_many_is_no_reason(vit: Path) -> None:
     found = suggest(vit, ScaledPatches)
     assert found.verdict is not Verdict.IMPOSSIBLE, str(found)
     assert not found.proven
 
 
+@pytest.mark.slow
 def test_a_weight_that_never_runs_on_either_side_goes_by_its_name(tmp_path: Path) -> None:
     torch.manual_seed(0)
     fields = {**SIZES, "num_hidden_layers": 3, "mlp_ratio": 4}  # as deep as no twin is: its stages are named after that

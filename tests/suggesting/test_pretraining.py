@@ -53,6 +53,7 @@ def suggested(source: Path, into: Any, architecture: str | None = None) -> Sugge
         return suggest(source, into)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("architecture", [None, "BertForPreTraining"])
 def test_every_head_has_its_place(tmp_path: Path, scratch: Any, file: str, architecture: str | None) -> None:
@@ -71,6 +72,7 @@ def test_every_head_has_its_place(tmp_path: Path, scratch: Any, file: str, archi
     assert len(report.shown.activation) == report.shown.count
 
 
+@pytest.mark.slow
 def test_the_prefix_is_there_where_the_reference_is_the_trunk(tmp_path: Path, scratch: Any) -> None:
     source = write_base(tmp_path / "c")
     with pytest.warns(PortingWarning, match="transformers.BertModel has no place for"):
@@ -79,6 +81,7 @@ def test_the_prefix_is_there_where_the_reference_is_the_trunk(tmp_path: Path, sc
     assert '"bert.encoder.layer.{i}" = "blocks.{i}"' in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_a_stored_decoder_fills_one_that_is_not_tied(tmp_path: Path, scratch: Any, file: str) -> None:
     source = write_base(tmp_path / "c", file=file, decoder=True)
@@ -89,6 +92,7 @@ def test_a_stored_decoder_fills_one_that_is_not_tied(tmp_path: Path, scratch: An
     assert verify(source, scratch.Bert, tmp_path / "t.toml").faithful
 
 
+@pytest.mark.slow
 def test_a_decoder_that_is_nowhere_stored_is_to_be_tied(tmp_path: Path, scratch: Any) -> None:
     source = write_base(tmp_path / "c")
     found = suggested(source, scratch.Bert)
@@ -102,6 +106,7 @@ def test_a_decoder_that_is_nowhere_stored_is_to_be_tied(tmp_path: Path, scratch:
         verify(source, scratch.Bert, tmp_path / "hand.toml", fresh=True)
 
 
+@pytest.mark.slow
 def test_a_head_of_another_family_is_to_be_tied_too(tmp_path: Path) -> None:
     config = transformers.GPT2Config(n_embd=24, n_layer=2, n_head=3, vocab_size=37, n_positions=32)
     model = transformers.GPT2LMHeadModel(config)
@@ -111,6 +116,7 @@ def test_a_head_of_another_family_is_to_be_tied_too(tmp_path: Path) -> None:
     assert "one tensor for it and words.weight, so tie them: head.weight = words.weight" in str(found)
 
 
+@pytest.mark.slow
 def test_a_list_of_every_layers_output_is_compared_as_well(tmp_path: Path, scratch: Any) -> None:
     class Lists(scratch.Tied):  # type: ignore[misc]  # the base is made while the test runs
         def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> list[Tensor]:

@@ -43,6 +43,7 @@ def answering(answers: dict[str, str], asked: list[Question]) -> Callable[[Quest
     return ask
 
 
+@pytest.mark.slow
 def test_a_row_that_is_folded_goes_where_the_user_says(source: Path) -> None:
     asked: list[Question] = []
     by_default = suggest(source, Untyped)
@@ -70,6 +71,7 @@ def test_an_argument_is_what_the_user_says(source: Path) -> None:
     assert '"attention_mask" = "island -> bool"' in found.text
 
 
+@pytest.mark.slow
 def test_an_argument_with_a_default_is_asked_for_where_the_mask_is_missing(source: Path) -> None:
     asked: list[Question] = []
     found = suggest(source, Unclear, ask=answering({"argument": "attention_mask"}, asked))
@@ -77,6 +79,7 @@ def test_an_argument_with_a_default_is_asked_for_where_the_mask_is_missing(sourc
     assert found.verdict is Verdict.TRUNK, str(found)
 
 
+@pytest.mark.slow
 def test_the_architecture_is_what_the_checkpoint_holds_where_no_config_says_it(source: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(source, tmp_path / "unnamed")
     config = json.loads((folder / "config.json").read_text())
@@ -92,6 +95,7 @@ def test_the_architecture_is_what_the_checkpoint_holds_where_no_config_says_it(s
     assert found.text.startswith("# BertForPreTraining into Plain: trunk only.")
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_no_choice_is_the_default(source: Path) -> None:
     torch.manual_seed(0)
     found = suggest(source, Untyped, ask=lambda question: "nonsense")

@@ -63,6 +63,7 @@ class TalksAndFails(Talks):
         raise ValueError("not today")
 
 
+@pytest.mark.slow
 def test_what_a_module_prints_is_shown_where_it_fails_and_once(
     source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_key_bias_that_the_module_lacks_is_left_out(vit: Path) -> None:
     assert f'"encoder.layer.{{i}}.attention.attention.key.bias" = "{reason}"' in found.text
 
 
+@pytest.mark.slow
 def test_a_key_bias_that_the_checkpoint_lacks_may_be_anything(beit: Path) -> None:
     found = suggest(beit, of(Biased))
     assert found.verdict is Verdict.EXACT, str(found)
@@ -105,12 +106,14 @@ def test_in_a_fused_bias_the_key_s_part_is_zeros(beit: Path) -> None:
     assert "[[rule]]  # softmax cannot see a key's bias" in found.text
 
 
+@pytest.mark.slow
 def test_a_bias_that_is_put_together_is_taken_apart(beit: Path) -> None:
     found = suggest(beit, of(Joint))
     assert found.verdict is Verdict.EXACT, str(found)
     assert "layers.{i}.{p:q,v}_bias" in found.text
 
 
+@pytest.mark.slow
 def test_any_other_bias_is_seen(vit: Path) -> None:
     found = suggest(vit, of(NoValueBias))
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
@@ -129,6 +132,7 @@ class Rotated(Llama):
             one.attention.wk.register_parameter("bias", None)
 
 
+@pytest.mark.slow
 def test_of_rotated_keys_a_bias_is_seen(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model: Any = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**FIELDS))  # type: ignore[arg-type]
@@ -178,6 +182,7 @@ class Gpt(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_of_a_fused_bias_the_key_s_part_is_left_out(tmp_path: Path) -> None:
     torch.manual_seed(0)
     fields = {"vocab_size": 113, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40}

@@ -21,6 +21,7 @@ def section(text: str, name: str) -> list[str]:
     return [line for line in part.splitlines()[1:] if not line.startswith("#")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "left", "right"),
     [
@@ -38,6 +39,7 @@ def test_attention_is_compared_where_it_shows(source: Path, kind: type[nn.Module
         assert expected in probes, found.text
 
 
+@pytest.mark.slow
 def test_probes_stand_in_the_order_of_the_model(source: Path) -> None:
     found = suggest(source, Plain)
     theirs = [line.split('"')[1] for line in section(found.text, "probes")]
@@ -81,6 +83,7 @@ def test_lines_are_put_in_order_by_the_first_layer() -> None:
     assert [left for left, _ in ordered(lines, modules)] == ["e", "h.{i}.a -> scores", "h.{i}.a", "h.{i}", "."]
 
 
+@pytest.mark.slow
 def test_what_speaks_for_a_line_can_be_read(source: Path) -> None:
     found = suggest(source, RawHeads)
     told = found.explain("query")
@@ -105,6 +108,7 @@ def test_what_speaks_for_a_line_can_be_read(source: Path) -> None:
     assert found.explain("nowhere") == ""
 
 
+@pytest.mark.slow
 def test_a_head_says_what_the_comments_mean_only_where_there_are_some(source: Path) -> None:
     marked, plain = suggest(source, RawHeads).text, suggest(source, Plain).text
     for text in (marked, plain):

@@ -33,6 +33,7 @@ def test_what_is_called_proven_is_right(seed: int) -> None:
     assert one.tensors[0] == one.tensors[1]
 
 
+@pytest.mark.slow
 def test_positions_that_count_padding_are_not_robertas() -> None:
     """Right where padding stands at the end, and wrong where it stands in front."""
     one = tried(drawn(PLAIN_POSITIONS, flawed=False))
@@ -41,6 +42,7 @@ def test_positions_that_count_padding_are_not_robertas() -> None:
     assert "left padding" in one.found.reasons[0].said
 
 
+@pytest.mark.slow
 def test_features_that_are_returned_in_another_order_are_said_to_be() -> None:
     """The table is right, and a user who read the output as the reference's would be wrong."""
     style = next(style for seed in range(1000) if (style := drawn(seed, flawed=False)).turned)
@@ -50,6 +52,7 @@ def test_features_that_are_returned_in_another_order_are_said_to_be() -> None:
     assert "What it returns has its features in the order (n s), where the reference's is (s n)." in one.found.proof
 
 
+@pytest.mark.slow
 def test_words_and_positions_in_one_table_beside_segments_and_without_a_norm() -> None:
     """Nothing but the sum of all tables shows which is which."""
     one = tried(replace(drawn(0, flawed=False), tables="joint", flaw="no embedding norm", lazy=False))
@@ -58,6 +61,7 @@ def test_words_and_positions_in_one_table_beside_segments_and_without_a_norm() -
     assert "the module has no embeddings.LayerNorm before" in one.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("qkv", ["separate", "fused"])
 def test_keys_and_values_of_one_size_are_told_by_the_norm_of_the_keys(qkv: str) -> None:
     """The queries' norm stands behind the three first, and shows nothing of the other two."""
@@ -66,6 +70,7 @@ def test_keys_and_values_of_one_size_are_told_by_the_norm_of_the_keys(qkv: str) 
     assert (one.came, one.false_proof) == ("exact", False), str(one.found)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_tied_is_left_to_the_user() -> None:
     """The word table is read once, so the head's own matrix has no source; a table that read it twice is none."""
     one = tried(replace(drawn(4, flawed=False), flaw="head not tied", lazy=False))
@@ -74,6 +79,7 @@ def test_a_head_that_is_not_tied_is_left_to_the_user() -> None:
     assert [some.name for some in one.found.unmapped if some.side == "module"] == ["vocabulary_matrix"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flaw", ["unscaled attention", "other gelu"])
 def test_a_flaw_is_never_called_proven(flaw: str) -> None:
     seed = next(seed for seed in range(1000) if drawn(seed, flawed=True).flaw == flaw)
@@ -83,6 +89,7 @@ def test_a_flaw_is_never_called_proven(flaw: str) -> None:
     assert one.found.verdict in FLAWS[flaw][0], str(one.found)
 
 
+@pytest.mark.slow
 def test_a_wrong_table_would_be_counted() -> None:
     """The count of false proofs does not believe the verdict: two layers changed about are seen."""
     style = drawn(0, flawed=False)
@@ -99,12 +106,14 @@ def test_a_seed_is_a_variant() -> None:
     assert one != other
 
 
+@pytest.mark.slow
 def test_a_lazy_module_that_looks_at_pictures_takes_shape() -> None:
     one = tried(replace(drawn(71, flawed=False), lazy=True))
     assert one.style.family.architecture == "ViTModel"
     assert (one.verdict, one.false_proof) == (True, False), one.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("qkv", ["heads", "raw heads"])
 def test_heads_of_their_own_out_of_a_tensor_that_has_all_of_a_head_together(qkv: str) -> None:
     style = drawn(9, flawed=False)
@@ -115,6 +124,7 @@ def test_heads_of_their_own_out_of_a_tensor_that_has_all_of_a_head_together(qkv:
     assert ".query_key_value.weight [(h p d) e]" in one.found.text
 
 
+@pytest.mark.slow
 def test_what_the_last_layer_gives_is_what_a_module_without_a_last_norm_returns() -> None:
     """The twin has two layers, the checkpoint three."""
     one = tried(replace(drawn(6, flawed=False), flaw="no last norm", lazy=False))

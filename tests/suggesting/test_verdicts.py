@@ -78,6 +78,7 @@ def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str,
     return found.verdict, " | ".join(one.said for one in found.reasons), found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "expected", "said"),
     [
@@ -140,6 +141,7 @@ def test_a_forward_that_cannot_be_compared_is_refused_with_its_line(
         suggest(source, kind)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_user_s_is_changed(source: Path) -> None:
     config = {"width": 24, "depth": 3, "heads": 3, "inner": 40, "vocab": 40, "positions": 24, "segments": 2}
     module = Alternating(config).train()

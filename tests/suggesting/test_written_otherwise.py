@@ -110,11 +110,13 @@ def test_a_head_that_is_tied_by_hand_is_the_decoder_also_with_the_token_types_fo
     assert apart(reference, tmp_path, ByHand, found, theirs, {"ids": theirs["input_ids"], "keep": keep}) < BOUND
 
 
+@pytest.mark.slow
 def test_a_decoder_of_its_own_is_never_taken_for_the_word_table(tmp_path: Path) -> None:
     source("BertForMaskedLM", {**FIELDS, "tie_word_embeddings": False}, tmp_path)
     assert not suggest(tmp_path, ByHand).proven
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -130,6 +132,7 @@ def test_what_cannot_be_loaded_is_named(
     assert said in " | ".join(one.said for one in found.reasons)
 
 
+@pytest.mark.slow
 def test_lazy_parameters_take_shape_in_a_dry_run(tmp_path: Path, reference: Any) -> None:
     found = suggest(tmp_path, Lazy)
     assert found.verdict is Verdict.EXACT, str(found)

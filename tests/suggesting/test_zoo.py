@@ -35,6 +35,7 @@ def test_the_table_is_found_and_proven(animal: Animal, source: Path) -> None:
     assert len(found.text.splitlines()) < 90
 
 
+@pytest.mark.slow
 def test_positions_in_a_plain_attribute_are_named_as_the_reason(source: Path) -> None:
     found = suggest(source, PositionAttribute)
     assert found.verdict is Verdict.IMPOSSIBLE

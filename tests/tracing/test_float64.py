@@ -113,6 +113,7 @@ def without_casts(module: nn.Module) -> nn.Module:
     return module
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("make", "norms"), [(llama, "layers.{0,1}.input_layernorm"), (t5, "encoder.final_layer_norm")])
 def test_models_of_transformers_that_cast(make: Callable[[str], nn.Module], norms: str) -> None:
     reference = make("eager")

@@ -53,6 +53,7 @@ def test_the_scope_says_what_ran(faithful: Report) -> None:
     assert faithful.to_dict()["scope"]["masks"] == list(scope.masks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", INPUTS)
 def test_a_port_that_is_wrong_on_some_inputs_is_different(what: str) -> None:
     report = verified(wrong(INPUTS[what]))
@@ -61,6 +62,7 @@ def test_a_port_that_is_wrong_on_some_inputs_is_different(what: str) -> None:
     assert report.scope.differing or (first is not None and first.port.startswith("."))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", WAYS)
 def test_a_port_that_is_no_pure_function_is_different(what: str) -> None:
     report = verified(wrong(*WAYS[what]))
@@ -130,6 +132,7 @@ class Maskless(Encoder):
         return super().forward(input_ids, None if self.padding is None else input_ids != self.padding)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("padding", "verdict"), [(None, "faithful"), (0, "faithful"), (7, "different")])
 def test_a_port_without_a_mask_may_mask_the_padding_token_by_itself(padding: int | None, verdict: str) -> None:
     rules = "".join(f'"{name}" = "{name}"\n' for name, _ in Encoder().named_parameters())

@@ -46,6 +46,7 @@ def verified(path: Path, *bugs: Bug) -> Report:
     return verify(path, model, loaded=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_named(checkpoint: Path, bug: Bug) -> None:
     (found,) = verified(checkpoint, bug).causes
@@ -62,6 +63,7 @@ def test_two_bugs_are_two_findings(checkpoint: Path) -> None:
     assert names == ["LayerNorm eps", "tanh GELU for another activation"]
 
 
+@pytest.mark.slow
 def test_two_bugs_behind_one_probe_are_one_finding_with_both(checkpoint: Path) -> None:
     """The sum of the embeddings and the norm over it lie between the same two probes."""
     ignored = next(bug for bug in BUGS if bug.name == "token types ignored")
@@ -76,6 +78,7 @@ def test_two_bugs_behind_one_probe_are_one_finding_with_both(checkpoint: Path) -
     assert found.residual < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bug", "constant"), [(ROUNDS_WORSE, "of 10000"), (FAR_FROM_ZERO, "of 1e+07")])
 def test_a_cause_of_rounding_is_named_in_the_working_dtype(checkpoint: Path, bug: Bug, constant: str) -> None:
     report = verified(checkpoint, bug)
@@ -85,6 +88,7 @@ def test_a_cause_of_rounding_is_named_in_the_working_dtype(checkpoint: Path, bug
     assert "fix: (1.0 - mask) * -10000.0" in str(report)
 
 
+@pytest.mark.slow
 def test_dropout_is_named_by_taking_it_out(checkpoint: Path) -> None:
     class Noisy(BertPooler):
         def forward(self, hidden: Tensor) -> Tensor:
@@ -94,6 +98,7 @@ def test_dropout_is_named_by_taking_it_out(checkpoint: Path) -> None:
     assert (found.name, found.probes, found.residual) == ("dropout active", ("bert.pooler",), 0.0)
 
 
+@pytest.mark.slow
 def test_what_is_in_no_catalogue_is_unknown(checkpoint: Path) -> None:
     class Odd(BertPooler):
         def forward(self, hidden: Tensor) -> Tensor:
@@ -111,6 +116,7 @@ def test_what_is_in_no_catalogue_is_unknown(checkpoint: Path) -> None:
     assert all(name in " ".join(text.split()) for name in told)
 
 
+@pytest.mark.slow
 def test_a_faithful_port_has_no_cause_and_naming_can_be_left_out(checkpoint: Path) -> None:
     assert verify(checkpoint).causes == ()
     model = load(checkpoint)
@@ -121,6 +127,7 @@ def test_a_faithful_port_has_no_cause_and_naming_can_be_left_out(checkpoint: Pat
     assert report.causes == ()
 
 
+@pytest.mark.slow
 def test_a_cause_is_plain_data_and_said_in_the_report(checkpoint: Path) -> None:
     report = verified(checkpoint, Bug("eps", epsilon, ()))
     (found,) = report.to_dict()["causes"]

@@ -25,6 +25,7 @@ def verified(ported: Ported, module: nn.Module, longest: int = 24) -> Report:
     return verify(ported.directory, module, table=ported.pair.table, loaded=True, longest=longest)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("pair", "norm_first", "name"),
     [
@@ -73,6 +74,7 @@ STRUCTURE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "name"),
     [

@@ -100,6 +100,7 @@ def test_other_code_for_the_same_mathematics(tmp_path: Path, how: str, seed: int
     assert report.skipped == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_other_weights_and_inputs(tmp_path: Path, seed: int) -> None:
     path = write_checkpoint(tmp_path / "bert", values=tensors(seed + 50))
@@ -147,12 +148,14 @@ CHANGES: dict[str, dict[str, Any]] = {  # Any: fields of several types
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_configs(tmp_path: Path, change: str) -> None:
     report = verify(write_checkpoint(tmp_path / "bert", change=CHANGES[change]))
     assert report.faithful, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "parts", "probe"),
     [
@@ -192,6 +195,7 @@ def test_a_new_head_is_compared_with_the_references_initialisation(
     assert f"{probe}.weight" in report.shown.activation
 
 
+@pytest.mark.slow
 def test_segments_that_an_older_config_does_not_speak_of_are_shown(tmp_path: Path) -> None:
     change = {"type_vocab_size": None, "layer_norm_eps": None, "hidden_act": None, "pad_token_id": None}
     report = verify(write_checkpoint(tmp_path / "bert", change=change))
@@ -199,6 +203,7 @@ def test_segments_that_an_older_config_does_not_speak_of_are_shown(tmp_path: Pat
     assert complete_but_for_flags(report), report.unseen
 
 
+@pytest.mark.slow
 def test_a_long_row_is_a_case_of_its_own(tmp_path: Path) -> None:
     values = {"bert.embeddings.position_embeddings.weight": torch.randn(40, 24)}
     path = write_checkpoint(tmp_path / "bert", change={"max_position_embeddings": 40}, values=values)

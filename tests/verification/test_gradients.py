@@ -41,6 +41,7 @@ def wrong(report: Report) -> list[str]:
     return [name for one in report.learned.differing for name in one.port]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", REWRITTEN)
 def test_other_code_for_the_same_mathematics_has_the_same_gradients(tmp_path: Path, how: str) -> None:
     path = write_checkpoint(tmp_path / "bert", values=tensors(7))
@@ -54,6 +55,7 @@ def test_other_code_for_the_same_mathematics_has_the_same_gradients(tmp_path: Pa
     assert report.learned.alone == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PORTS)
 def test_other_layouts_and_other_tables(checkpoint: Path, name: str) -> None:
     """Fused, split into heads, sequence first: each gradient comes back through the moves."""
@@ -64,6 +66,7 @@ def test_other_layouts_and_other_tables(checkpoint: Path, name: str) -> None:
     assert len(report.learned.gradients) == (53 if name.startswith("fused") else 55)
 
 
+@pytest.mark.slow
 def test_what_a_table_sums_or_scales_has_the_gradient_of_the_sum(tmp_path: Path) -> None:
     """A BERT whose token types are folded into its positions."""
     pair = Pair("bert_into_fused", "BertModel", {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2,
@@ -143,6 +146,7 @@ LAYER_0 = tuple(f"bert.layers.0.{part}.{kind}" for part in (
 POOLED = ("bert.pooler.dense.weight", "bert.pooler.dense.bias")
 
 
+@pytest.mark.slow
 def test_a_wrong_detach_is_caught_and_placed(checkpoint: Path) -> None:
     report = differentiated(checkpoint, becomes("bert.layers.1", Detached))
     assert report.verdict == "different"
@@ -155,11 +159,13 @@ def test_a_wrong_detach_is_caught_and_placed(checkpoint: Path) -> None:
     assert "going back from the outputs, it is right at bert.layers.1.attention.query and wrong at" in text
 
 
+@pytest.mark.slow
 def test_no_gradient_at_all_is_a_wrong_gradient(checkpoint: Path) -> None:
     report = differentiated(checkpoint, becomes("bert.embeddings", WithoutGradient))
     assert set(wrong(report)) == set(EMBEDDED)
 
 
+@pytest.mark.slow
 def test_a_wrong_backward_is_caught_and_placed(checkpoint: Path) -> None:
     report = differentiated(checkpoint, becomes("bert.pooler", OwnTanh))
     assert set(POOLED) <= set(wrong(report))
@@ -168,6 +174,7 @@ def test_a_wrong_backward_is_caught_and_placed(checkpoint: Path) -> None:
     assert (report.learned.arrives, report.learned.leaves) == ("bert.pooler", "bert.layers.2")
 
 
+@pytest.mark.slow
 def test_what_is_changed_in_place_fails_or_is_wrong(checkpoint: Path) -> None:
     failing = differentiated(checkpoint, becomes("bert.pooler", InPlace), steps=2)
     assert failing.verdict == "different"
@@ -181,6 +188,7 @@ def test_what_is_changed_in_place_fails_or_is_wrong(checkpoint: Path) -> None:
     assert wrong(quiet) == ["bert.pooler.dense.weight"]
 
 
+@pytest.mark.slow
 def test_a_frozen_parameter_is_named(checkpoint: Path) -> None:
     def freeze(model: BertForPreTraining) -> None:
         model.get_parameter("bert.layers.1.output.weight").requires_grad_(False)
@@ -200,6 +208,7 @@ BUFFERS = {
 """What the reference trains and the port has in a buffer; what is computed on both sides."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", BUFFERS)
 def test_a_buffer_has_no_gradient_here_which_is_named_and_no_fault(tmp_path: Path, table: str) -> None:
     trained, computed = BUFFERS[table]
@@ -217,6 +226,7 @@ def test_a_buffer_has_no_gradient_here_which_is_named_and_no_fault(tmp_path: Pat
     assert ("no gradient on either side: " in text) == bool(computed)
 
 
+@pytest.mark.slow
 def test_a_padding_row_that_the_port_does_not_have_is_no_difference(tmp_path: Path) -> None:
     """The rows of the position table before the first position belong to nobody, and are cut off."""
     source = make(next(pair for pair in PAIRS if pair.table == "camembert"), tmp_path).directory
@@ -232,12 +242,14 @@ class Leaky(BertAttention):
         return super().forward(hidden + (self.key.bias - self.key.bias.detach()), *args, **kwargs)
 
 
+@pytest.mark.slow
 def test_a_gradient_where_mathematics_has_none_is_caught(checkpoint: Path) -> None:
     report = differentiated(checkpoint, becomes("bert.layers.1.attention", Leaky))
     assert wrong(report) == ["bert.layers.1.attention.key.bias"]
     assert "it is zero in the reference and up to" in " ".join(str(report).split())
 
 
+@pytest.mark.slow
 def test_a_missing_gradient_of_a_bias_is_told_from_a_zero_one(checkpoint: Path) -> None:
     def plant(model: BertForPreTraining) -> None:
         becomes("bert.layers.1.attention.key", NoBias)(model)
@@ -278,6 +290,7 @@ def test_a_forgotten_tie_is_named(checkpoint: Path) -> None:
     assert "several in the port: a tie is missing" in " ".join(str(report).split())
 
 
+@pytest.mark.slow
 def test_an_embedding_that_trains_its_padding_word_is_told_and_no_fault(checkpoint: Path) -> None:
     """Padding is masked and its row moves on neither side; where a batch attends to that word, only one side's does."""
 
@@ -291,6 +304,7 @@ def test_an_embedding_that_trains_its_padding_word_is_told_and_no_fault(checkpoi
     assert "padding_idx on one side only, and left out of account here: bert.embeddings.word.weight" in str(report)
 
 
+@pytest.mark.slow
 def test_a_row_without_its_gradient_is_named(checkpoint: Path) -> None:
     def plant(model: BertForPreTraining) -> None:
         model.bert.embeddings.register_forward_hook(
@@ -301,6 +315,7 @@ def test_a_row_without_its_gradient_is_named(checkpoint: Path) -> None:
     assert "bert.embeddings.word.weight: it differs in row 7 only" in " ".join(str(report).split())
 
 
+@pytest.mark.slow
 def test_it_needs_no_working_dtype_and_is_not_done_unasked(checkpoint: Path) -> None:
     assert verify(checkpoint, dtypes=()).learned is None
     learned = verify(checkpoint, dtypes=(), gradients=True).learned
@@ -310,6 +325,7 @@ def test_it_needs_no_working_dtype_and_is_not_done_unasked(checkpoint: Path) -> 
     assert not learned.steps
 
 
+@pytest.mark.slow
 def test_the_users_module_keeps_its_weights_and_flags(checkpoint: Path) -> None:
     model = porting.load(checkpoint)
     model.requires_grad_(False)

@@ -99,6 +99,7 @@ def test_a_loaded_module_is_left_as_it_was_too(checkpoint: Path) -> None:
     assert not any(one.requires_grad for one in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
 def test_what_the_caller_has_switched_on_does_not_matter(checkpoint: Path, surroundings: Callable[[], object]) -> None:
     with surroundings():  # type: ignore[attr-defined]  # each is a context
@@ -107,6 +108,7 @@ def test_what_the_caller_has_switched_on_does_not_matter(checkpoint: Path, surro
     assert complete_but_for_flags(report)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_report(checkpoint: Path) -> None:
     first, second, other = (verify(checkpoint, seed=seed) for seed in (1, 1, 2))
     assert first.probes == second.probes
@@ -138,6 +140,7 @@ def test_an_argument_that_a_forward_does_not_take_is_explained(checkpoint: Path)
     assert fault.hint.endswith("and how a mask: -> bool, -> padding or -> additive")
 
 
+@pytest.mark.slow
 def test_dropout_that_is_left_on_is_recognised(checkpoint: Path) -> None:
     model = loaded(checkpoint)
     becomes("bert.pooler", Noisy)(model)
@@ -147,6 +150,7 @@ def test_dropout_that_is_left_on_is_recognised(checkpoint: Path) -> None:
     assert "bert.pooler draws random numbers in eval mode: is dropout left on?" in str(report)
 
 
+@pytest.mark.slow
 def test_float32_inside_of_a_float64_run_is_said_and_not_called_a_bug(checkpoint: Path) -> None:
     model = loaded(checkpoint)
     becomes("bert.layers.0.attention.core", Single)(model)
@@ -157,6 +161,7 @@ def test_float32_inside_of_a_float64_run_is_said_and_not_called_a_bug(checkpoint
     assert f"the port casts to less than float64 in {core} (aten._to_copy): the float64 run" in str(report)
 
 
+@pytest.mark.slow
 def test_a_bug_beside_float32_is_still_a_bug(checkpoint: Path) -> None:
     model = loaded(checkpoint)
     becomes("bert.layers.0.attention.core", Single)(model)
@@ -165,6 +170,7 @@ def test_a_bug_beside_float32_is_still_a_bug(checkpoint: Path) -> None:
     assert [probe.port for probe in verify(checkpoint, model, loaded=True).guilty] == list(bug.guilty)
 
 
+@pytest.mark.slow
 def test_values_that_are_no_numbers_are_a_difference(checkpoint: Path) -> None:
     model = loaded(checkpoint)
     becomes("bert.pooler", Broken)(model)
@@ -177,6 +183,7 @@ def test_values_that_are_no_numbers_are_a_difference(checkpoint: Path) -> None:
     assert f"its weights are written by {report.guilty[0].rules[0]}" in str(report)
 
 
+@pytest.mark.slow
 def test_a_reference_without_numbers_is_said(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "bert", values={"cls.seq_relationship.bias": torch.tensor([float("nan"), 0.0])})
     report = verify(path)
@@ -185,6 +192,7 @@ def test_a_reference_without_numbers_is_said(tmp_path: Path) -> None:
     assert "nsp.bias" in report.shown.copy
 
 
+@pytest.mark.slow
 def test_a_layer_shared_by_all_depths(tmp_path: Path) -> None:
     """One module under three names, called three times: each call is its own probe."""
     first = write_checkpoint(tmp_path / "first")
@@ -228,6 +236,7 @@ _LAYER = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_module_called_twice_is_compared_twice(checkpoint: Path) -> None:
     class Twice(Bert):
         """Runs its pooler a second time, with a mistake."""
@@ -245,6 +254,7 @@ def test_a_module_called_twice_is_compared_twice(checkpoint: Path) -> None:
     assert report.faithful
 
 
+@pytest.mark.slow
 def test_a_part_without_a_counterpart_stays_the_ports_own(checkpoint: Path) -> None:
     """The port's attention output has five numbers more than the reference's: neither compared nor replaced."""
 
@@ -314,6 +324,7 @@ def test_without_probes_what_is_returned_is_compared(checkpoint: Path) -> None:
         verify(checkpoint, mine(), parse_table(other), architecture="BertModel")
 
 
+@pytest.mark.slow
 def test_the_reference_comes_from_the_config_when_the_table_names_none(tmp_path: Path, checkpoint: Path) -> None:
     assert verify(checkpoint, mine(), parse_table(FUSED_TABLE.replace('". ->', '"bert ->'))).reference == (
         "transformers.BertForPreTraining"
@@ -325,6 +336,7 @@ def test_the_reference_comes_from_the_config_when_the_table_names_none(tmp_path:
         verify(nameless, mine(), parse_table(FUSED_TABLE), architecture="BertModell")
 
 
+@pytest.mark.slow
 def test_a_single_file_is_what_the_reference_reads_too(tmp_path: Path) -> None:
     """Beside it lies a model.safetensors with other values, which transformers would have found by itself."""
     path = write_checkpoint(tmp_path / "bert")
@@ -354,6 +366,7 @@ def test_a_function_that_builds_it_will_do(checkpoint: Path) -> None:
     assert verify(checkpoint, mine, parse_table(FUSED_TABLE), architecture="BertModel").faithful
 
 
+@pytest.mark.slow
 def test_a_module_cast_by_its_owner_is_compared_as_it_is(checkpoint: Path) -> None:
     model = loaded(checkpoint).to(torch.bfloat16)
     report = verify(checkpoint, model, loaded=True)
@@ -375,6 +388,7 @@ def test_inputs_of_ones_own_may_leave_arguments_out(checkpoint: Path) -> None:
     assert 0 < report.shown.activation["bert.embeddings.token_type.weight"] < 1
 
 
+@pytest.mark.slow
 def test_progress_is_told(checkpoint: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     verify(checkpoint, dtypes=[torch.float32, torch.bfloat16], progress=lambda *step: seen.append(step))

@@ -142,6 +142,7 @@ def test_rows_are_halved_until_the_reference_has_places_for_them() -> None:
     assert verify(reference=Silent(), into=Silent, longest=200).faithful
 
 
+@pytest.mark.slow
 def test_sound_is_made_from_the_config() -> None:
     layers: dict[str, Any] = {
         "conv_dim": (16, 16),
@@ -178,6 +179,7 @@ def llava() -> Any:
     return transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=57, image_seq_length=9)
 
 
+@pytest.mark.slow
 def test_pictures_stand_between_the_tokens() -> None:
     reference, report = proven(transformers.LlavaForConditionalGeneration, llava())
     assert any("picture each" in case for case in report.cases)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,6 +17,7 @@ from tests.families.ported import make
 from tests.small_checkpoint import TRUNK, write_checkpoint
 
 
+@pytest.mark.slow
 def test_buffers_that_the_module_computes(tmp_path: Path) -> None:
     checkpoint = make(Pair("marian", "MarianMTModel", MARIAN), tmp_path / "marian").directory
     loaded = porting.load(checkpoint)

@@ -31,6 +31,7 @@ def verified(path: Path, bug: Bug, *dtypes: torch.dtype) -> Report:
     return verify(path, model, loaded=True, dtypes=dtypes or (torch.float32,))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_caught_and_placed(drawn: Path, bug: Bug) -> None:
     report = verified(drawn, bug)
@@ -48,6 +49,7 @@ def test_the_module_behind_a_probe_is_named(checkpoint: Path) -> None:
     assert "since the probe before it ran: bert, mlm.dense, mlm.activation" in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_mask_precedence_bug_is_of_rounding_and_not_of_meaning(drawn: Path, dtype: torch.dtype) -> None:
     report = verified(drawn, ROUNDS_WORSE, torch.float32, dtype)
@@ -62,6 +64,7 @@ def test_the_mask_precedence_bug_is_of_rounding_and_not_of_meaning(drawn: Path, 
     assert "innocent: the rounding comes from before" in str(report)
 
 
+@pytest.mark.slow
 def test_what_shrinks_with_the_unit_roundoff_is_rounding(drawn: Path) -> None:
     """Here the float64 difference is far above 1e-12, and as small as the float32 one says that it should be."""
     report = verified(drawn, FAR_FROM_ZERO)
@@ -71,6 +74,7 @@ def test_what_shrinks_with_the_unit_roundoff_is_rounding(drawn: Path) -> None:
     assert max(probe.bound.isolated or 0.0 for probe in report.probes) < 1e-8
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_the_checkpoints_are_named(checkpoint: Path) -> None:
     model = load(checkpoint)
     assert isinstance(model, BertForPreTraining)

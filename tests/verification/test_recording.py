@@ -46,6 +46,7 @@ def test_a_verification_from_it_is_the_one_with_the_reference(checkpoint: Path, 
     assert recorded.reference == f"transformers.BertForPreTraining, recorded in {golden},"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bug", [BUGS[1], BUGS[5], BUGS[10], ROUNDS_WORSE], ids=lambda bug: bug.name)
 def test_a_bug_is_placed_as_with_the_reference(checkpoint: Path, golden: Path, bug: object) -> None:
     model = porting.load(checkpoint)
@@ -57,6 +58,7 @@ def test_a_bug_is_placed_as_with_the_reference(checkpoint: Path, golden: Path, b
     assert [probe.port for probe in recorded.imprecise] == [probe.port for probe in live.imprecise]
 
 
+@pytest.mark.slow
 def test_neither_the_reference_nor_transformers_is_needed(checkpoint: Path, golden: Path) -> None:
     program = (
         f"import sys; sys.modules['transformers'] = None; import porting\n"

@@ -131,6 +131,7 @@ class _WithoutTanh:
         return (lambda one: one) if name == "tanh" else getattr(torch, name)
 
 
+@pytest.mark.slow
 def test_nothing_is_proven_by_what_was_not_compared(tmp_path: Path, scratch: Any) -> None:
     """The reference has neither pooler nor next-sentence head: their probes have no counterpart and prove nothing."""
     source = write_base(tmp_path / "c")
@@ -144,6 +145,7 @@ def test_nothing_is_proven_by_what_was_not_compared(tmp_path: Path, scratch: Any
     assert any("what the port makes of them is not compared" in one for one in report.warnings)
 
 
+@pytest.mark.slow
 def test_a_part_that_has_no_counterpart_proves_nothing(tmp_path: Path, scratch: Any) -> None:
     """Of two logits only the first is compared: the bias of the other one is not shown at work."""
     source = write_base(tmp_path / "c")

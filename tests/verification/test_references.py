@@ -103,6 +103,7 @@ def test_inputs_of_ones_own_are_cast_to_the_dtype_of_the_run() -> None:
         verify(reference=reference, into=make)
 
 
+@pytest.mark.slow
 def test_two_scratch_models_through_a_table(checkpoint: Path) -> None:
     """A BERT of one's own against the handwritten one: fused attention against separate projections."""
     handwritten = porting.load(checkpoint)
@@ -144,6 +145,7 @@ def batch() -> Case:
     return Case("three rows", {"input_ids": ids, "attention_mask": mask, "token_type_ids": mask.flip(1) * mask})
 
 
+@pytest.mark.slow
 def test_the_reference_of_a_checkpoint_need_not_be_transformers(checkpoint: Path) -> None:
     """A source gives the port its weights, and something else says what they mean."""
     handwritten = porting.load(checkpoint)

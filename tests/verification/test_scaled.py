@@ -35,6 +35,7 @@ def test_the_port_is_faithful_and_pays_for_the_rounding_in_the_other_tier(checkp
     assert verify(checkpoint, loaded(checkpoint), loaded=True).faithful
 
 
+@pytest.mark.slow
 def test_a_wrong_factor_is_another_meaning(checkpoint: Path) -> None:
     module = loaded(checkpoint)
     with torch.no_grad():
@@ -44,6 +45,7 @@ def test_a_wrong_factor_is_another_meaning(checkpoint: Path) -> None:
     assert report.shown.differing == ("embedding.weight",)
 
 
+@pytest.mark.slow
 def test_one_unit_in_the_last_place_of_one_weight_is_seen(checkpoint: Path) -> None:
     """What is no longer as it was loaded is taken as it is."""
     module = loaded(checkpoint)
@@ -55,6 +57,7 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen(checkpoint: Path) -> N
     assert max(probe.meaning.worst for probe in report.probes) > 1e-9
 
 
+@pytest.mark.slow
 def test_the_module_that_was_passed_is_left_as_it_was(checkpoint: Path) -> None:
     module = loaded(checkpoint)
     before = {name: one.clone() for name, one in module.state_dict().items()}

@@ -69,6 +69,7 @@ def with_embeddings(kind: type[BertEmbeddings]) -> Callable[[BertConfig], BertFo
     return build
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "case"),
     [
@@ -90,6 +91,7 @@ def test_a_mistake_that_the_first_batches_hide_is_found(
     assert any("if " in one.condition and "embeddings" not in one.function for one in blind.not_taken)
 
 
+@pytest.mark.slow
 def test_it_says_what_it_did_and_does_the_same_again(checkpoint: Path) -> None:
     reports = [verify(checkpoint, seed=3) for _ in range(2)]
     first, again = reports
@@ -103,6 +105,7 @@ def test_it_says_what_it_did_and_does_the_same_again(checkpoint: Path) -> None:
     assert not any("token_type_ids is None" in one.condition for one in first.not_taken)
 
 
+@pytest.mark.slow
 def test_units_that_no_row_has_switched_on_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head is a rectifier over the first token of each row; the search gives it more first tokens."""
     pair = next(pair for pair in PAIRS if str(pair) == "distilbert-DistilBertForSequenceClassification")
@@ -116,6 +119,7 @@ def test_units_that_no_row_has_switched_on_are_looked_for(tmp_path: Path, monkey
     assert blind.search == ""
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "BUDGET", 1)
     report = verify(write_checkpoint(tmp_path / "bert"), with_embeddings(AtLength), causes=False)

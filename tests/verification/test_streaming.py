@@ -51,6 +51,7 @@ def close(one: Report, other: Report) -> bool:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("table", ROOMS)
 def test_it_finds_what_passes_in_turn_find(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "BUDGET", 0)  # a streamed run does not look for more batches

@@ -136,6 +136,7 @@ CLASSES = (
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_shipped_families_train_as_transformers_does(architecture: str, tmp_path: Path) -> None:
     pair = next(one for one in PAIRS if one.architecture == architecture)

@@ -22,6 +22,7 @@ def taught(path: Path, module: nn.Module, steps: int = 3) -> Report:
     return verify(path, module, loaded=True, steps=steps, dtypes=(torch.float32, torch.bfloat16))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["einsum", "all by hand"])
 @pytest.mark.parametrize("seed", [3, 4])
 def test_other_code_for_the_same_mathematics_learns_the_same(tmp_path: Path, how: str, seed: int) -> None:
@@ -39,6 +40,7 @@ def test_other_code_for_the_same_mathematics_learns_the_same(tmp_path: Path, how
         assert steps.fixed == ()
 
 
+@pytest.mark.slow
 def test_what_only_rounding_moves_is_said_to_be_undetermined(checkpoint: Path) -> None:
     """AdamW divides by a gradient's size: the key bias goes a whole step up or down, as its rounding has it."""
     report = taught(checkpoint, rewritten(checkpoint, REWRITTEN["all by hand"]))
@@ -60,6 +62,7 @@ class Cached(nn.Linear):
         return input @ (self.kept + (self.weight.T - self.weight.T.detach())) + self.bias
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_kept_from_the_first_call_shows_in_the_second_step(checkpoint: Path) -> None:
     model = load(checkpoint)
     assert isinstance(model, BertForPreTraining)
@@ -80,6 +83,7 @@ class Halved(nn.Linear):
         return F.linear(input, weight, self.bias)
 
 
+@pytest.mark.slow
 def test_half_a_gradient_is_caught_in_the_first_step_and_by_its_name(checkpoint: Path) -> None:
     """AdamW hides it, since it divides by the gradient's size; SGD does not, nor does the gradient."""
     model = load(checkpoint)
@@ -92,6 +96,7 @@ def test_half_a_gradient_is_caught_in_the_first_step_and_by_its_name(checkpoint:
     assert adam.meaning < 1e-3
 
 
+@pytest.mark.slow
 def test_the_models_that_were_passed_do_not_move(checkpoint: Path) -> None:
     model = load(checkpoint)
     before = {name: one.clone() for name, one in model.state_dict().items()}

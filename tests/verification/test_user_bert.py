@@ -29,6 +29,7 @@ def ported(path: Path, name: str, change: Callable[[nn.Module], None] | None = N
     return verify(path, module, parse_table(table), architecture="BertModel", dtypes=(torch.float32, torch.bfloat16))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PORTS)
 def test_it_verifies(checkpoint: Path, name: str) -> None:
     report = ported(checkpoint, name)
@@ -39,6 +40,7 @@ def test_it_verifies(checkpoint: Path, name: str) -> None:
     assert max(probe.meaning.worst for probe in report.probes) <= 1e-12
 
 
+@pytest.mark.slow
 def test_fused_projections_are_compared_with_all_three(checkpoint: Path) -> None:
     report = ported(checkpoint, "fused, sequence first")
     stem = "encoder.layer.0.attention.self"
@@ -62,6 +64,7 @@ def test_a_bug_is_named_in_the_users_terms(checkpoint: Path) -> None:
     assert "first guilty module: blocks.2.ln1" in str(report)
 
 
+@pytest.mark.slow
 def test_a_bug_in_one_head_is_placed_in_that_head(checkpoint: Path) -> None:
     def plant(module: nn.Module) -> None:
         head = module.get_submodule("blocks.1.heads.2.k")
@@ -83,6 +86,7 @@ def test_a_bug_in_torchs_own_layers_is_seen(checkpoint: Path) -> None:
     assert report.guilty[0].span[-1] == "encoder.layers.1.norm2"
 
 
+@pytest.mark.slow
 def test_a_table_that_says_the_mask_the_wrong_way_round_is_caught(checkpoint: Path) -> None:
     make, table = PORTS["fused, sequence first"]
     report = verify(
