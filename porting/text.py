@@ -23,7 +23,7 @@ from porting.loading import Into, load
 from porting.notation.table import Table
 from porting.tables import find_table
 from porting.tokenizer import TextTokenizer, read_tokenizer
-from porting.verification.inputs import for_port
+from porting.trials.inputs import for_port
 
 MASKED_WORDS = "ForMaskedLM"
 """Ends the name of an architecture whose output has ``logits`` [b s v] over the vocabulary."""

@@ -30,7 +30,7 @@ from porting.notation.table import Table
 from porting.tables import find_table
 from porting.target import TargetError, named_tensors
 from porting.tokenizer import TextTokenizer, read_tokenizer
-from porting.verification.inputs import for_port
+from porting.trials.inputs import for_port
 
 ENDING = "ForSequenceClassification"
 """Ends the name of an architecture that gives one label to a text, in every family."""

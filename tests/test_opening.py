@@ -19,7 +19,7 @@ from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.converting import convert, verify_files
 from porting.notation.table import parse_table
 from porting.opening import Folder, open_file, read_file
-from porting.verification.inputs import special_tokens
+from porting.trials.inputs import special_tokens
 from tests.guards.tree import ROOT, modules, parse
 from tests.small_checkpoint import write_checkpoint
 

@@ -23,7 +23,7 @@ REST = "..."
 
 
 MASK_KINDS = ("bool", "padding", "additive")
-"""How [inputs] can hand a mask on, ``mask -> bool``; :func:`porting.verification.inputs.for_port` makes them."""
+"""How [inputs] can hand a mask on, ``mask -> bool``; :func:`porting.trials.inputs.for_port` makes them."""
 
 
 @dataclass(frozen=True)

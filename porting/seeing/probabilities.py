@@ -20,7 +20,7 @@ from porting.seeing.attention_data import Layer, Shares, gather, refused, square
 from porting.text import Source, TextModel, open_text_model
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, PROBABILITIES, ROOT
-from porting.verification.inputs import for_port
+from porting.trials.inputs import for_port
 
 HTML, PNG = ".html", ".png"
 

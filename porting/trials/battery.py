@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from porting.trials.combinations import covering, de_bruijn
+from porting.trials.inputs import DECODER, Case
+from porting.trials.padding import DECODER_MASK, MASK
 from porting.trials.scope import Kind
-from porting.verification.inputs import DECODER, Case
-from porting.verification.padding import DECODER_MASK, MASK
 
 IDS, SEGMENTS, POSITIONS, DECODER_IDS = "input_ids", "token_type_ids", "position_ids", "decoder_input_ids"
 

@@ -16,12 +16,12 @@ from porting.tracing.measure import error
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, Point, select
 from porting.trials.battery import IDS, Model, Trial, battery
+from porting.trials.inputs import Case
+from porting.trials.padding import MASK
+from porting.trials.pairing import pair
 from porting.trials.purity import Judge, impurities
 from porting.trials.run import MakeSide, is_empty, returned_only, run_trial, to_place
 from porting.trials.scope import OTHERWISE, Impurity, Kind, NotRun, Result, Returned, Scope, Status, of_kind
-from porting.verification.inputs import Case
-from porting.verification.padding import MASK
-from porting.verification.pairing import pair
 
 PLACED = 3
 """Of so many differing trials it is looked for where they begin to differ."""

@@ -21,8 +21,8 @@ from porting.notation.rule import Rule, Term
 from porting.notation.table import Table, parse_table
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, split
+from porting.trials.padding import attended
 from porting.trials.scope import Returned
-from porting.verification.padding import attended
 
 EQUAL = 1e-6
 """Relative to scale: two tensors this close are taken for the same output, to be compared with the real bounds then."""

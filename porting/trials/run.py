@@ -14,10 +14,10 @@ from porting.tracing.measure import error, finite
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, select, split
 from porting.trials.battery import Trial
+from porting.trials.inputs import Case
+from porting.trials.padding import kept
+from porting.trials.pairing import pair
 from porting.trials.scope import Kind, Result, Status
-from porting.verification.compare import kept
-from porting.verification.inputs import Case
-from porting.verification.pairing import pair
 
 MakeSide = Callable[[Case], Side]
 """Makes one side in float64, ready to run one case."""

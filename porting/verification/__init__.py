@@ -3,7 +3,7 @@
 from porting.errors import VerifyError
 from porting.reporting.outcome import Cost, Probe, Shown, View
 from porting.reporting.report import Report
-from porting.verification.inputs import Case
+from porting.trials.inputs import Case
 from porting.verification.proof import verify
 from porting.verification.recording import record
 

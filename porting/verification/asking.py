@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from porting.errors import VerifyError
 from porting.tracing.running import Side
 from porting.tracing.trace import ROOT
-from porting.verification.inputs import Case, Maker
-from porting.verification.modalities import (
+from porting.trials.inputs import Case, Maker
+from porting.trials.modalities import (
     DECODER_IDS,
     IDS,
     SIGNALS,

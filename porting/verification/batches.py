@@ -18,9 +18,8 @@ from porting.notation.table import Table
 from porting.plan.config import arguments
 from porting.tracing.measure import Anchor, error
 from porting.tracing.running import Side
-from porting.verification.asking import Asked, ask, cases_with, that_run
-from porting.verification.inputs import IDS, Case, Maker, heard, special_tokens, withheld
-from porting.verification.modalities import (
+from porting.trials.inputs import IDS, Case, Maker, heard, special_tokens, withheld
+from porting.trials.modalities import (
     SIGNALS,
     completed,
     parameters_of,
@@ -28,7 +27,8 @@ from porting.verification.modalities import (
     takes_signals,
     text_fields,
 )
-from porting.verification.padding import MASK, attended
+from porting.trials.padding import MASK, attended
+from porting.verification.asking import Asked, ask, cases_with, that_run
 from porting.verification.reference import silent_fields, usual_fields
 from porting.verification.references import Living, floating, stored
 
@@ -201,7 +201,7 @@ def make_batches(
         checkpoint: its config, its special tokens.
         config: the config, the table's defaults filled in.
         own: cases that somebody gave.
-        longest, seed, choices: as in :func:`porting.verification.inputs.make_cases`.
+        longest, seed, choices: as in :func:`porting.trials.inputs.make_cases`.
         reference: what the batches are made for, if it can be asked: it may take pictures, sound or series.
         masked: the reference is given a mask although [inputs] names none: see :func:`masks_by_itself`.
 

@@ -35,9 +35,9 @@ from porting.tracing.measure import (
 from porting.tracing.provenance import ProvenanceRecorder, Segment
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, Trace
+from porting.trials.padding import kept
+from porting.trials.pairing import Pair, Pairing, pair
 from porting.verification.observe import Observer
-from porting.verification.padding import attended
-from porting.verification.pairing import Pair, Pairing, pair
 
 Errors = dict[Point, list[Error]]
 
@@ -428,12 +428,6 @@ def _anchored(one: Pair, anchor: Anchor, exact: Mapping[Point, Tensor], own: Ten
     if one.whole or own is None:
         return anchor
     return replace(anchor, value=one.carry(exact, own.double()))
-
-
-def kept(value: Tensor, inputs: Mapping[str, Tensor], point: Point) -> Tensor:
-    """The value at the places that are no padding."""
-    seen = attended(inputs, point, tuple(value.shape))
-    return value if seen is None else value[seen]
 
 
 class Anchors(Mapping[Point, Anchor]):

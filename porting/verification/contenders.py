@@ -21,11 +21,11 @@ from porting.plan.config import effective
 from porting.tables import find_table
 from porting.target import unwrapped
 from porting.tracing.trace import Point
+from porting.trials.inputs import Case
 from porting.verification.batches import make_batches
 from porting.verification.functions import LivingFunction, computes
 from porting.verification.golden import Recording, read_recording
 from porting.verification.held import HeldWeights
-from porting.verification.inputs import Case
 from porting.verification.references import Living, Recorded, Reference
 from porting.verification.same_names import same_names, same_points, same_weights
 

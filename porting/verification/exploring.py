@@ -19,13 +19,13 @@ from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, INNER, ROOT
 from porting.trials.battery import POSITIONS, Model
 from porting.trials.explore import Explored, Explorer
+from porting.trials.inputs import Case
+from porting.trials.padding import MASK
 from porting.trials.run import returned_only
 from porting.trials.scope import Returned, Scope
 from porting.verification.batches import POSITIONS as LIMIT
 from porting.verification.batches import Batches
 from porting.verification.compare import END, Comparison
-from porting.verification.inputs import Case
-from porting.verification.padding import MASK
 from porting.verification.references import Living, floating, port_side
 from porting.verification.searching import omittable
 from porting.verification.subject import cast

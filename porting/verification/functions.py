@@ -20,8 +20,8 @@ from porting.notation.rule import Term
 from porting.plan.matching import Matcher
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Visit, select, split
+from porting.trials.inputs import USUAL, Case
 from porting.verification.golden import refuse_with_recording, without_rounding
-from porting.verification.inputs import USUAL, Case
 from porting.verification.references import Living, Recorded, Reference, floating
 
 DTYPE = "dtype"

@@ -31,7 +31,7 @@ from porting.checkpoint.write import write_safetensors
 from porting.errors import Code, Fault, VerifyError, option
 from porting.recordings import EXACT, FORMAT, INPUTS, ISOLATED, VERSION, WEIGHTS
 from porting.tracing.trace import Point, Trace
-from porting.verification.inputs import Case
+from porting.trials.inputs import Case
 
 WORKING = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -15,14 +15,14 @@ from porting.reporting.report import Report
 from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
 from porting.tracing.running import Clock, Side, peak, versions
+from porting.trials.inputs import Case
+from porting.trials.pairing import refuse_unknown
 from porting.trials.returned import with_returned
 from porting.trials.scope import Scope
 from porting.verification.batches import make_batches
 from porting.verification.compare import Progress
 from porting.verification.contenders import Contenders
-from porting.verification.inputs import Case
 from porting.verification.observe import unseen
-from porting.verification.pairing import refuse_unknown
 from porting.verification.reach import reached
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, floating, port_side

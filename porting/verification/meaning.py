@@ -11,11 +11,11 @@ from porting.errors import VerifyError
 from porting.notation.table import Table
 from porting.tracing.running import Clock, Side
 from porting.trials.explore import Explored
+from porting.trials.inputs import Case
 from porting.trials.scope import Scope
 from porting.verification.batches import Batches, that_fits
 from porting.verification.compare import Comparison
 from porting.verification.functions import has_parts
-from porting.verification.inputs import Case
 from porting.verification.leaking import measure_leaks
 from porting.verification.observe import Observer
 from porting.verification.reach import Reach, reached

@@ -12,7 +12,7 @@ from porting.reporting.outcome import Shown
 from porting.target import named_tensors
 from porting.tracing.measure import MEANING
 from porting.tracing.torch_modes import GradientOfEveryRow
-from porting.verification.inputs import REST, Case
+from porting.trials.inputs import REST, Case
 
 MASKS = {"attention_mask": "attention", "decoder_attention_mask": "decoder's attention"}
 TYPES, WORDS = "token_type_ids", "input_ids"

@@ -21,6 +21,9 @@ from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
 from porting.tracing.running import Clock, Side, limit_threads, peak, undisturbed, versions
 from porting.tracing.trace import ROOT
+from porting.trials.inputs import Case
+from porting.trials.padding import DECODER_MASK, MASK
+from porting.trials.pairing import refuse_unknown
 from porting.trials.returned import with_returned
 from porting.trials.scope import Impurity, ImpurityKind, Returned, Scope, Status
 from porting.verification.batches import (
@@ -38,13 +41,10 @@ from porting.verification.culprit import Both, name_causes
 from porting.verification.exploring import explore
 from porting.verification.functions import has_parts, possible
 from porting.verification.held import share
-from porting.verification.inputs import Case
 from porting.verification.large import verify_streamed
 from porting.verification.learning import learn
 from porting.verification.meaning import Explore, anchored, meant
 from porting.verification.observe import shown, unseen
-from porting.verification.padding import DECODER_MASK, MASK
-from porting.verification.pairing import refuse_unknown
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, Recorded, Reference, port_side
 from porting.verification.subject import (

@@ -11,9 +11,7 @@ from torch import nn
 from porting.notation.table import Table, parse_table
 from porting.target import named_tensors
 from porting.tracing.trace import ARROW, PROBABILITIES, ROOT, SCORES, Point, split
-
-WHERE = "the table of equal names"
-"""What is said where a table's file and line are said otherwise."""
+from porting.trials.pairing import EQUAL_NAMES
 
 
 def same_names(reference: nn.Module, port: nn.Module) -> Table:
@@ -56,13 +54,13 @@ def same_weights(port: nn.Module) -> Table:
 
 def _unwritten(text: str) -> Table:
     """A table that stands in no file, so that its lines have no places that somebody could look up."""
-    table = parse_table(text, where=WHERE)
+    table = parse_table(text, where=EQUAL_NAMES)
     return replace(
         table,
-        rules=tuple(replace(one, where=WHERE) for one in table.rules),
-        probes=tuple(replace(one, where=WHERE) for one in table.probes),
-        drops=tuple(replace(one, where=WHERE) for one in table.drops),
-        ties=tuple(replace(one, where=WHERE) for one in table.ties),
+        rules=tuple(replace(one, where=EQUAL_NAMES) for one in table.rules),
+        probes=tuple(replace(one, where=EQUAL_NAMES) for one in table.probes),
+        drops=tuple(replace(one, where=EQUAL_NAMES) for one in table.drops),
+        ties=tuple(replace(one, where=EQUAL_NAMES) for one in table.ties),
     )
 
 

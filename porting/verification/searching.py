@@ -20,11 +20,11 @@ from porting.notation.table import Table
 from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
 from porting.tracing.running import Side
 from porting.tracing.trace import Point
+from porting.trials.inputs import Case
+from porting.trials.pairing import Pair
 from porting.verification.batches import Batches
 from porting.verification.compare import Comparison
-from porting.verification.inputs import Case
 from porting.verification.observe import Observer
-from porting.verification.pairing import Pair
 from porting.verification.references import Living, floating, port_side, stored
 
 BUDGET = 16

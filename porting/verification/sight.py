@@ -28,8 +28,8 @@ from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, Trace, split
+from porting.trials.pairing import Pairing
 from porting.verification.compare import Comparison
-from porting.verification.pairing import Pairing
 
 
 @dataclass(frozen=True, kw_only=True)

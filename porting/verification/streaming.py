@@ -28,8 +28,8 @@ from porting.tracing.measure import Anchor, Error, finite, pooled
 from porting.tracing.provenance import ProvenanceRecorder
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, Visit
+from porting.trials.pairing import Pairing, pair
 from porting.verification.compare import ALONE, END, Comparison, Errors, Tier
-from porting.verification.pairing import Pairing, pair
 
 MakeSide = Callable[[torch.dtype, bool], Side]
 """A side of its own for a pass: its dtype, and whether its weights are hollow, for shapes only."""

@@ -22,8 +22,8 @@ from porting.plan.config import effective
 from porting.plan.plan import PlanError
 from porting.tables import find_table
 from porting.tracing.measure import luck
+from porting.trials.inputs import make_cases
 from porting.verification import verify
-from porting.verification.inputs import make_cases
 from porting.verification.reference import choices
 from tests.families.pairs import ALBERT, BERT, DISTILBERT, ELECTRA, LONG_ROBERTA, MPNET, Fields
 from tests.families.ported import draw

@@ -19,8 +19,8 @@ from porting.models.bert_heads import BertForPreTraining
 from porting.models.unpadded import Rows
 from porting.notation.table import Table, read_table
 from porting.reporting.report import Report
+from porting.trials.inputs import Case
 from porting.verification import verify
-from porting.verification.inputs import Case
 from tests.families.pairs import BERT, Pair
 from tests.families.ported import make
 

@@ -40,6 +40,14 @@ ROOMS = {
     "porting.target": ("porting.errors", "porting.users_code"),
     "porting.users_code": ("porting.errors",),
     "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan"),
+    "porting.trials": (
+        "porting.checkpoint.strict_json",
+        "porting.errors",
+        "porting.notation",
+        "porting.opening",
+        "porting.plan",
+        "porting.tracing",
+    ),
     "porting.plan": (
         "porting.errors",
         "porting.limits",

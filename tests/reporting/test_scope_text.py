@@ -11,9 +11,8 @@ from torch import Tensor, nn
 import porting
 from porting.models.bert_heads import BertForPreTraining
 from porting.notation.table import parse_table
+from porting.trials.inputs import TokenSampler, make_cases
 from porting.verification import Case, Report, verify
-from porting.verification.deck import Deck
-from porting.verification.inputs import make_cases
 from tests.small_checkpoint import CONFIG
 from tests.verification.flags import FLAGS, complete_but_for_flags
 from tests.verification.planted import Masked, OneSegment, WrongPrecedence, becomes
@@ -141,12 +140,12 @@ def test_half_a_table_that_no_checkpoint_vouches_for_is_not_shown(tmp_path: Path
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_word_is_dealt_before_any_comes_again(seed: int) -> None:
-    deck = Deck(50, (7, 3, 49), torch.Generator().manual_seed(seed))
-    first = deck.deal(4).tolist()
+    sampler = TokenSampler(50, (7, 3, 49), torch.Generator().manual_seed(seed))
+    first = sampler.draw(4).tolist()
     assert {7, 3, 49} < set(first)
-    assert sorted([*first, *deck.deal(46).tolist()]) == list(range(50))
-    assert deck.left == 0
-    assert all(0 <= one < 50 for one in deck.deal(20).tolist())
+    assert sorted([*first, *sampler.draw(46).tolist()]) == list(range(50))
+    assert sampler.left == 0
+    assert all(0 <= one < 50 for one in sampler.draw(20).tolist())
 
 
 @pytest.mark.parametrize(("vocabulary", "rows"), [(90, None), (300, 5), (95 + 40 + 1024, 26), (95 + 40 + 1025, None)])

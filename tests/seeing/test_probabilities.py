@@ -16,7 +16,7 @@ from porting.errors import PortingError
 from porting.seeing import Attention
 from porting.seeing.attention_data import AttentionError
 from porting.text import TextError
-from porting.verification.inputs import for_port
+from porting.trials.inputs import for_port
 from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import make
 from tests.small_checkpoint import WORDS

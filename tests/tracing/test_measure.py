@@ -27,9 +27,9 @@ from porting.tracing.measure import (
     pooled,
     ratio,
 )
+from porting.trials.inputs import LENGTHS
 from porting.verification import verify
 from porting.verification.compare import MOST_SPREADS
-from porting.verification.inputs import LENGTHS
 from tests.verification.planted import BUGS, FAR_FROM_ZERO
 
 

@@ -18,7 +18,7 @@ from porting.reporting.report import Report
 from porting.trials import Kind, Status
 from porting.trials.battery import Model, battery, integers
 from porting.trials.combinations import covering, de_bruijn
-from porting.verification.inputs import Case
+from porting.trials.inputs import Case
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
 
 pytestmark = pytest.mark.few(3)

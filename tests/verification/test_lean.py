@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from porting.checkpoint import open_checkpoint
 from porting.tracing import activations
 from porting.tracing.running import Clock
+from porting.trials.inputs import Case
 from porting.verification import VerifyError, held, references, verify
 from porting.verification.held import share
-from porting.verification.inputs import Case
 from porting.verification.reference import load_reference
 from porting.verification.references import Living
 from tests.small_checkpoint import write_checkpoint

@@ -29,7 +29,7 @@ from porting.suggesting.subjects.guarded_run import STAY, is_device_error
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker, what_argument
 from porting.tracing.float64 import forced_float64
-from porting.verification.inputs import for_port
+from porting.trials.inputs import for_port
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes

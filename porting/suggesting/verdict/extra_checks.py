@@ -39,8 +39,8 @@ from porting.target import named_tensors
 from porting.tracing.code_coverage import Branch
 from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ROOT
+from porting.trials.inputs import Case
 from porting.trials.scope import Kind, Result, Scope
-from porting.verification.inputs import Case
 
 SAME_CALL = 1e-10
 """Two calls give the same if they are no further from each other, of their scale."""

@@ -28,9 +28,9 @@ from porting.suggesting.subjects.forward_arguments import (
 from porting.suggesting.subjects.image_audio_inputs import signals
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
 from porting.tracing.measure import MEANING
+from porting.trials.inputs import Case
 from porting.verification import verify
 from porting.verification.compare import Progress
-from porting.verification.inputs import Case
 
 LARGE = 160_000_000
 """A checkpoint with fewer numbers than this is proven itself, besides its twin: two models in float64 take 16 bytes for

@@ -16,11 +16,11 @@ from porting.errors import VerifyError
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.tracing.float64 import grouped_mm
 from porting.tracing.running import Side
+from porting.trials.inputs import Case
+from porting.trials.modalities import special_places, text_fields
 from porting.verification import Report, verify
 from porting.verification.batches import Batches, make_batches
 from porting.verification.held import HeldWeights
-from porting.verification.inputs import Case
-from porting.verification.modalities import special_places, text_fields
 from porting.verification.reference import load_reference
 from porting.verification.references import Living
 from porting.verification.same_names import same_names

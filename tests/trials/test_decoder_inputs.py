@@ -11,8 +11,8 @@ from porting.checkpoint import open_checkpoint
 from porting.embedded import embedded_checkpoint
 from porting.errors import VerifyError
 from porting.tables import find_table
+from porting.trials.inputs import make_cases
 from porting.verification.batches import make_batches
-from porting.verification.inputs import make_cases
 from porting.verification.reference import usual_fields
 
 CONFIG: dict[str, Any] = {  # Any: fields of several types

@@ -22,8 +22,7 @@ from porting.notation.rule import MASK_KINDS, Rule
 from porting.opening import Folder
 from porting.plan.align import align
 from porting.plan.move import forward
-from porting.verification.deck import Deck
-from porting.verification.padding import DECODER_MASK, MASK
+from porting.trials.padding import DECODER_MASK, MASK
 
 PADDED = "padded"
 IDS = "input_ids"
@@ -131,9 +130,9 @@ class Maker:
         self._never = frozenset(never)
         self._generator = torch.Generator().manual_seed(seed)
         known = list(dict.fromkeys(one for one in special if 0 <= one < self._vocabulary))
-        self._words = Deck(self._vocabulary, known, self._generator)
+        self._words = TokenSampler(self._vocabulary, known, self._generator)
         others = decoder_words(config) or self._vocabulary
-        self._others = Deck(others, (), self._generator)  # for a decoder
+        self._others = TokenSampler(others, (), self._generator)  # for a decoder
 
     def first(self) -> list[Case]:
         """The batches to begin with."""
@@ -167,7 +166,7 @@ class Maker:
         return Case(name, inputs)
 
 
-def _batch(lengths: Sequence[int], words: Deck, types: int, padding: int) -> dict[str, Tensor]:
+def _batch(lengths: Sequence[int], words: TokenSampler, types: int, padding: int) -> dict[str, Tensor]:
     width = max(lengths)
     mask = torch.zeros(len(lengths), width, dtype=torch.long)
     segments = torch.zeros(len(lengths), width, dtype=torch.long)
@@ -177,12 +176,12 @@ def _batch(lengths: Sequence[int], words: Deck, types: int, padding: int) -> dic
             segments[row, kind * length // types :] = kind
         segments[row, length:] = 0
     ids = torch.full(mask.shape, padding)
-    ids[mask == 1] = words.deal(sum(lengths))
+    ids[mask == 1] = words.draw(sum(lengths))
     return {"input_ids": ids, "attention_mask": mask, **({"token_type_ids": segments} if types else {})}
 
 
 def _target(
-    lengths: Sequence[int], longest: int, words: Deck, padding: int, config: Mapping[str, object]
+    lengths: Sequence[int], longest: int, words: TokenSampler, padding: int, config: Mapping[str, object]
 ) -> dict[str, Tensor]:
     """What the decoder of an encoder-decoder is given: rows that begin with its start token, padded as well.
 
@@ -367,3 +366,37 @@ def _mask(value: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
             zeros = torch.zeros(value.shape, dtype=dtype)
             return zeros.masked_fill(~value.bool(), torch.finfo(dtype).min)
     return value
+
+
+class TokenSampler:
+    """Draws every token id once, those that have to occur first; then token ids at random.
+
+    So few tokens show as many rows of an embedding as they can.
+
+    Args:
+        size: how many token ids there are, from 0.
+        first: those that have to occur.
+        generator: of the order, and of what comes after the last.
+
+    >>> sampler = TokenSampler(5, (3,), torch.Generator().manual_seed(0))
+    >>> sorted(sampler.draw(2).tolist() + sampler.draw(3).tolist()), sampler.left
+    ([0, 1, 2, 3, 4], 0)
+    """
+
+    def __init__(self, size: int, first: Sequence[int], generator: torch.Generator) -> None:
+        self._size = size
+        self._generator = generator
+        known = dict.fromkeys(first)
+        others = [one for one in torch.randperm(size, generator=generator).tolist() if one not in known]
+        self._ids = torch.tensor([*known, *others], dtype=torch.long)
+
+    @property
+    def left(self) -> int:
+        """How many token ids have not been drawn."""
+        return len(self._ids)
+
+    def draw(self, count: int) -> Tensor:
+        """So many token ids, [count], in a random order."""
+        drawn, self._ids = self._ids[:count], self._ids[count:]
+        more = torch.randint(0, self._size, (count - len(drawn),), generator=self._generator)
+        return torch.cat([drawn, more])[torch.randperm(count, generator=self._generator)]

@@ -61,3 +61,9 @@ def _rows(mask: Tensor) -> Tensor:
     """The mask as [b s] of bool; one with choices, [b c s], as the rows that the model makes of it."""
     flat = mask.reshape(-1, mask.shape[-1]) if mask.ndim > TOKENS else mask
     return flat != 0 if flat.ndim == TOKENS else torch.ones(1, 1, dtype=torch.bool)
+
+
+def kept(value: Tensor, inputs: Mapping[str, Tensor], point: Point) -> Tensor:
+    """The value at the places that are no padding."""
+    seen = attended(inputs, point, tuple(value.shape))
+    return value if seen is None else value[seen]

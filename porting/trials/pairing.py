@@ -18,8 +18,10 @@ from porting.plan.matching import Matcher
 from porting.plan.move import gather
 from porting.tracing.measure import Anchor
 from porting.tracing.trace import INNER, ROOT, Point, numbered, points, split
-from porting.verification.padding import attended
-from porting.verification.same_names import WHERE as EQUAL_NAMES
+from porting.trials.padding import attended
+
+EQUAL_NAMES = "the table of equal names"
+"""The place of a table that nobody wrote: see :func:`porting.verification.same_names.same_names`."""
 
 
 @dataclass(frozen=True)

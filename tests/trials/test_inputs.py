@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from porting.notation.table import parse_table
+from porting.trials.inputs import for_port, heard, make_cases, withheld
 from porting.verification import Case, verify
-from porting.verification.inputs import for_port, heard, make_cases, withheld
 from porting.verification.observe import unseen
 from tests.families.pairs import BERT, Pair
 from tests.families.ported import make
