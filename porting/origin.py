@@ -20,11 +20,11 @@ from porting.notation.table import Architecture, Table, read_table
 from porting.plan.align import align
 from porting.plan.check import check
 from porting.plan.config import sizes
-from porting.plan.imagine import a_like, imagine
+from porting.plan.fault_grouping import group_alike, listed
+from porting.plan.inferred_source import a_like, imagine
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described
-from porting.plan.wording import group_alike, listed
 from porting.tables import find_table, shipped
 from porting.target import slots
 

@@ -16,9 +16,9 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from porting.causes.events import Inventory, Meddling
-from porting.causes.meddling import plant, watch
-from porting.causes.planting import PLANTS, truth
+from porting.causes.events import InjectedFault, Inventory
+from porting.causes.fault_injection import plant, watch
+from porting.causes.mutants import PLANTS, truth
 from porting.reporting.outcome import FAITHFUL
 from porting.tracing.float64 import ITSELF
 from porting.verification import Probe, Report, verify
@@ -74,16 +74,16 @@ def score(pair: Pair, names: Container[str] | None = None, *, alone: bool = True
         heard = _Heard()
         watched.register_forward_pre_hook(heard, with_kwargs=True)
         cases = _verify(ported, watched).cases
-        for meddling in (one for one in PLANTS if names is None or one.name in names):
-            sites = _sites(ported, meddling, inventory, heard.calls[-len(cases) :])
+        for fault in (one for one in PLANTS if names is None or one.name in names):
+            sites = _sites(ported, fault, inventory, heard.calls[-len(cases) :])
             if not sites:
                 continue
-            everywhere[meddling.name] = result = _try(ported, meddling, inventory)
+            everywhere[fault.name] = result = _try(ported, fault, inventory)
             if alone:
-                unit, inside = _drawn(sites, f"{pair}, {meddling.name}")
+                unit, inside = _drawn(sites, f"{pair}, {fault.name}")
                 if inside != sites:
-                    result = _try(ported, replace(meddling, modules=inside), inventory)
-                one_layer[meddling.name] = replace(result, where=unit)
+                    result = _try(ported, replace(fault, modules=inside), inventory)
+                one_layer[fault.name] = replace(result, where=unit)
     return Scored(everywhere=everywhere, alone=one_layer)
 
 
@@ -105,10 +105,10 @@ class _Heard:
 
 
 @torch.no_grad()
-def _sites(ported: Ported, meddling: Meddling, inventory: Inventory, calls: Sequence[Call]) -> frozenset[str]:
+def _sites(ported: Ported, fault: InjectedFault, inventory: Inventory, calls: Sequence[Call]) -> frozenset[str]:
     """The modules in which a mistake is made; none if it does not apply."""
     module = ported.load()
-    sites = plant(module, meddling, inventory)
+    sites = plant(module, fault, inventory)
     for args, kwargs in calls:
         module(*args, **kwargs)
     return frozenset(sites)
@@ -161,10 +161,10 @@ VARIANTS = (
 )
 
 
-def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> Result:
+def _try(ported: Ported, fault: InjectedFault, inventory: Inventory) -> Result:
     """Plant a mistake, and see what the proof says of it."""
     module = ported.load()
-    sites = plant(module, meddling, inventory)
+    sites = plant(module, fault, inventory)
     report = _verify(ported, module)
     said = tuple(" or ".join(one.names) or "unknown" for one in report.causes)
     if report.verdict == FAITHFUL:
@@ -175,7 +175,7 @@ def _try(ported: Ported, meddling: Meddling, inventory: Inventory) -> Result:
     probes = {probe.port: probe for probe in report.probes}
     accused = report.guilty or report.imprecise
     return Result(
-        outcome=_outcome(report, truth(meddling.name)),
+        outcome=_outcome(report, truth(fault.name)),
         placed=bool(report.causes)
         and all(any(_made_in(probes[point], sites) for point in one.probes) for one in report.causes),
         strict=bool(accused) and all(_made_in(probe, sites) for probe in accused),

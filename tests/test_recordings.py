@@ -15,7 +15,7 @@ from torch import nn
 import porting
 from porting.recordings import RecordingError, load_recording, save_recording
 from porting.verification import record, verify
-from porting.verification.golden import read_recording
+from porting.verification.recorded_trace import read_recording
 
 X = np.linspace(-1, 1, 15).reshape(5, 3)
 

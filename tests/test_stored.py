@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from porting.checkpoint import open_checkpoint
 from porting.converting import convert, making
-from porting.converting.sides import places_of
+from porting.converting.reverse_table import places_of
 from porting.notation.table import parse_table
 from porting.ops import NOTHING
 from porting.plan.check import check

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from porting.causes.anatomy import Activation, Anatomy
 from porting.causes.cause import Cause, dial, other
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import ACTIVATIONS
+from porting.causes.model_parts import Activation, Anatomy
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 

@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, dial, joins, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SUM
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite
 from porting.causes.tape import Call, Ref, Tape
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, given_instead, other
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.structure import Block, behind, pre_norm
 from porting.causes.tape import Call, Ref

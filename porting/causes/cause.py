@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.fitting import Dial
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 

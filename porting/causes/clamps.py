@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.capping import Clamp
 from porting.causes.cause import Cause, dial, given_instead, other, reads
 from porting.causes.fitting import Dial, geometric
+from porting.causes.model_parts import Anatomy
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Rewrite
 from porting.causes.tape import Ref

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy, Embedding
 from porting.causes.cause import Cause, after, dial, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SCALING
+from porting.causes.model_parts import Anatomy, Embedding
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 

@@ -103,7 +103,7 @@ Action = Callable[[Event], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meddling:
+class InjectedFault:
     """A mistake.
 
     Attributes:

@@ -13,9 +13,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Activation, Anatomy
 from porting.causes.cause import Cause, given_instead, joins, other, reads
 from porting.causes.functions import ACTIVATIONS, CASTING
+from porting.causes.model_parts import Activation, Anatomy
 from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref, Tape

@@ -10,11 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
 from porting.causes.cause import Cause, after, dial, given_instead, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SCALING, SUM
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, dial, other, reads
 from porting.causes.fitting import Dial, geometric
+from porting.causes.model_parts import Anatomy
 from porting.causes.norming import Norm
 from porting.causes.recognising import LAYER, NORMS, RMS
 from porting.causes.replay import Alteration, Rewrite, Values

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, after, dial, given_instead, other
 from porting.causes.fitting import Dial
 from porting.causes.functions import SCALING
 from porting.causes.general import plain, spelled
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, after, given_instead, other
 from porting.causes.functions import CASTING
 from porting.causes.general import named, plain, spelled
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite
 from porting.causes.tape import Call, Ref, Tape
 

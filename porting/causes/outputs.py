@@ -8,9 +8,9 @@ from functools import partial
 
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, after, dial, other, reads
 from porting.causes.fitting import Dial, geometric
+from porting.causes.model_parts import Anatomy
 from porting.causes.projections import added_biases, role_of
 from porting.causes.replay import Alteration
 from porting.causes.tape import Call, Ref

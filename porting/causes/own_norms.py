@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
 from porting.causes.cause import Cause, other, reads
+from porting.causes.model_parts import Anatomy
 from porting.causes.norming import Norm
 from porting.causes.norms import NormMissing
 from porting.causes.replay import Alteration, Rewrite, Values

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy, Embedding
 from porting.causes.cause import Cause, after, dial, other
 from porting.causes.fitting import Dial, geometric
+from porting.causes.model_parts import Anatomy, Embedding
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, after, other, reads
 from porting.causes.linear import Linear
 from porting.causes.masks import FAR, causal_of
+from porting.causes.model_parts import Anatomy
 from porting.causes.projections import added_biases
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref, call_again

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.attention import Attention
 from porting.causes.cause import Cause, after, other, reads
 from porting.causes.functions import CASTING, SUM
 from porting.causes.linear import Linear
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 

@@ -11,9 +11,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause, given_instead, other
 from porting.causes.fitting import Dial, geometric
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
     THETAS,

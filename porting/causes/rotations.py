@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.functions import SUM
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Rewrite, Values
 from porting.causes.tape import Call, Ref, Tape
 

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.capping import Cap
 from porting.causes.cause import Cause, after, dial, other, reads
 from porting.causes.fitting import Dial, geometric
+from porting.causes.model_parts import Anatomy
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call

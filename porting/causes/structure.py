@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy, Residual
 from porting.causes.cause import Cause, dial, given_instead, joins, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import CASTING
+from porting.causes.model_parts import Anatomy, Residual
 from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Part, Ref

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.functions import SUM
 from porting.causes.linear import Linear
+from porting.causes.model_parts import Anatomy
 from porting.causes.projections import role_of
 from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Call

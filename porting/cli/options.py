@@ -232,7 +232,7 @@ def batch_of(path: str | None) -> list[Case] | None:
         return None
     from porting.checkpoint import open_checkpoint
     from porting.verification import Case
-    from porting.verification.golden import recorded_inputs
+    from porting.verification.recorded_trace import recorded_inputs
 
     if path.endswith(".npz"):
         return [Case(Path(path).name, _arrays(path))]

@@ -21,7 +21,7 @@ from porting.notation.table import Table
 from porting.plan.align import align
 from porting.plan.config import sizes
 from porting.plan.copies import make_copy
-from porting.plan.imagine import imagine
+from porting.plan.inferred_source import imagine
 from porting.plan.matching import Matcher
 from porting.plan.members import sort_names
 from porting.plan.plan import PlanError

@@ -3,8 +3,8 @@
 from porting.converting.conversion import Converted, carry_out, convert, prepare
 from porting.converting.draft import Draft
 from porting.converting.integrity import FilesReport, verify_files
+from porting.converting.processes import agreed, joined
 from porting.converting.progress import Progress
-from porting.converting.team import agreed, joined
 from porting.converting.timing import estimate
 
 __all__ = [

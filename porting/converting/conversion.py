@@ -16,9 +16,9 @@ from porting.converting.casts import Losses
 from porting.converting.distributed import part_of
 from porting.converting.draft import Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST
+from porting.converting.processes import Team, agreed, current_team, told_to_all
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.proving import prove_same
-from porting.converting.team import Team, agreed, current_team, told_to_all
 from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, option, told

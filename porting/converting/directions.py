@@ -9,7 +9,7 @@ import torch
 
 from porting.errors import Code, Fault, option
 from porting.plan.align import Step
-from porting.plan.imagine import a_like
+from porting.plan.inferred_source import a_like
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe, backward_recipes, cast_to, forward_recipes
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from porting.checkpoint.dcp_archive import frame
 from porting.checkpoint.names import DCP_ENDING
 from porting.converting.directions import Recipes
-from porting.converting.outline import Outline, Shard, divided
+from porting.converting.output_files import Outline, Shard, divided
 from porting.errors import Code, Fault, option
 from porting.plan.recipe import Recipe
 from porting.target import TargetError

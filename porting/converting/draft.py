@@ -17,9 +17,9 @@ from porting.checkpoint.names import DCP_METADATA
 from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
 from porting.converting.distributed import outline_distributed, part_of
-from porting.converting.outline import Outline, outline
+from porting.converting.output_files import Outline, outline
 from porting.converting.record import RECORD, read_record, versions
-from porting.converting.sides import held, places_of, sources_of
+from porting.converting.reverse_table import held, places_of, sources_of
 from porting.errors import Code, Fault, option
 from porting.export_files import METADATA, companions, config_bytes, config_of, is_single_file
 from porting.loading import Into, maker

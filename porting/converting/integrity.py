@@ -14,10 +14,10 @@ from porting.checkpoint.files import LocalFile
 from porting.checkpoint.names import DCP_ENDING
 from porting.checkpoint.safetensors_file import read_header
 from porting.checkpoint.source import open_distributed
-from porting.converting.crew import work
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.distributed import part_of
 from porting.converting.record import RECORD, Record, read_record
+from porting.converting.thread_pool import work
 from porting.errors import Code, Fault, PortingError, grouped_lines
 from porting.opening import Folder, is_plain
 

@@ -1,7 +1,7 @@
 """Making one tensor of the output in memory that does not depend on its size.
 
 A tensor is made from its first element to its last.  Long runs of elements are read one after the other, cast where
-that is asked for, and put out (:mod:`porting.converting.carrying`).  Any other tensor is made in blocks: what lands in
+that is asked for, and put out (:mod:`porting.converting.long_runs`).  Any other tensor is made in blocks: what lands in
 a block is read as runs of the source (:mod:`porting.plan.pieces`), gathered, cast and put out.
 """
 
@@ -16,12 +16,12 @@ import xxhash
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
-from porting.converting.carrying import in_long_runs, in_order
 from porting.converting.casts import NONE, CountedCasts, Losses
 from porting.converting.digests import PIECE, Sum, of_range
-from porting.converting.hearing import Hearing
+from porting.converting.long_runs import in_long_runs, in_order
 from porting.converting.output import BLOCK, Output
 from porting.converting.positioned import read_back
+from porting.converting.stream_digest import Hearing
 from porting.plan.clipping import window
 from porting.plan.copies import Copy
 from porting.plan.move import Window, compute

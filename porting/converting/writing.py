@@ -13,17 +13,17 @@ from threading import Lock
 
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.safetensors_file import DTYPE_NAMES
-from porting.converting.crew import work
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
 from porting.converting.making import Made, Maker
-from porting.converting.outline import Shard
 from porting.converting.output import Output
+from porting.converting.output_files import Shard
 from porting.converting.positioned import write_at
+from porting.converting.processes import Team, same_everywhere, shares
 from porting.converting.progress import Meter
 from porting.converting.record import RECORD, record_bytes, versions
-from porting.converting.team import Team, same_everywhere, shares
+from porting.converting.thread_pool import work
 from porting.converting.workplace import Workplace, require_room
 from porting.plan.recipe import Recipe
 

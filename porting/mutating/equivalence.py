@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from porting.causes.events import Inventory, Meddling
-from porting.causes.meddling import cure, plant
-from porting.causes.planting import PLANTS
+from porting.causes.events import InjectedFault, Inventory
+from porting.causes.fault_injection import cure, plant
+from porting.causes.mutants import PLANTS
 from porting.mutating.messages import ABSENT, APPLIES, EQUIVALENT, MistakeStatus
 
 SAME = 1e-12
@@ -54,10 +54,10 @@ class SampleRun:
             self._expected = list(_outputs(self.model, *self.given))
         return self._expected
 
-    def off(self, meddling: Meddling, inventory: Inventory) -> float | None:
+    def off(self, fault: InjectedFault, inventory: Inventory) -> float | None:
         """By how much a mistake changes what comes out, at most; None when it has no place, 0 when by nothing."""
         expected = self.expected
-        sites = plant(self.model, meddling, inventory)
+        sites = plant(self.model, fault, inventory)
         try:
             found = list(_outputs(self.model, *self.given))
         except (RuntimeError, ValueError, IndexError):  # the mistake does not fit this port's shapes
@@ -78,13 +78,13 @@ def kinds(
         inventory: what it consists of.
     """
     trials = list(_trials(model, (args, dict(kwargs))))
-    return {meddling.name: _kind(meddling, trials, inventory) for meddling in PLANTS}
+    return {fault.name: _kind(fault, trials, inventory) for fault in PLANTS}
 
 
-def _kind(meddling: Meddling, trials: list[SampleRun], inventory: Inventory) -> MistakeStatus:
+def _kind(fault: InjectedFault, trials: list[SampleRun], inventory: Inventory) -> MistakeStatus:
     found = ABSENT
     for trial in trials:
-        off = trial.off(meddling, inventory)
+        off = trial.off(fault, inventory)
         if off:
             limit = 10.0 ** (math.floor(math.log10(off)) - 1) if math.isfinite(off) else 1e-9
             return MistakeStatus(kind=APPLIES, advice=trial.advice.format(off=f"{off:.0e}", limit=f"{limit:.0e}"))

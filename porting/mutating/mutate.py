@@ -18,7 +18,7 @@ from typing import Any
 
 from porting.causes.catalogue import CATALOGUE
 from porting.causes.dropout import LOOKS, NAME
-from porting.causes.planting import PLANTS, truth
+from porting.causes.mutants import PLANTS, truth
 from porting.causes.weights import LOOKS as OTHER_LOOKS
 from porting.errors import Code, Fault, PortingError, nearest, option
 from porting.mutating.fork_server import ForkClient, SuiteResult, SuiteRun, listen

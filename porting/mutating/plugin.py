@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from porting.causes.events import Inventory
-from porting.causes.meddling import plant, watch
-from porting.causes.planting import planted
+from porting.causes.fault_injection import plant, watch
+from porting.causes.mutants import planted
 from porting.mutating.equivalence import kinds
 from porting.mutating.fork_server import ForkServer
 from porting.mutating.import_hook import ImportHook, folder_of
@@ -101,8 +101,8 @@ class Planter:
             self._remember(one, args, kwargs)  # a function: a copy of the model tells this planter, and no copy of it
 
         model.register_forward_pre_hook(tell, with_kwargs=True)
-        for meddling in planted(self.request.mistake):
-            plant(model, meddling, self.inventory)
+        for mutation in planted(self.request.mistake):
+            plant(model, mutation, self.inventory)
         if not self.request.mistake:
             watch(model, self.inventory)
 

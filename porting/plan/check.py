@@ -13,11 +13,11 @@ from porting.limits import separately
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
 from porting.plan.config import effective, refused, sizes, uncomputable
+from porting.plan.fault_grouping import Nearest
 from porting.plan.leftovers import leave_out, renew
 from porting.plan.plan import Plan, PlanError
 from porting.plan.recipe import Described
 from porting.plan.ties import parted, resolve_ties
-from porting.plan.wording import Nearest
 from porting.target import Slot, slots, unsaved_tensors
 
 

@@ -11,11 +11,11 @@ from porting.notation.name import Bindings
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Drop, Table
 from porting.plan.align import Alignment, Lone
+from porting.plan.fault_grouping import MOST_HINTS, MOST_PATTERNS, Nearest, common_front, group_alike, listed, resembles
 from porting.plan.matching import Match, Matcher
 from porting.plan.plan import LeftOut
 from porting.plan.recipe import Described
 from porting.plan.ties import present
-from porting.plan.wording import MOST_HINTS, MOST_PATTERNS, Nearest, common_front, group_alike, listed, resembles
 from porting.target import Slot
 
 COUNTS = re.compile(r"layer|block|depth|expert")

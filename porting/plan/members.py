@@ -11,8 +11,8 @@ from typing import Literal
 from porting.errors import Code, Fault
 from porting.notation.name import Decimal, Name, Value
 from porting.notation.rule import Rule, Term
+from porting.plan.fault_grouping import Nearest
 from porting.plan.matching import Matcher
-from porting.plan.wording import Nearest
 
 Key = tuple[Value, ...]
 Members = dict[Key, str]

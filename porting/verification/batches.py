@@ -28,7 +28,7 @@ from porting.trials.modalities import (
     text_fields,
 )
 from porting.trials.padding import MASK, attended
-from porting.verification.asking import Asked, ask, cases_with, that_run
+from porting.verification.accepted_inputs import Asked, ask, cases_with, that_run
 from porting.verification.reference import silent_fields, usual_fields
 from porting.verification.references import Living, floating, stored
 

@@ -21,7 +21,7 @@ from porting.plan.matching import Matcher
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Visit, select, split
 from porting.trials.inputs import USUAL, Case
-from porting.verification.golden import refuse_with_recording, without_rounding
+from porting.verification.recorded_trace import refuse_with_recording, without_rounding
 from porting.verification.references import Living, Recorded, Reference, floating
 
 DTYPE = "dtype"

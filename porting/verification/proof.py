@@ -34,19 +34,17 @@ from porting.verification.batches import (
     padded_in_front,
     that_fits,
 )
+from porting.verification.cause_search import Both, name_causes
 from porting.verification.compare import Comparison, Progress
-from porting.verification.contenders import Contenders, Given, Inputs, Source, as_cases, contenders
+from porting.verification.compared_models import ComparedModels, Given, Inputs, Source, as_cases, resolve_models
 from porting.verification.counterparts import counterparts
-from porting.verification.culprit import Both, name_causes
-from porting.verification.exploring import explore
+from porting.verification.float64_tier import Explore, anchored, meant
 from porting.verification.functions import has_parts, possible
-from porting.verification.held import share
-from porting.verification.large import verify_streamed
 from porting.verification.learning import learn
-from porting.verification.meaning import Explore, anchored, meant
-from porting.verification.observe import shown, unseen
+from porting.verification.module_checkpoint import share
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, Recorded, Reference, port_side
+from porting.verification.streamed_verify import verify_streamed
 from porting.verification.subject import (
     Subject,
     cast,
@@ -58,6 +56,8 @@ from porting.verification.subject import (
     warned,
     writers,
 )
+from porting.verification.trial_setup import explore
+from porting.verification.weight_coverage import shown, unseen
 
 Prove = Callable[..., Report]
 
@@ -153,7 +153,7 @@ def verify(
         )
     with undisturbed(seed):
         report = prove(
-            contenders(source, into, table, reference, revision=revision, loaded=loaded, inputs=batches),
+            resolve_models(source, into, table, reference, revision=revision, loaded=loaded, inputs=batches),
             by_default=table is None and reference is None,
             architecture=architecture,
             dtypes=tuple(dict.fromkeys(dtypes)),
@@ -168,7 +168,7 @@ def verify(
 
 
 def _verify(
-    given: Contenders,
+    given: ComparedModels,
     *,
     by_default: bool,
     architecture: str | None,
@@ -358,7 +358,7 @@ def _drawn(theirs: Reference, both: Callable[..., tuple[Side, Side]], case: Case
 
 
 def _batches(
-    given: Contenders,
+    given: ComparedModels,
     subject: Subject,
     theirs: Reference,
     inputs: Sequence[Case] | None,
@@ -442,7 +442,7 @@ def _scope(scope: Scope, comparison: Comparison, probes: Sequence[Probe], return
     )
 
 
-def _opponent(given: Contenders, subject: Subject) -> tuple[Reference, tuple[str, ...]]:
+def _opponent(given: ComparedModels, subject: Subject) -> tuple[Reference, tuple[str, ...]]:
     """The reference, with the port's new parameters as it has them, and those that it does not have."""
     theirs = given.reference
     if theirs is None:

@@ -27,10 +27,10 @@ from porting.tracing.running import Clock, Side, undisturbed, versions
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit
 from porting.trials.inputs import Case
 from porting.verification.batches import Batches, make_batches
-from porting.verification.contenders import Inputs, as_cases, built_reference, names_of
+from porting.verification.compared_models import Inputs, as_cases, built_reference, names_of
 from porting.verification.functions import LivingFunction, computes
-from porting.verification.golden import write_recording
-from porting.verification.held import HeldWeights
+from porting.verification.module_checkpoint import HeldWeights
+from porting.verification.recorded_trace import write_recording
 from porting.verification.reference import choices, load_reference
 from porting.verification.reference_class import reference_class
 from porting.verification.references import Living, stored

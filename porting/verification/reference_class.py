@@ -15,7 +15,7 @@ import torch
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, VerifyError, option
-from porting.plan.wording import group_alike, listed
+from porting.plan.fault_grouping import group_alike, listed
 from porting.target import TargetError
 from porting.verification.reference import quiet
 

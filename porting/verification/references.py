@@ -17,7 +17,7 @@ from porting.tracing.lazy_weights import with_lazy_weights
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, points, split
 from porting.trials.inputs import DECODER, Case, for_port
-from porting.verification.golden import Recording
+from porting.verification.recorded_trace import Recording
 from porting.verification.subject import cast
 
 

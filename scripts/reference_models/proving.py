@@ -24,7 +24,7 @@ from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import named_tensors
 from porting.verification import Case, Report, verify
 from porting.verification.batches import make_batches, that_fits
-from porting.verification.held import HeldWeights
+from porting.verification.module_checkpoint import HeldWeights
 from porting.verification.reference import load_reference
 from porting.verification.references import Living
 from porting.verification.same_names import same_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from porting.causes.catalogue import CATALOGUE, ROUNDING
-from porting.causes.planting import PLANTS, truth
+from porting.causes.mutants import PLANTS, truth
 from scripts.causes import PAGE
 from scripts.causes_page import page
 from tests.causes.bert_mistakes import MISTAKES

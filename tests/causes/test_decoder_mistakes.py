@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from porting.causes.events import Inventory
-from porting.causes.meddling import plant
-from porting.causes.planting import planted
+from porting.causes.fault_injection import plant
+from porting.causes.mutants import planted
 from porting.loading import load
 from porting.verification import Report, verify
 from tests.causes.decoder_edits import EDITS, Edit, edited

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from porting.causes.anatomy import Anatomy
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Stage
 from porting.causes.tape import Recorder
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from porting.causes.broken import HIDDEN, OTHER
+from porting.causes.non_finite import HIDDEN, OTHER
 from porting.verification import Case, verify
 from tests.causes.listed import LISTED
 from tests.causes.thirty import THIRTY

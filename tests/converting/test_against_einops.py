@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from porting.converting import carrying, convert, making, output
+from porting.converting import convert, long_runs, making, output
 from porting.notation.table import parse_table
 from tests.converting.drawing import bits, values, write
 
@@ -183,7 +183,7 @@ def test_every_byte_is_that_of_einops(
                 patch.setattr(module, constant, block)
             patch.setattr(output, "WRITTEN", 64)
             patch.setattr(making, "LONG", 0)
-            patch.setattr(carrying, "LONG", 16)
+            patch.setattr(long_runs, "LONG", 16)
         root = Path(name)
         source = write(root / "a", {one: tensor.contiguous() for one, tensor in case.sources.items()})
         table = parse_table(case.table)

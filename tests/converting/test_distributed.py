@@ -28,7 +28,7 @@ from porting.target import TargetError
 from tests.checkpoint.test_dcp import DTYPES, flat
 from tests.converting.drawing import Drawn, bits, tables, write
 from tests.converting.test_round_trip import read
-from tests.converting.test_team import contents
+from tests.converting.test_processes import contents
 
 TABLE = parse_table('[mapping]\nname = "t"\n[tensors]\n"{*n}" = "{*n}"\n')
 

@@ -46,6 +46,7 @@ ROOMS = {
         "porting.notation",
         "porting.opening",
         "porting.plan",
+        "porting.target",
         "porting.tracing",
     ),
     "porting.plan": (

@@ -6,7 +6,7 @@ import pytest
 
 from porting.errors import Code, PortingError
 from porting.plan import leftovers
-from porting.plan.wording import MOST_HINTS, MOST_PATTERNS, resembles
+from porting.plan.fault_grouping import MOST_HINTS, MOST_PATTERNS, resembles
 from tests.plan.toy import TABLE, checkpoint, plan, target
 
 

@@ -20,7 +20,7 @@ from porting.trials.inputs import Case
 from porting.trials.modalities import special_places, text_fields
 from porting.verification import Report, verify
 from porting.verification.batches import Batches, make_batches
-from porting.verification.held import HeldWeights
+from porting.verification.module_checkpoint import HeldWeights
 from porting.verification.reference import load_reference
 from porting.verification.references import Living
 from porting.verification.same_names import same_names

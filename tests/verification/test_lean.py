@@ -12,8 +12,8 @@ from porting.checkpoint import open_checkpoint
 from porting.tracing import activations
 from porting.tracing.running import Clock
 from porting.trials.inputs import Case
-from porting.verification import VerifyError, held, references, verify
-from porting.verification.held import share
+from porting.verification import VerifyError, module_checkpoint, references, verify
+from porting.verification.module_checkpoint import share
 from porting.verification.reference import load_reference
 from porting.verification.references import Living
 from tests.small_checkpoint import write_checkpoint
@@ -22,7 +22,7 @@ from tests.small_checkpoint import write_checkpoint
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is a large one."""
-    monkeypatch.setattr(held, "LARGE", 0)
+    monkeypatch.setattr(module_checkpoint, "LARGE", 0)
     monkeypatch.setattr(references, "LARGE", 0)
     monkeypatch.setattr(activations, "HELD", 0)
 

@@ -19,7 +19,7 @@ from porting.checkpoint.write import write_safetensors
 from porting.models.bert_heads import BertForPreTraining
 from porting.notation.table import parse_table
 from porting.verification import Case, VerifyError, record, verify
-from porting.verification.golden import read_recording
+from porting.verification.recorded_trace import read_recording
 from tests.small_checkpoint import tensors, write_checkpoint
 from tests.verification.planted import BUGS, ROUNDS_WORSE
 from tests.verification.user_bert import FUSED_TABLE, MyBert

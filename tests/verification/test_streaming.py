@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from porting.models import BertConfig, BertForPreTraining
 from porting.tracing.lazy_weights import LazyWeight, with_lazy_weights
 from porting.tracing.lockstep import Lockstep
-from porting.verification import Report, VerifyError, searching, verify
+from porting.verification import Report, VerifyError, batch_search, verify
 from tests.families.pairs import PAIRS
 from tests.families.ported import make
 from tests.small_checkpoint import write_checkpoint
@@ -54,7 +54,7 @@ def close(one: Report, other: Report) -> bool:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("table", ROOMS)
 def test_it_finds_what_passes_in_turn_find(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "BUDGET", 0)  # a streamed run does not look for more batches
+    monkeypatch.setattr(batch_search, "BUDGET", 0)  # a streamed run does not look for more batches
     pair = next(pair for pair in PAIRS if pair.table == table)
     source = make(pair, tmp_path).directory
     report = verify(source, table=table, stream=True)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from porting.causes import dropout
-from porting.causes.anatomy import Anatomy
-from porting.causes.broken import Broken, FirstBroken
 from porting.causes.cause import Cause
+from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
 from porting.causes.functions import SOFTMAX
-from porting.causes.naming import Search
+from porting.causes.model_parts import Anatomy
+from porting.causes.non_finite import Broken, FirstBroken
 from porting.causes.replay import Rewrite, Stage
 from porting.causes.tape import Recorder, Ref, Tape, attention_written_out
 from porting.errors import VerifyError

@@ -1,8 +1,8 @@
 """The side of a table that is not there yet, from the names and shapes of the one that is.
 
 A conversion needs no module where the rules alone say what comes out: each rule is read in the direction of the
-conversion, and its other side is spelled.  :func:`porting.plan.imagine.imagine` does that from the module's side to the
-checkpoint's; here the table is turned round for the other direction.
+conversion, and its other side is spelled.  :func:`porting.plan.inferred_source.imagine` does that from the module's
+side to the checkpoint's; here the table is turned round for the other direction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from porting.notation.table import Table
 from porting.origin import ANY_DTYPE, Imagined
 from porting.plan.align import align
 from porting.plan.config import sizes
-from porting.plan.imagine import imagine
+from porting.plan.inferred_source import imagine
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, PlanError
 from porting.plan.recipe import Described

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.nn.functional as F
 
-from porting.causes.events import Action, Meddling
+from porting.causes.events import Action, InjectedFault
 from porting.causes.planted_attention import (
     SKIP,
     both_ways,
@@ -66,12 +66,12 @@ from porting.causes.planted_layers import (
 )
 
 
-def one(name: str, **actions: Action) -> Meddling:
+def one(name: str, **actions: Action) -> InjectedFault:
     """A mistake with its actions by kind of event."""
-    return Meddling(name=name, actions=actions)
+    return InjectedFault(name=name, actions=actions)
 
 
-PLANTS: tuple[Meddling, ...] = (
+PLANTS: tuple[InjectedFault, ...] = (
     one("LayerNorm eps", norm=other_eps),
     one("RMSNorm eps", rms=other_rms_eps),
     one("LayerNorm with Bessel's correction", norm=norm_of(bessel)),
@@ -183,6 +183,6 @@ def truth(name: str) -> tuple[str, ...]:
     return ALIASES.get(name, (name,))
 
 
-def planted(name: str) -> Iterator[Meddling]:
+def planted(name: str) -> Iterator[InjectedFault]:
     """The mistake of that name."""
-    return (meddling for meddling in PLANTS if meddling.name == name)
+    return (fault for fault in PLANTS if fault.name == name)

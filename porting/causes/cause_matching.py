@@ -12,11 +12,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from porting.causes.anatomy import Anatomy
 from porting.causes.cause import Cause
 from porting.causes.extra import Turned, extras
 from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Mark, Place, Suspicion
 from porting.causes.fitting import Dial, Solution, solved_for
+from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite, Stage
 from porting.causes.weights import replaced, solved, words
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from porting.causes.events import Inventory, Meddling
-from porting.causes.meddling import cure, plant, watch
-from porting.causes.planting import PLANTS, planted
+from porting.causes.events import InjectedFault, Inventory
+from porting.causes.fault_injection import cure, plant, watch
+from porting.causes.mutants import PLANTS, planted
 from porting.loading import load
 from porting.verification import verify
 from scripts.causes_score import MISSED, NONE, TIE, UNIQUE, score
@@ -96,7 +96,7 @@ def test_a_mistake_is_made_in_copies_too_and_can_be_taken_out() -> None:
 def test_a_mistake_can_be_made_at_one_place_alone() -> None:
     model = small()
     everywhere = next(planted("square weight transposed"))
-    one = Meddling(name=everywhere.name, actions=everywhere.actions, only=frozenset({2}))
+    one = InjectedFault(name=everywhere.name, actions=everywhere.actions, only=frozenset({2}))
     sites = plant(model, one, Inventory())
     model(given())
     assert sites == ["self_attn"]
@@ -184,7 +184,7 @@ def test_one_layer_of_three_is_placed(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "bert")
     model = load(path)
     everywhere = next(planted("LayerNorm eps"))
-    plant(model, Meddling(name="", actions=everywhere.actions, only=frozenset({3})), Inventory())
+    plant(model, InjectedFault(name="", actions=everywhere.actions, only=frozenset({3})), Inventory())
     report = verify(path, model, loaded=True)
     assert [probe.port for probe in report.guilty] == ["bert.layers.1.attention_norm"]
     assert [one.name for one in report.causes] == ["LayerNorm eps"]

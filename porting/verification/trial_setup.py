@@ -23,11 +23,11 @@ from porting.trials.inputs import Case
 from porting.trials.padding import MASK
 from porting.trials.run import returned_only
 from porting.trials.scope import Returned, Scope
+from porting.verification.batch_search import omittable
 from porting.verification.batches import POSITIONS as LIMIT
 from porting.verification.batches import Batches
 from porting.verification.compare import END, Comparison
 from porting.verification.references import Living, floating, port_side
-from porting.verification.searching import omittable
 from porting.verification.subject import cast
 
 GROWN = 16.0

@@ -9,7 +9,7 @@ import pytest
 from porting.errors import Code
 from porting.notation.table import parse_table
 from porting.plan.align import align
-from porting.plan.imagine import imagine
+from porting.plan.inferred_source import imagine
 from porting.plan.plan import PlanError
 from tests.plan.shapes import infos
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.causes.events import Inventory
-from porting.causes.meddling import cure, plant, watch
-from porting.causes.planting import planted
+from porting.causes.fault_injection import cure, plant, watch
+from porting.causes.mutants import planted
 
 Function = Callable[[Tensor], Tensor]
 

@@ -19,22 +19,22 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.events import Event, Inventory, Meddling, Pass, Scores
-from porting.causes.following import BEND, SAME, SUM, is_product, mask_of, stepped
-from porting.causes.written import Written, rms_norm
+from porting.causes.attention_provenance import BEND, SAME, SUM, is_product, mask_of, stepped
+from porting.causes.events import Event, InjectedFault, Inventory, Pass, Scores
+from porting.causes.written_out_operations import Written, rms_norm
 
 
-def plant(model: nn.Module, meddling: Meddling, inventory: Inventory) -> list[str]:
+def plant(model: nn.Module, fault: InjectedFault, inventory: Inventory) -> list[str]:
     """Make a mistake in a model, from now on; returns a list that is told the modules in which it was made."""
     sites: list[str] = []
-    _become(model, lambda one, inputs: _Mode(meddling, Pass(one, inputs, inventory, sites)))
+    _become(model, lambda one, inputs: _Mode(fault, Pass(one, inputs, inventory, sites)))
     return sites
 
 
 def watch(model: nn.Module, inventory: Inventory | None = None) -> Inventory:
     """The model tells, in its next pass, what it consists of; it computes what it always does."""
     known = Inventory() if inventory is None else inventory
-    nothing = Meddling(name="", actions={})
+    nothing = InjectedFault(name="", actions={})
     _become(model, lambda one, inputs: _Mode(nothing, Pass(one, inputs, known, []), learning=not known.roles))
     return known
 
@@ -78,9 +78,9 @@ _POOL: set[Callable[..., Any]] = {Tensor.__getitem__, Tensor.select}
 class _Mode(TorchFunctionMode):
     """Sees what a model does as events, and lets a mistake answer them."""
 
-    def __init__(self, meddling: Meddling, one: Pass, *, learning: bool = False) -> None:
+    def __init__(self, fault: InjectedFault, one: Pass, *, learning: bool = False) -> None:
         super().__init__()
-        self._meddling = meddling
+        self._fault = fault
         self._pass = one
         self._learning = learning
         self._counts: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class _Mode(TorchFunctionMode):
         self._from: dict[int, int] = {}  # tensor -> the linear map that it was made by
         self._parameters = {id(one) for one in one.model.parameters()}
         self._written = Written(self._parameters)
-        self._reads = learning or not {"norm", "rms", "activation"}.isdisjoint(meddling.actions)
+        self._reads = learning or not {"norm", "rms", "activation"}.isdisjoint(fault.actions)
         self._events: dict[int, str] = {}  # tensor -> the event that made it
 
     @contextmanager
@@ -346,7 +346,7 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         number = self._counts[f"{kind} by hand" if by_hand else kind]
         self._counts[f"{kind} by hand" if by_hand else kind] += 1
-        action, modules = self._meddling.actions.get(kind), self._meddling.modules
+        action, modules = self._fault.actions.get(kind), self._fault.modules
         module = self._path[-1] if self._path else ""
         name = f"{kind} {number}"
         inner = name in self._pass.inventory.inner and not by_hand
@@ -371,7 +371,7 @@ class _Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         place = self._applied
         self._applied += 1
-        if self._meddling.only is not None and place not in self._meddling.only:
+        if self._fault.only is not None and place not in self._fault.only:
             return func(*args, **kwargs)
         self._pass.sites.append(module)
         return found

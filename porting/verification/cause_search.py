@@ -11,18 +11,18 @@ from itertools import chain, product
 
 import torch
 
-from porting.causes import broken
+from porting.causes import non_finite
 from porting.causes.catalogue import CATALOGUE, ROUNDING
+from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
 from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
-from porting.causes.naming import Search
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, ROOT, Point, split
+from porting.verification.cause_case import END, Sight
 from porting.verification.compare import Comparison
-from porting.verification.sight import END, Sight
 
 Both = Callable[[torch.dtype], tuple[Side, Side]]
 """Makes the reference and the port in a dtype."""
@@ -361,7 +361,7 @@ def _doubted(one: Explained) -> Finding:
     return Finding(probes=finding.probes, difference=finding.difference, residual=finding.difference, nearest=(near,))
 
 
-def _with_line(one: Finding, made: Mapping[Point, broken.Broken]) -> Finding:
+def _with_line(one: Finding, made: Mapping[Point, non_finite.Broken]) -> Finding:
     """The finding, with what gave the first value that is no number; named after that where it has no name."""
     first = next((made[point] for point in one.probes if point in made), None)
     if first is None:
@@ -369,8 +369,8 @@ def _with_line(one: Finding, made: Mapping[Point, broken.Broken]) -> Finding:
     if one.name:
         return replace(one, detail="; ".join(part for part in (one.detail, str(first)) if part))
     name, what, fix = (
-        (broken.HIDDEN, broken.HIDDEN_WHAT, broken.HIDDEN_FIX)
+        (non_finite.HIDDEN, non_finite.HIDDEN_WHAT, non_finite.HIDDEN_FIX)
         if first.hidden
-        else (broken.OTHER, broken.OTHER_WHAT, broken.OTHER_FIX)
+        else (non_finite.OTHER, non_finite.OTHER_WHAT, non_finite.OTHER_FIX)
     )
     return replace(one, name=name, detail=str(first), what=what, fix=fix, nearest=())

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from porting.converting import convert
-from porting.converting.carrying import in_long_runs, in_order
+from porting.converting.long_runs import in_long_runs, in_order
 from porting.notation.table import parse_table
 from porting.plan.copies import Copy
 from tests.converting.drawing import write

@@ -13,14 +13,14 @@ from porting.tracing.running import Clock, Side
 from porting.trials.explore import Explored
 from porting.trials.inputs import Case
 from porting.trials.scope import Scope
+from porting.verification.batch_search import Found, search
 from porting.verification.batches import Batches, that_fits
+from porting.verification.code_reached import Reach, reached
 from porting.verification.compare import Comparison
 from porting.verification.functions import has_parts
-from porting.verification.leaking import measure_leaks
-from porting.verification.observe import Observer
-from porting.verification.reach import Reach, reached
 from porting.verification.references import Living, Reference, port_side
-from porting.verification.searching import Found, search
+from porting.verification.rounding_propagation import measure_leaks
+from porting.verification.weight_coverage import Observer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from porting.converting import convert
-from porting.converting.team import shares
+from porting.converting.processes import shares
 from porting.notation.table import parse_table
 from tests.converting.drawing import write
 from tests.guards.tree import ROOT

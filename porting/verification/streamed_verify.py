@@ -20,18 +20,18 @@ from porting.trials.pairing import refuse_unknown
 from porting.trials.returned import with_returned
 from porting.trials.scope import Scope
 from porting.verification.batches import make_batches
+from porting.verification.code_reached import reached
 from porting.verification.compare import Progress
-from porting.verification.contenders import Contenders
-from porting.verification.observe import unseen
-from porting.verification.reach import reached
+from porting.verification.compared_models import ComparedModels
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, floating, port_side
 from porting.verification.streaming import Streamed, lazy_port, lazy_reference
 from porting.verification.subject import prepare_lazily, stored_dtype, warned, writers
+from porting.verification.weight_coverage import unseen
 
 
 def verify_streamed(
-    given: Contenders,
+    given: ComparedModels,
     *,
     by_default: bool,
     architecture: str | None,

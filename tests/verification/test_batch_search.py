@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from porting.models import BertConfig, BertForPreTraining
 from porting.models.bert import BertEmbeddings
-from porting.verification import Case, searching, verify
-from porting.verification.observe import unseen
+from porting.verification import Case, batch_search, verify
+from porting.verification.weight_coverage import unseen
 from tests.families.pairs import PAIRS
 from tests.families.ported import make
 from tests.small_checkpoint import write_checkpoint
@@ -85,7 +85,7 @@ def test_a_mistake_that_the_first_batches_hide_is_found(
     assert case in report.cases
     assert report.verdict == "different"
     assert [probe.port for probe in report.guilty] == ["bert.embeddings"]
-    monkeypatch.setattr(searching, "BUDGET", 0)
+    monkeypatch.setattr(batch_search, "BUDGET", 0)
     blind = verify(checkpoint, with_embeddings(kind), causes=False, trials=False)
     assert blind.faithful  # and what it had not seen is said
     assert any("if " in one.condition and "embeddings" not in one.function for one in blind.not_taken)
@@ -111,7 +111,7 @@ def test_units_that_no_row_has_switched_on_are_looked_for(tmp_path: Path, monkey
     pair = next(pair for pair in PAIRS if str(pair) == "distilbert-DistilBertForSequenceClassification")
     source = make(pair, tmp_path).directory
     found = verify(source, causes=False)
-    monkeypatch.setattr(searching, "BUDGET", 0)
+    monkeypatch.setattr(batch_search, "BUDGET", 0)
     blind = verify(source, causes=False)
     shares = [one.shown.activation["classifier.weight"] for one in (blind, found)]
     assert shares[0] < shares[1]
@@ -121,7 +121,7 @@ def test_units_that_no_row_has_switched_on_are_looked_for(tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_the_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "BUDGET", 1)
+    monkeypatch.setattr(batch_search, "BUDGET", 1)
     report = verify(write_checkpoint(tmp_path / "bert"), with_embeddings(AtLength), causes=False)
     assert report.search.startswith("1 more batch was tried on the port, and ")
 

@@ -6,7 +6,7 @@ import os
 
 import xxhash
 
-from porting.converting.hearing import MOST, Hearing
+from porting.converting.stream_digest import MOST, Hearing
 
 RAW = memoryview(os.urandom(1000))
 

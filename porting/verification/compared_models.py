@@ -24,8 +24,8 @@ from porting.tracing.trace import Point
 from porting.trials.inputs import Case
 from porting.verification.batches import make_batches
 from porting.verification.functions import LivingFunction, computes
-from porting.verification.golden import Recording, read_recording
-from porting.verification.held import HeldWeights
+from porting.verification.module_checkpoint import HeldWeights
+from porting.verification.recorded_trace import Recording, read_recording
 from porting.verification.references import Living, Recorded, Reference
 from porting.verification.same_names import same_names, same_points, same_weights
 
@@ -36,7 +36,7 @@ Inputs = Mapping[str, object] | Sequence[Case | Mapping[str, object]] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contenders:
+class ComparedModels:
     """What a verification is about.
 
     Attributes:
@@ -56,7 +56,7 @@ class Contenders:
     loaded: bool = False
 
 
-def contenders(
+def resolve_models(
     source: Source,
     into: Into,
     table: Table | str | Path | None,
@@ -65,7 +65,7 @@ def contenders(
     revision: str | None,
     loaded: bool,
     inputs: Sequence[Case] | None = None,
-) -> Contenders:
+) -> ComparedModels:
     """Open what was named.
 
     Args:
@@ -84,7 +84,7 @@ def contenders(
         if opened is None:
             message = "neither a checkpoint nor a reference was given"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint="pass one of them"))
-        return Contenders(
+        return ComparedModels(
             checkpoint=opened, table=find_table(table, opened.config), into=into, reference=None, loaded=loaded
         )
     if isinstance(reference, str | os.PathLike):
@@ -103,7 +103,7 @@ def _living(
     given: nn.Module | Callable[..., object],
     *,
     loaded: bool,
-) -> Contenders:
+) -> ComparedModels:
     within = OWN_CODE if opened is None else bounds(opened.tensors, opened.config)
     module = built_reference(given, {} if opened is None else opened.config, within)
     title = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -117,7 +117,9 @@ def _living(
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
     else:
         chosen = same_names(module, _built(into, module, checkpoint))
-    return Contenders(checkpoint=checkpoint, table=chosen, into=into, reference=Living.of(module, title), loaded=loaded)
+    return ComparedModels(
+        checkpoint=checkpoint, table=chosen, into=into, reference=Living.of(module, title), loaded=loaded
+    )
 
 
 def built_reference(
@@ -163,13 +165,13 @@ def _like(make: Callable[..., nn.Module], module: nn.Module, checkpoint: Checkpo
 
 def _recorded(
     opened: Checkpoint | None, into: Into, table: Table | str | Path | None, path: Path, *, loaded: bool
-) -> Contenders:
+) -> ComparedModels:
     recording = read_recording(path)
     if opened is not None:
         _refuse_other_weights(opened, recording)
         chosen = find_table(table, opened.config)
         reference = Recorded(recording=recording)
-        return Contenders(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
+        return ComparedModels(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
     if into is None:
         message = "a recording holds activations and no weights, and no checkpoint was given"
         hint = told(
@@ -184,7 +186,7 @@ def _recorded(
             unwrapped(into) if isinstance(into, nn.Module) else build(lambda: call(into, dict, {}, OWN_CODE), OWN_CODE)
         )
         chosen = same_points(recording.points(), port) if table is None else find_table(table, {})
-        return Contenders(checkpoint=checkpoint, table=chosen, into=into, reference=reference)
+        return ComparedModels(checkpoint=checkpoint, table=chosen, into=into, reference=reference)
     port = _itself(into)
     return _by_itself(port, table, reference, recording.points())
 
@@ -197,7 +199,7 @@ def _called(
     inputs: Sequence[Case] | None,
     *,
     loaded: bool,
-) -> Contenders:
+) -> ComparedModels:
     """A function computes the reference's values; it holds no weights that the port could get."""
     if opened is None and into is None:
         message = "there are a reference and nothing that is compared with it"
@@ -205,7 +207,7 @@ def _called(
     if opened is not None:
         chosen = find_table(table, opened.config)
         reference = LivingFunction.around(function, _first(chosen, opened, inputs))
-        return Contenders(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
+        return ComparedModels(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
     port = _itself(into)
     held = HeldWeights(port, "the module itself")
     first = _first(same_weights(port) if table is None else find_table(table, held.config), held, inputs)
@@ -231,14 +233,14 @@ def _itself(into: Into) -> nn.Module:
 
 def _by_itself(
     port: nn.Module, table: Table | str | Path | None, reference: Reference, names: Sequence[Point]
-) -> Contenders:
+) -> ComparedModels:
     """A port that holds its weights, and a reference that has none to give."""
     if table is None:
         chosen = same_points(names, port)
     else:
         same = same_weights(port)
         chosen = replace(find_table(table, {}), rules=same.rules, drops=same.drops, ties=same.ties, fresh=())
-    return Contenders(
+    return ComparedModels(
         checkpoint=HeldWeights(port, "the module itself"),
         table=chosen,
         into=port,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from porting.errors import Code, Fault, alike
-from porting.plan.wording import MOST_HINTS, Nearest, group_alike
+from porting.plan.fault_grouping import MOST_HINTS, Nearest, group_alike
 
 
 def fault(message: str, where: str = "t.toml:1:1", hint: str = "") -> Fault:
