@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import xxhash
 
@@ -24,6 +24,9 @@ from porting.checkpoint.files import LocalFile
 ALGORITHM = "xxh3-128"
 PIECE = 1 << 18
 """Bytes read at a time: what a processor's cache holds."""
+
+MOST_STREAMS = 256
+"""Tensors that are digested at a time as they are read: those of which the next part may still come."""
 
 
 def of_bytes(raw: bytes | memoryview) -> str:
@@ -84,3 +87,35 @@ def sha256_of(file: LocalFile) -> str:
     for start in range(0, file.size, PIECE):
         state.update(file.pread(start, min(PIECE, file.size - start)))
     return state.hexdigest()
+
+
+class StreamDigests:
+    """Digests of tensors that are read anyway, in whatever parts and by whatever output wants them.
+
+    A tensor that is read in another order, or with gaps, is given up; so is the one that was silent for longest when
+    too many have begun.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[xxhash.xxh3_128, int]] = {}
+
+    def update(self, name: str, at: int, rows: Sequence[memoryview]) -> None:
+        """Some bytes of a tensor were read, those from ``at`` on, into these buffers one after the other."""
+        state, expected = self._begun.pop(name, (None, -1))
+        if at == 0:
+            state, expected = xxhash.xxh3_128(), 0
+        if state is None or at != expected:
+            return
+        for row in rows:
+            state.update(row)
+        self._begun[name] = state, at + sum(map(len, rows))
+        if len(self._begun) > MOST_STREAMS:
+            del self._begun[next(iter(self._begun))]
+
+    def digest(self, name: str, nbytes: int) -> str | None:
+        """The digest of a tensor, once all its bytes were read; it is forgotten then.  None before."""
+        state, seen = self._begun.get(name, (None, -1))
+        if state is None or seen != nbytes:
+            return None
+        del self._begun[name]
+        return state.hexdigest()

@@ -16,7 +16,7 @@ from threading import Lock
 
 from porting.converting.casts import Losses
 from porting.converting.making import Made
-from porting.converting.positioned import write_at
+from porting.converting.output import write_at
 from porting.opening import Folder
 
 LONGEST = 1 << 30

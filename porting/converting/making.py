@@ -17,11 +17,9 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint
 from porting.converting.casts import NONE, CountedCasts, Losses
-from porting.converting.digests import PIECE, Sum, of_range
+from porting.converting.digests import PIECE, StreamDigests, Sum, of_range
 from porting.converting.long_runs import in_long_runs, in_order
-from porting.converting.output import BLOCK, Output
-from porting.converting.positioned import read_back
-from porting.converting.stream_digest import Hearing
+from porting.converting.output import BLOCK, Output, read_back
 from porting.plan.clipping import window
 from porting.plan.copies import Copy
 from porting.plan.move import Window, compute
@@ -88,7 +86,7 @@ class Maker:
         self._view = self._staging.view
         self._block = torch.empty((memory - len(self._view)) // 64 * 64, dtype=torch.uint8)
         self._cast = min(CAST, len(self._view))
-        self._hearing = Hearing()
+        self._streams = StreamDigests()
         self._lengths: dict[object, int] = {}
         self._divisions: dict[tuple[Copy, bool], tuple[Stored, ...]] = {}
 
@@ -145,7 +143,7 @@ class Maker:
             pieces = self._checkpoint.pieces(name, verify=False)
             if len(pieces) != 1:
                 continue
-            digest = self._hearing.digest(name, pieces[0].extent.stop - pieces[0].extent.start)
+            digest = self._streams.digest(name, pieces[0].extent.stop - pieces[0].extent.start)
             if digest is not None:
                 found[name] = digest
         return found
@@ -159,10 +157,10 @@ class Maker:
         lies = len(pieces) != 1 or pieces[0].extent.stride is None
         return lies and info.dtype == recipe.dtype and recipe.copies[0].numel * info.dtype.itemsize == info.nbytes
 
-    def _hear(self, one: Stored, at: int, rows: Sequence[memoryview]) -> None:
+    def _digest_along(self, one: Stored, at: int, rows: Sequence[memoryview]) -> None:
         """Some bytes of a piece of a tensor of the input were read."""
         if len(self._checkpoint.pieces(one.copy.source, verify=False)) == 1:
-            self._hearing.hear(one.copy.source, at, rows)
+            self._streams.update(one.copy.source, at, rows)
 
     # ------------------------------------------------------------------------------------------ long runs
 
@@ -195,7 +193,7 @@ class Maker:
                     values = self._staging.memory[: len(piece)].view(dtype)
                     casts.put(values, self._block[filled * width : end * width].view(recipe.dtype))
                 if not whole:
-                    self._hear(move, at, [piece])
+                    self._digest_along(move, at, [piece])
                 done, filled = done + some, end
                 if filled == room:
                     out.put(raw[: filled * width])
@@ -288,7 +286,7 @@ class Maker:
         dtype = self._of(like=like).tensors[copy.source].dtype
         for one in self._stored(copy, like=like):
             cast = dtype != to and one.copy.source_strides in ((), (1,))
-            heard = None if like else partial(self._hear, one)
+            heard = None if like else partial(self._digest_along, one)
             yield from self._staging.read(one, dtype, start, stop, most=self._cast if cast else 0, heard=heard)
 
 

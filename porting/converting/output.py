@@ -1,11 +1,11 @@
-"""A tensor's bytes on their way into the file: digested and written while the processor's cache holds them."""
+"""Bytes at places of a file that is being written; a tensor's are digested while the processor's cache holds them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from porting.converting.digests import Sum
-from porting.converting.positioned import write_at
 
 BLOCK = 1 << 18
 """Bytes that are digested and written together: what a processor's cache holds beside what they are made from."""
@@ -62,3 +62,24 @@ class Output:
                 self._at += len(piece)
                 block = block[len(piece) :]
         self._told(len(raw))
+
+
+def write_at(target: int, data: memoryview | bytes, at: int) -> None:
+    """Write all of it at a place of a file."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(target, view, at)
+        view, at = view[done:], at + done
+
+
+def read_back(target: int, piece: memoryview, at: int) -> None:
+    """Fill a buffer with what was written at a place of a file.
+
+    Raises:
+        OSError: it is not there.
+    """
+    while piece:
+        done = os.preadv(target, [piece], at)
+        if done == 0:
+            raise OSError("what was written is not there")
+        piece, at = piece[done:], at + done

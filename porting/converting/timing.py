@@ -9,8 +9,7 @@ from pathlib import Path
 import xxhash
 
 from porting.converting.draft import Draft
-from porting.converting.output import BLOCK
-from porting.converting.positioned import write_at
+from porting.converting.output import BLOCK, write_at
 
 TRIED = 64 << 20
 """Bytes that are copied to see how fast that is."""

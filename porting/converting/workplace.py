@@ -23,7 +23,7 @@ from pathlib import Path
 
 from porting.checkpoint.atomic import SHARED, reserve, sweep
 from porting.checkpoint.errors import CheckpointError
-from porting.converting.positioned import write_at
+from porting.converting.output import write_at
 from porting.converting.processes import TeamError
 from porting.errors import Code, Fault
 from porting.opening import Folder, kind_of

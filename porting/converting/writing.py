@@ -17,9 +17,8 @@ from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha
 from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
 from porting.converting.making import Made, Maker
-from porting.converting.output import Output
+from porting.converting.output import Output, write_at
 from porting.converting.output_files import Shard
-from porting.converting.positioned import write_at
 from porting.converting.processes import Team, same_everywhere, shares
 from porting.converting.progress import Meter
 from porting.converting.record import RECORD, record_bytes, versions

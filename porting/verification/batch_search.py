@@ -24,8 +24,8 @@ from porting.trials.inputs import Case
 from porting.trials.pairing import Pair
 from porting.verification.batches import Batches
 from porting.verification.compare import Comparison
+from porting.verification.coverage import Observer
 from porting.verification.references import Living, floating, port_side, stored
-from porting.verification.weight_coverage import Observer
 
 BUDGET = 16
 """So many batches are tried at most, each in a forward pass of the port."""

@@ -37,7 +37,7 @@ from porting.tracing.running import Side
 from porting.tracing.trace import Point, Trace
 from porting.trials.padding import kept
 from porting.trials.pairing import Pair, Pairing, pair
-from porting.verification.weight_coverage import Observer
+from porting.verification.coverage import Observer
 
 Errors = dict[Point, list[Error]]
 
@@ -76,7 +76,7 @@ MOST_SPREADS = 8
 
 
 class Sees(Protocol):
-    """What an :class:`~porting.verification.weight_coverage.Observer` does while a pass goes on."""
+    """What an :class:`~porting.verification.coverage.Observer` does while a pass goes on."""
 
     def see(self, value: Tensor, scale: float) -> None:
         """Add an activation that was computed."""

@@ -15,12 +15,11 @@ from porting.trials.inputs import Case
 from porting.trials.scope import Scope
 from porting.verification.batch_search import Found, search
 from porting.verification.batches import Batches, that_fits
-from porting.verification.code_reached import Reach, reached
 from porting.verification.compare import Comparison
+from porting.verification.coverage import Observer, Reach, reached
 from porting.verification.functions import has_parts
 from porting.verification.references import Living, Reference, port_side
 from porting.verification.rounding_propagation import measure_leaks
-from porting.verification.weight_coverage import Observer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ def meant(
         shares=observer.shares(),
         rows=observer.rows(),
         failed=observer.said,
-        reach=reached(comparison, port),
+        reach=reached(port, comparison.executed, comparison.conditions, comparison.ran),
         searched=found,
         scope=explored.scope,
     )

@@ -38,6 +38,7 @@ from porting.verification.cause_search import Both, name_causes
 from porting.verification.compare import Comparison, Progress
 from porting.verification.compared_models import ComparedModels, Given, Inputs, Source, as_cases, resolve_models
 from porting.verification.counterparts import counterparts
+from porting.verification.coverage import shown, unseen
 from porting.verification.float64_tier import Explore, anchored, meant
 from porting.verification.functions import has_parts, possible
 from porting.verification.learning import learn
@@ -57,7 +58,6 @@ from porting.verification.subject import (
     writers,
 )
 from porting.verification.trial_setup import explore
-from porting.verification.weight_coverage import shown, unseen
 
 Prove = Callable[..., Report]
 

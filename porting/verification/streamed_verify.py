@@ -20,14 +20,13 @@ from porting.trials.pairing import refuse_unknown
 from porting.trials.returned import with_returned
 from porting.trials.scope import Scope
 from porting.verification.batches import make_batches
-from porting.verification.code_reached import reached
 from porting.verification.compare import Progress
 from porting.verification.compared_models import ComparedModels
+from porting.verification.coverage import reached, unseen
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, floating, port_side
 from porting.verification.streaming import Streamed, lazy_port, lazy_reference
 from porting.verification.subject import prepare_lazily, stored_dtype, warned, writers
-from porting.verification.weight_coverage import unseen
 
 
 def verify_streamed(
@@ -87,7 +86,7 @@ def verify_streamed(
     table, returned = with_returned(table, shapes, port(torch.float64, True), shapes.returned(0))
     comparison = Streamed(table, sizes(table, checkpoint.config)[0])
     comparison.together(reference, port, dtypes, partial(tell, "all passes side by side"))
-    found = reached(comparison, port(torch.float64, True))
+    found = reached(port(torch.float64, True), comparison.executed, comparison.conditions, comparison.ran)
     seen = Shown(activation={}, copy=tuple(name for step in plan.steps for name in step.targets), nothing=())
     ended = time.perf_counter()
     return Report(

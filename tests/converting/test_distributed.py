@@ -27,8 +27,8 @@ from porting.plan.recipe import Recipe
 from porting.target import TargetError
 from tests.checkpoint.test_dcp import DTYPES, flat
 from tests.converting.drawing import Drawn, bits, tables, write
-from tests.converting.test_round_trip import read
 from tests.converting.test_processes import contents
+from tests.converting.test_round_trip import read
 
 TABLE = parse_table('[mapping]\nname = "t"\n[tensors]\n"{*n}" = "{*n}"\n')
 

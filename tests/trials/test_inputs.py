@@ -9,7 +9,7 @@ import torch
 from porting.notation.table import parse_table
 from porting.trials.inputs import for_port, heard, make_cases, withheld
 from porting.verification import Case, verify
-from porting.verification.weight_coverage import unseen
+from porting.verification.coverage import unseen
 from tests.families.pairs import BERT, Pair
 from tests.families.ported import make
 

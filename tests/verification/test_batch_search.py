@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from porting.models import BertConfig, BertForPreTraining
 from porting.models.bert import BertEmbeddings
 from porting.verification import Case, batch_search, verify
-from porting.verification.weight_coverage import unseen
+from porting.verification.coverage import unseen
 from tests.families.pairs import PAIRS
 from tests.families.ported import make
 from tests.small_checkpoint import write_checkpoint

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.verification import Case, Report, verify
-from tests.small_checkpoint import write_checkpoint
+from tests.small_checkpoint import TRUNK, write_checkpoint
 
 
 class Gated(nn.Module):
@@ -94,3 +94,9 @@ def test_a_mistake_in_a_branch_that_no_input_takes_is_not_called_faithful_withou
     assert core.condition == "if output_attentions:"
     assert core.lines == 5
     assert "branches of its code" in sentence(report)
+
+
+def test_the_row_of_the_padding_word_is_shown_like_any_other(tmp_path: Path) -> None:
+    """It takes no gradient in training; what it computes at the places of padding is compared all the same."""
+    report = verify(write_checkpoint(tmp_path / "bert", parts=(TRUNK,), architecture="BertModel"))
+    assert report.shown.activation["embeddings.word.weight"] == 1.0

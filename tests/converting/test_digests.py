@@ -6,15 +6,15 @@ import os
 
 import xxhash
 
-from porting.converting.stream_digest import MOST, Hearing
+from porting.converting.digests import MOST_STREAMS, StreamDigests
 
 RAW = memoryview(os.urandom(1000))
 
 
 def heard(*spans: tuple[int, int]) -> str | None:
-    hearing = Hearing()
+    hearing = StreamDigests()
     for start, stop in spans:
-        hearing.hear("a", start, [RAW[start:stop]])
+        hearing.update("a", start, [RAW[start:stop]])
     return hearing.digest("a", len(RAW))
 
 
@@ -27,8 +27,8 @@ def test_a_tensor_read_in_order_is_digested() -> None:
 
 
 def of_nothing() -> str | None:
-    hearing = Hearing()
-    hearing.hear("a", 0, [])
+    hearing = StreamDigests()
+    hearing.update("a", 0, [])
     return hearing.digest("a", 0)
 
 
@@ -43,20 +43,20 @@ def test_anything_else_is_not() -> None:
 
 
 def test_several_rows_of_several_tensors() -> None:
-    hearing = Hearing()
+    hearing = StreamDigests()
     for start in range(0, 1000, 200):
-        hearing.hear("a", start, [RAW[start : start + 100], RAW[start + 100 : start + 200]])
-        hearing.hear("b", start // 2, [RAW[start // 2 : start // 2 + 100]])
+        hearing.update("a", start, [RAW[start : start + 100], RAW[start + 100 : start + 200]])
+        hearing.update("b", start // 2, [RAW[start // 2 : start // 2 + 100]])
     assert hearing.digest("a", 1000) == xxhash.xxh3_128_hexdigest(RAW)
     assert hearing.digest("a", 1000) is None, "forgotten once it is told"
     assert hearing.digest("b", 500) == xxhash.xxh3_128_hexdigest(RAW[:500])
 
 
 def test_what_is_never_finished_is_given_up() -> None:
-    hearing = Hearing()
-    for number in range(MOST + 1):
-        hearing.hear(str(number), 0, [RAW[:10]])
-    for number in range(MOST + 1):
-        hearing.hear(str(number), 10, [RAW[10:20]])
+    hearing = StreamDigests()
+    for number in range(MOST_STREAMS + 1):
+        hearing.update(str(number), 0, [RAW[:10]])
+    for number in range(MOST_STREAMS + 1):
+        hearing.update(str(number), 10, [RAW[10:20]])
     assert hearing.digest("0", 20) is None
-    assert hearing.digest(str(MOST), 20) == xxhash.xxh3_128_hexdigest(RAW[:20])
+    assert hearing.digest(str(MOST_STREAMS), 20) == xxhash.xxh3_128_hexdigest(RAW[:20])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from porting.reporting.outcome import Shown
 from porting.target import named_tensors
+from porting.tracing.code_coverage import Branch, Executed, never_ran_in, not_watched
+from porting.tracing.conditions import Conditions
 from porting.tracing.measure import MEANING
+from porting.tracing.running import Side
 from porting.tracing.torch_modes import GradientOfEveryRow
 from porting.trials.inputs import REST, Case
 
@@ -243,3 +248,56 @@ def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequen
         )
         found.append(f"{beyond} (rows of at most {max(lengths)} tokens)")
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What of a port's forward did not come to anything.
+
+    Attributes:
+        branches: code of the port that never ran, and conditions on tensors that had one outcome only.
+        unseen: what else was not shown, in words.
+    """
+
+    branches: tuple[Branch, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+def reached(port: Side, executed: Executed | None, conditions: Conditions | None, ran: Collection[str]) -> Reach:
+    """How far the float64 passes of the port got.
+
+    Args:
+        port: the port, with all that it was given.
+        executed: which of its instructions ran; None before any pass.
+        conditions: how the conditions on tensors turned out.
+        ran: the names of the modules that ran.
+    """
+    if executed is None:
+        return Reach()
+    names = not_watched(executed, port.module, ran)
+    met = conditions.branches() if conditions is not None else ()
+    hidden = [f"which branches of {', '.join(names)} run (compiled, or without its source)"]
+    return Reach(
+        branches=(*never_ran_in(executed, port.module), *met),
+        unseen=(*(hidden if names else ()), *never_given(port.module, port.arguments)),
+    )
+
+
+def never_given(module: nn.Module, given: Sequence[Mapping[str, Tensor]]) -> Iterator[str]:
+    """In words, the arguments of forward that were never given."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return
+    everything = {name for arguments in given for name in arguments}
+    missing = [
+        one.name
+        for place, one in enumerate(parameters)
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        and one.name not in everything
+        and str(place) not in everything
+    ]
+    if len(missing) == 1:
+        yield f"the argument {missing[0]} (never given)"
+    elif missing:
+        yield f"the arguments {', '.join(missing[:-1])} and {missing[-1]} (never given)"
