@@ -102,7 +102,7 @@ class Explorer:
         for number, trial in enumerate(trials):
             self.tell(number, len(trials))
             results.append(table_only._tried(trial))
-        found = self._pure(trials, results, table, masked=not model.internal)
+        found = self._pure(trials, results, table)
         scope = _scope(model, cases, trials, results)
         scope = replace(
             scope,
@@ -125,16 +125,8 @@ class Explorer:
                 return replace(again, said=OTHERWISE)
         return result
 
-    def _pure(
-        self, trials: Sequence[Trial], results: Sequence[Result], table: Table, *, masked: bool
-    ) -> list[Impurity]:
-        """In which ways the port is impure, on an unpadded batch and on padded ones that both sides take.
-
-        Args:
-            trials, results: what was tried.
-            table: with the probes of what is returned.
-            masked: the mask may hide any token, which no port can know that finds padding by the token ids.
-        """
+    def _pure(self, trials: Sequence[Trial], results: Sequence[Result], table: Table) -> list[Impurity]:
+        """In which ways the port is impure, on an unpadded batch and on padded ones that both sides take."""
         done = [(trial, one) for trial, one in zip(trials, results, strict=True) if not trial.past]
         taken = [trial.case for trial, one in done if one.status is Status.SAME]
         plain = [case for case in taken if bool((case.inputs.get(MASK, torch.ones(1)) != 0).all())][:1]
@@ -149,13 +141,10 @@ class Explorer:
         cases = [plain[0], _reversed(plain[0]), *(padded or others)]
         lengths = [trial.case for trial, one in done if trial.kind is Kind.LENGTH and one.status is Status.SAME]
         short = lengths[:STATES] or cases[:1]
-        short += [one for one in _varied(short[-1]) if masked or torch.equal(one.inputs[MASK], short[-1].inputs[MASK])]
+        varied = list(_varied(short[-1]))
+        alone = {len(short) + number: partial(self.plain, [case]) for number, case in enumerate(varied)}
         return impurities(
-            lambda: self.plain(cases),
-            self.dtype,
-            self._judge(cases, table),
-            self.plain(short),
-            self._judge(short, table),
+            lambda: self.plain(cases), self.dtype, self._judge(cases, table), self.plain([*short, *varied]), alone
         )
 
     def _judge(self, cases: Sequence[Case], table: Table) -> Judge:

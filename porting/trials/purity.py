@@ -40,7 +40,7 @@ Judge = Callable[[int, object], float]
 
 
 def impurities(
-    make: Callable[[], Side], dtype: torch.dtype, judge: Judge, short: Side, judge_short: Judge
+    make: Callable[[], Side], dtype: torch.dtype, judge: Judge, short: Side, alone: Mapping[int, Callable[[], Side]]
 ) -> list[Impurity]:
     """Run a port in every way and say where it is not pure.
 
@@ -51,7 +51,7 @@ def impurities(
         judge: measures an output.
         short: the port with short batches of different shapes, and some of the same token ids, each of which is run
             after each other one.
-        judge_short: measures an output of these.
+        alone: gives the port in a fresh copy with one of these batches alone, by its number.
     """
     side, other = make(), make()
     last = min(len(side.arguments) - 1, 1)
@@ -74,7 +74,7 @@ def impurities(
         _run(side, last)
         if (far := apart({name: kept[name] for name in held}, held)) > 0:
             found.append(Impurity(kind=ImpurityKind.HELD, size=far))
-        far = _in_any_order(short, judge_short, units)
+        far = _in_any_order(short, alone)
         if far > REPEATED * units:
             found.append(Impurity(kind=ImpurityKind.STATE, size=far))
         for kind, values, most in (
@@ -127,18 +127,15 @@ def _looked_into() -> Iterator[None]:
         yield
 
 
-def _in_any_order(side: Side, judge: Judge, units: float) -> float:
+def _in_any_order(side: Side, alone: Mapping[int, Callable[[], Side]]) -> float:
     """How far the outputs of a batch are from one another when it is run after each of the others.
 
-    What is kept from an earlier call may be the same after each other batch: so they are judged as well.
+    What is kept from an earlier call may be the same after each other batch: so a fresh copy says what is right.
     """
-    first, judged = [], []
-    for case in range(len(side.arguments)):
-        output = side.outputs(case)
-        judged.append(judge(case, output))
-        first.append({name: one.clone().detach() for name, one in _floating(output).items()})
-    far = max(judged)
-    worst = far if far > ROUNDING * units and far > FURTHER * min(judged) else 0.0
+    first = [
+        {name: one.clone().detach() for name, one in _run(side, case).items()} for case in range(len(side.arguments))
+    ]
+    worst = max((apart(_run(make(), 0), first[case]) for case, make in alone.items()), default=0.0)
     for case, other in product(range(len(first)), repeat=2):
         _run(side, case)
         worst = max(worst, apart(first[other], _run(side, other)))
@@ -159,11 +156,7 @@ def _after_another(side: Side, last: int) -> dict[str, Tensor]:
 def _run(
     side: Side, case: int, around: Callable[[], AbstractContextManager[object]] = torch.no_grad
 ) -> dict[str, Tensor]:
-    return _floating(side.outputs(case, around=around))
-
-
-def _floating(output: object) -> dict[str, Tensor]:
-    return {name: one for name, one in leaves(output).items() if one.is_floating_point()}
+    return {name: one for name, one in leaves(side.outputs(case, around=around)).items() if one.is_floating_point()}
 
 
 def apart(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
