@@ -83,7 +83,7 @@ def check(
 
 
 def _show_moves(screen: Screen, plan: Plan, every: bool) -> None:
-    from porting.plan.by_rule import moves_by_rule
+    from porting.plan.plan import moves_by_rule
 
     if every:
         moves = [

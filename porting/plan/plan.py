@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from porting.errors import Fault, PortingError
 from porting.notation.table import Table
 from porting.ops import Arithmetic
 from porting.plan.align import Step
-from porting.plan.by_rule import moves_by_rule
 from porting.plan.recipe import Described
 
 
@@ -95,3 +94,37 @@ class Plan:
         from porting.pages.page import render_part  # noqa: PLC0415  # jinja2 is for those who look at a plan
 
         return render_part("plan_part.html", {"plan": self, "rules": moves_by_rule(self.steps)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleMoves:
+    """What one rule of the table does.
+
+    Attributes:
+        source, target: its two sides, as the table spells them.
+        read, written: how many tensors.
+        where: its place in the table.
+    """
+
+    source: str
+    target: str
+    read: int
+    written: int
+    where: str
+
+
+def moves_by_rule(steps: Iterable[Step]) -> list[RuleMoves]:
+    """Each rule that moves anything, in the table's order of use."""
+    groups: dict[int, list[Step]] = {}
+    for step in steps:
+        groups.setdefault(id(step.rule), []).append(step)
+    return [
+        RuleMoves(
+            source=" + ".join(map(str, found[0].rule.sources)),
+            target=" + ".join(map(str, found[0].rule.targets)),
+            read=sum(len(step.sources) for step in found),
+            written=sum(len(step.targets) for step in found),
+            where=found[0].rule.where,
+        )
+        for found in groups.values()
+    ]

@@ -8,9 +8,8 @@ import pytest
 
 from porting.checkpoint import open_checkpoint
 from porting.notation.table import read_table
-from porting.plan.by_rule import moves_by_rule
 from porting.plan.check import check
-from porting.plan.plan import Plan
+from porting.plan.plan import Plan, moves_by_rule
 from tests import own
 from tests.browser import opened
 
