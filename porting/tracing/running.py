@@ -98,6 +98,7 @@ class Side:
         draws: replaces random numbers, for a model in training mode; None in eval mode.
         autocast: the dtype that torch.autocast casts to around each pass; None without autocast.
         conditions: is told of the conditions on tensors that each pass meets; None to leave them alone.
+        renames: :meth:`run` shows what is returned under other names.
     """
 
     title: str
@@ -110,6 +111,7 @@ class Side:
     draws: SameDropout | None = None
     autocast: torch.dtype | None = None
     conditions: Conditions | None = None
+    renames: bool = False
 
     def run(
         self,

@@ -65,6 +65,7 @@ class Explorer:
         tolerance: what outputs may differ by in float64, relative to scale.
         plainly: neither side cast to less than float64 so far.
         seed: of what is drawn.
+        overhead: what each batch costs beside its tokens, in tokens.
         otherwise: within it the reference runs in another implementation of its own attention; None where it has none.
         tell: called with how many trials are done, of how many.
     """
@@ -78,6 +79,7 @@ class Explorer:
     tolerance: float
     plainly: bool
     seed: int
+    overhead: int = 0
     otherwise: Callable[[], AbstractContextManager[object]] | None = None
     tell: Callable[[int, int], None] = field(default=lambda done, total: None)
 
@@ -96,7 +98,8 @@ class Explorer:
         spent = sum(_tokens(case.inputs) for case in cases)
         numbers = sum(one.numel() for one in module.parameters())
         budget = max(PASSES * spent, LEAST if numbers < SMALL else 0)
-        trials = battery(model, seed=self.seed, tokens=budget, overhead=0 if numbers < SMALL else OVERHEAD)
+        overhead = max(self.overhead, 0 if numbers < SMALL else OVERHEAD)
+        trials = battery(model, seed=self.seed, tokens=budget, overhead=overhead)
         table_only = replace(self, table=table)
         results = []
         for number, trial in enumerate(trials):

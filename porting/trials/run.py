@@ -103,7 +103,7 @@ def is_empty(values: Mapping[Point, Tensor]) -> bool:
 
 def _outputs(side: Side, *, plainly: bool) -> dict[Point, Tensor]:
     """What a side returns, and what else of it is compared with the other's outputs."""
-    if not plainly or any(point.partition(ARROW)[0] != ROOT for point in side.wanted):
+    if side.renames or not plainly or any(point.partition(ARROW)[0] != ROOT for point in side.wanted):
         return side.record(0)
     output = side.outputs(0, lifting=False)
     found = {point: select(output, point.partition(ARROW)[2]) for point in side.wanted}

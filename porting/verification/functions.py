@@ -242,6 +242,8 @@ class LivingFunction(Living):
 class FunctionSide(Side):
     """Shows what a function returns as if modules had computed it."""
 
+    renames: bool = True
+
     def run(
         self,
         case: int,

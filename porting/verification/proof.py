@@ -332,7 +332,7 @@ def _explorer(
         trials: as in :func:`verify`.
         own: the batches are the caller's.
     """
-    if trials is False or not has_parts(theirs):
+    if trials is False or not isinstance(theirs, Living):
         return None
     return partial(
         explore,

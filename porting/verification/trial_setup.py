@@ -27,8 +27,12 @@ from porting.verification.batch_search import omittable
 from porting.verification.batches import POSITIONS as LIMIT
 from porting.verification.batches import Batches
 from porting.verification.compare import END, Comparison
+from porting.verification.functions import has_parts
 from porting.verification.references import Living, floating, port_side
 from porting.verification.subject import cast
+
+COMPILED = 200
+"""What a batch costs a function that may be compiled anew for each shape, in tokens."""
 
 GROWN = 16.0
 """What rounding came to on the first batches, times this, is what it may come to on others."""
@@ -69,11 +73,14 @@ def explore(
     tolerance = _tolerance(comparison)
     if math.isinf(tolerance):
         return Explored(scope=Scope(returned=returned))
-    double = cast(theirs.module, torch.float64, like=port.module)
-    roots = returned_only(table).compared
-    wanted = theirs.points((term for rule in roots for term in rule.sources), table.prefix)
+    whole = has_parts(theirs)
+    double = cast(theirs.module, torch.float64, like=port.module) if whole else theirs.module
+    terms = [term for rule in returned_only(table).compared for term in rule.sources]
+    wanted = theirs.points(terms, table.prefix)
 
     def reference(case: Case) -> Side:
+        if not whole:
+            return theirs.side(torch.float64, terms, table.prefix, [case], clock)
         arguments = floating(theirs.taken(case).inputs, torch.float64)
         return Side(title="the reference", module=double, arguments=[arguments], wanted=wanted, clock=clock)
 
@@ -98,6 +105,7 @@ def explore(
         tolerance=tolerance,
         plainly=not comparison.lifted and not comparison.lowers,
         seed=seed,
+        overhead=0 if whole else COMPILED,
         otherwise=partial(_with_sdpa, double) if getattr(double, "_supports_sdpa", False) else None,
     )
     numbers = comparison.conditions.numbers if comparison.conditions is not None else ()

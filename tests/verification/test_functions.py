@@ -212,6 +212,43 @@ def test_inputs_are_made_from_the_ports_config() -> None:
     assert lacks.faithful  # what is padding is compared with nothing: the port is given the mask all the same
 
 
+class Rows(Tagger):
+    """Wrong on inputs that no first batch has: which, ``wrong`` says of the ids and the mask."""
+
+    wrong: Callable[[Tensor, Tensor], bool]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return super().forward(input_ids, attention_mask) * (1.01 if self.wrong(input_ids, attention_mask) else 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda ids, mask: ids.shape[0] == 17,
+        lambda ids, mask: ids.shape == (1, 3),
+        lambda ids, mask: bool((mask[:, 0] == 0).any()),
+        lambda ids, mask: bool((ids == ids[:, :1]).all()) and ids.shape[1] > 2,
+    ],
+    ids=["many rows", "a length", "left padding", "a token again and again"],
+)
+def test_trials_are_run_on_a_function_too(wrong: Callable[[Tensor, Tensor], bool]) -> None:
+    module = Rows()
+    module.wrong = lambda ids, mask: False
+    w = held(module)
+
+    def forward(input_ids: Any, attention_mask: Any, dtype: Any) -> np.ndarray:
+        hidden = w["words.weight"].astype(dtype)[input_ids] * attention_mask[..., None]
+        result: np.ndarray = hidden.astype(dtype) @ w["out.weight"].astype(dtype).T + w["out.bias"].astype(dtype)
+        return result
+
+    right = verify(into=module, reference=forward)
+    assert right.faithful, str(right)
+    assert len(right.scope.results) > 20
+    module.wrong = wrong
+    report = verify(into=module, reference=forward)
+    assert report.verdict == "different", str(report)
+
+
 REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     "float32 alone": (lambda x: x.astype(np.float32), "gives '.' in float32 where float64 was asked for"),
     "no array": (lambda x: "a word", "what it returned is of type str, expected an array"),
