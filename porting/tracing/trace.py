@@ -277,8 +277,13 @@ _SOFTMAX.add(_seen_softmax)  # torch tells of softmax by the name that it has in
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether it has one size along each axis: not so nested and sparse tensors, and those within a vmap."""
-    return not (is_functorch_wrapped_tensor(value) or value.is_nested or value.layout is not torch.strided)
+    """Whether it can be measured: real numbers, with one size along each axis.
+
+    Not so are the indices that a router gives, rotations as complex numbers, nested and sparse tensors, and those
+    within a vmap.  What is made of them is seen behind them.
+    """
+    wrapped = is_functorch_wrapped_tensor(value) or value.is_nested or value.layout is not torch.strided
+    return not wrapped and value.is_floating_point()
 
 
 def _seen_attention(*args: Any, **kwargs: Any) -> Any:  # torch's own signature

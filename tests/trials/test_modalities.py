@@ -327,3 +327,44 @@ def test_a_picture_that_nothing_depends_on_is_no_way_to_give_one() -> None:
             return super().forward(input_ids)
 
     assert not any("pixel_values" in case.inputs for case in batches(Deaf()).cases)
+
+
+class Angles(nn.Module):
+    """Rotations as complex numbers [s d/2], as Llama's first implementation has them."""
+
+    def forward(self, length: int) -> Tensor:
+        angle = torch.arange(length, dtype=torch.float64)[:, None] / 100.0 ** (torch.arange(4) / 4)
+        return torch.polar(torch.ones_like(angle), angle)
+
+
+class Chooser(nn.Module):
+    """The number of the expert that each token goes to, [b s]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., :3].argmax(-1)
+
+
+class Rotated(Tagger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles, self.chooser = Angles(), Chooser()
+        self.experts = nn.Parameter(torch.zeros(3, 8))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        pairs = torch.view_as_complex(x.double().unflatten(-1, (4, 2)))
+        turned = torch.view_as_real(pairs * self.angles(x.shape[1])).flatten(-2).to(x.dtype)
+        return turned + self.experts[self.chooser(turned)]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_is_no_real_number_is_no_probe(wrong: bool) -> None:
+    """Complex rotations and the numbers of experts are seen in what is made of them."""
+    reference, port = Rotated(), Rotated()
+    draw_parameters(reference, 1)
+    port.load_state_dict(reference.state_dict())
+    if wrong:
+        port.angles.register_forward_hook(lambda module, args, output: output.conj())
+    report = verify(reference=reference, into=port, loaded=True, dtypes=())
+    assert report.verdict == ("different" if wrong else "faithful"), str(report)
+    assert not {"angles", "chooser"} & {probe.port for probe in report.probes}
