@@ -41,7 +41,7 @@ class Exported:
         tensors: the names of all tensors, in their order.
         new: those that the followed checkpoint does not have.
         copied: those that the module does not hold: they are the followed checkpoint's, as they were.
-        not_written: the followed checkpoint's tensors that have no place in the new architecture.
+        not_written: tensors of the checkpoint that is followed which the new architecture does not have.
         files: the files.
         not_copied: files and folders beside the followed checkpoint's weights that were not copied.
         unnamed: the module's new parameters that no rule gives a name in a checkpoint: they are not in it.

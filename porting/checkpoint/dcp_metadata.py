@@ -160,7 +160,7 @@ def overlapping(boxes: Sequence[tuple[Corner, Corner]]) -> tuple[int, int] | Non
         boxes: where each begins, and its sizes, axis by axis; none of the sizes is 0.
 
     Raises:
-        TangledError: nobody cuts a tensor so.
+        TangledError: the boxes are no grid, and comparing all pairs of them would take too long.
 
     >>> overlapping([((0, 0), (2, 3)), ((2, 0), (2, 3)), ((0, 3), (4, 1))])
     >>> overlapping([((0, 0), (2, 3)), ((1, 2), (2, 3))])

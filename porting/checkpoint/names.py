@@ -144,7 +144,7 @@ UNSEEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of controls, formatting, lone surrogates, and line and paragraph separators."""
 
 LONGEST_TENSOR_NAME = 4096
-"""Characters of a name: nobody reads a longer one, and looking at 50 MB of one takes a while."""
+"""Characters of a name that are examined; a longer name is refused, because examining 50 MB of it takes seconds."""
 
 RENAME = "rename it and write the file again"
 

@@ -88,7 +88,7 @@ def _show(screen: Screen, score: Score) -> None:
     if score.equivalent:
         screen.line(f"change nothing in this port, and are left out: {', '.join(score.equivalent)}")
     if score.absent:
-        screen.line(f"have no place in what these tests run: {', '.join(score.absent)}")
+        screen.line(f"cannot be made in what these tests run: {', '.join(score.absent)}")
     style = "bold green" if not score.survivors else "bold red"
     total = len(score.mutations)
     screen.line((f"{score.caught} of {total} caught", style), f", a mutation score of {100 * score.share:.0f} %")

@@ -327,7 +327,7 @@ LONGEST = 200
 
 
 def unexpected(error: BaseException) -> Fault:
-    """The fault for an exception that is none of the library's own; writes the report that it names."""
+    """The fault for an exception that the library did not raise on purpose; writes the report for the maintainers."""
     text = str(error).strip().partition("\n")[0]
     said = f"{type(error).__name__}: {text[:LONGEST]}" if text else type(error).__name__
     try:

@@ -26,7 +26,7 @@ class Counterpart:
         left: the checkpoint that the recipe reads.
         right: the checkpoint that has the tensor as it is.
         name: its name there.
-        note: why two tensors of one checkpoint are held against each other; empty for most.
+        note: why two tensors of one checkpoint are compared with each other; empty for most.
     """
 
     recipe: Recipe

@@ -54,7 +54,7 @@ class Compared:
         shapes, dtypes: of the two; the first in the layout of the second.
         difference: the numbers.
         largest_at: where the largest difference is, in each of the two; None where nothing differs.
-        note: why two tensors of one checkpoint are held against each other; empty for most.
+        note: why two tensors of one checkpoint are compared with each other; empty for most.
     """
 
     a: tuple[str, ...]
@@ -69,7 +69,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two checkpoints held against each other.
+    """Two checkpoints, compared.
 
     Attributes:
         a, b: what they are called.

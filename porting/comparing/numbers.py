@@ -1,4 +1,4 @@
-"""Two pieces of two tensors, held against each other: equal bytes, equal values, or how far apart and where."""
+"""Two pieces of two tensors, compared: equal bytes, equal values, or how far apart and where."""
 
 from __future__ import annotations
 

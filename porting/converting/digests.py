@@ -92,8 +92,8 @@ def sha256_of(file: LocalFile) -> str:
 class StreamDigests:
     """Digests of tensors that are read anyway, in whatever parts and by whatever output wants them.
 
-    A tensor that is read in another order, or with gaps, is given up; so is the one that was silent for longest when
-    too many have begun.
+    No digest is made of a tensor whose bytes are read out of order or with gaps.  When too many digests have begun, the
+    one that was updated least recently is dropped.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class Recipes:
         tensors: in the order in which the output lists them.
         left_out: the tensors of the input that are not carried over, with the reasons.
         tied: names of the output that are not stored, because they are other names of a tensor that is.
-        absent: names of the output that the input has nothing for, by leave of the table.
+        absent: names of the output that the input has nothing for, and that the table allows to be absent.
         same: pairs of tensors of the input that have to be equal, for the output holds one of them only.
         warnings: what is allowed and should be known.
     """

@@ -70,7 +70,7 @@ class SampleRun:
 def kinds(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inventory: Inventory
 ) -> dict[str, MistakeStatus]:
-    """For each mistake whether it applies to a port, is equivalent to none, or has no place in it; and what shows it.
+    """For each mistake whether it can be made in a port, changes nothing, or cannot be made; and what shows it.
 
     Args:
         model: the port, which is left as it is.

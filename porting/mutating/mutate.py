@@ -65,7 +65,7 @@ class Score:
         tests, into: what was tested, and what builds the port.
         mutations: the mistakes, in the catalogue's order.
         equivalent: mistakes that change nothing in this port, in float64; left out.
-        absent: mistakes that have no place in this port.
+        absent: mistakes that cannot be made in this port.
         seconds: that the test takes by itself.
     """
 

@@ -45,8 +45,8 @@ class Plan:
         targets: shape and dtype of every parameter and persistent buffer of the module.
         steps: the moves.
         left_out: the source tensors that are not loaded.
-        fresh: the parameters that the checkpoint does not have, by leave of the table and of the caller.
-        computed: the buffers that it does not have, by leave of the table: the module computes them.
+        fresh: the parameters that the checkpoint does not have, which the table lists and the caller accepted.
+        computed: the buffers that it does not have, which the table lists: the module computes them.
         tied: target name -> the target name that it shares its storage with and that is written.
         dtype: what floating-point tensors are cast to; None to keep the checkpoint's.
         warnings: what is allowed and should be known.

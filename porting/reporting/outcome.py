@@ -314,8 +314,8 @@ class ReportRow:
 def rows_of(probes: Iterable[Probe]) -> list[ReportRow]:
     """The rows, in the reference's order of execution.
 
-    A layer is told by the first number in its point and what stands before it, so that the layers of an encoder and
-    of a decoder are rows of their own.
+    A layer is identified by the first number in its module's name and by what precedes it, so that the layers of an
+    encoder and those of a decoder are separate rows.
     """
     groups: dict[tuple[str | None, str], list[tuple[str, Probe]]] = {}
     for probe in probes:

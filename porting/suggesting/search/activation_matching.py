@@ -1,4 +1,4 @@
-"""When two places of two models are one: activations and rules held against each other.
+"""Which places of two models are the same: activations and rules are compared.
 
 A norm that divides by the unbiased deviation is recognised too: a table can take that into the gain.
 """
@@ -167,8 +167,8 @@ def extents(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list
 def first_part(some: Sequence[Unit], units: Sequence[Unit]) -> list[Unit]:
     """Those of the first one's part.
 
-    The keys and values of every decoder layer are given the same activation, what the encoder returns.  They are told
-    apart by what is made of them: a part ends at the first matrix whose operand comes from the part.
+    The keys and values of every decoder layer are given the same activation, what the encoder returns.  They are
+    distinguished by what is computed from them: a part ends at the first matrix whose operand comes from the part.
 
     Args:
         some: units that are given one activation, in order of execution.

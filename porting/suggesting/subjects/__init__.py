@@ -1,4 +1,4 @@
-"""The two models that are held against each other, and their weights at work."""
+"""The two models that are compared, and a trace of their weights in use."""
 
 from porting.suggesting.subjects.building import Builder
 from porting.suggesting.subjects.model_pair import ModelPair, prepare, traced_models

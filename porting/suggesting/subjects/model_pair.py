@@ -1,4 +1,4 @@
-"""The two models that are held against each other: the checkpoint's twin, and the user's module built to its size."""
+"""The two models that are compared: the checkpoint's twin, and the user's module built to its size."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def defaults(subjects: ModelPair) -> Iterator[str]:
             continue
         try:
             without = _called(module, {one: value for one, value in given.items() if one != name})
-        except Exception:  # noqa: BLE001, S112  # whoever leaves it out is told by the module itself
+        except Exception:  # noqa: BLE001, S112  # the module itself raises when it is left out
             continue
         if _apart(first, without) > SAME_CALL:
             yield f"without its argument {name}, which has a default, it is not the reference without {told[name]}"
