@@ -16,6 +16,9 @@ MEANING = 1e-12
 ROUNDING = 4.0
 """In the working dtype a faithful port's error stays below this many times the reference's own."""
 
+TURNED = 1e-3
+"""What roundings in float64 that move an activation by more have done is turn a decision (an expert, say)."""
+
 PIECE = 1 << 15
 """Elements that are measured at once: so few that torch does not share them out among threads, which costs more."""
 
@@ -82,6 +85,21 @@ def error(value: Tensor, anchor: Anchor) -> Error:
     return Error(largest / anchor.scale, squares / anchor.scale / anchor.scale, floor, count)
 
 
+def same_rows(value: Tensor, anchor: Anchor) -> bool:
+    """Whether a matrix has the anchor's rows in another order, as experts that are given their tokens sorted have.
+
+    Args:
+        value: of the anchor's shape, in float64.
+        anchor: what it is measured from.
+    """
+    if value.ndim != 2 or len(value) < 2 or anchor.seen is not None:
+        return False
+    value = value.detach()
+    direction = torch.randn(value.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (one[(one @ direction).argsort()] for one in (value, anchor.value))
+    return bool((ours - theirs).abs().max() <= MEANING * anchor.scale)
+
+
 def pooled(errors: Iterable[Error]) -> Error:
     """The errors of one point over all cases: few numbers in one case say little, and all together more."""
     every = list(errors)
@@ -141,6 +159,7 @@ def bound(
     *,
     single: bool,
     leak: float | None = None,
+    noise: float = 0.0,
 ) -> float:
     """The largest difference in float64 that may be rounding.
 
@@ -155,18 +174,21 @@ def bound(
         leak: what arrives here of such roundings, where it was measured; without it they are as large as the
             reference's own in the working dtype.  What is larger than the root of that dtype's roundoff is no rounding
             that arrives, but a decision that it turned (a bucket of distances, say), and excuses nothing.
+        noise: how far roundings in float64 move the reference here, where that was measured; more than ``TURNED``
+            excuses nothing.
     """
+    least = max(MEANING, ROUNDING * noise) if noise <= TURNED else MEANING
     leaked = LEAKED * leak if single and leak is not None else None
     if port is None or reference is None or dtype is None:  # without a working dtype a decision that turned shows, too
         turned = (leaked or 0.0) > torch.finfo(torch.float32).eps ** 0.5
-        return MEANING if turned else max(MEANING, leaked or 0.0)
+        return least if turned else max(least, leaked or 0.0)
     shrunk = ROUNDING * torch.finfo(torch.float64).eps / torch.finfo(dtype).eps
     explained = [one.largest * shrunk for one in (port, reference) if math.isfinite(one.largest)]
     if single and math.isfinite(reference.largest):
         most = ROUNDING * max(reference.largest, torch.finfo(dtype).eps / 2)
         turned = leak is not None and leak > torch.finfo(dtype).eps ** 0.5
         explained.append(most if leaked is None else min(most, leaked) if turned else leaked)
-    return max([MEANING, *explained])
+    return max([least, *explained])
 
 
 def _size(values: Tensor, less: Tensor | None = None) -> tuple[float, float]:

@@ -142,7 +142,7 @@ class ProvenanceRecorder(DispatchMode):
         super().__init__()
         self._producers = Producers()
         self._lowered: LoweredOperations = {}
-        self._state = torch.get_rng_state()
+        self._state: Tensor | None = None  # of torch's generator; a pass may seed it before its first operation
         self._aside = False
         self._thread = 0
         self._hooks = ExitStack()
@@ -171,7 +171,8 @@ class ProvenanceRecorder(DispatchMode):
         state = torch.get_rng_state()
         lowered = tuple(spelled_operations({name: operations}) for name, operations in self._lowered.items())
         modules = () if value is None else self._producers.of(value)
-        span = Segment(modules, lowered, not torch.equal(state, self._state))
+        drew = self._state is not None and not torch.equal(state, self._state)
+        span = Segment(modules, lowered, drew)
         self._lowered, self._state, self._aside = {}, state, value is not None
         return span
 
@@ -183,6 +184,8 @@ class ProvenanceRecorder(DispatchMode):
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`DispatchMode.dispatch`."""
+        if self._state is None:
+            self._state = torch.get_rng_state()
         result = func(*args, **kwargs)
         if self._aside:
             return result

@@ -22,10 +22,12 @@ class RoundingNoise(DispatchMode):
 
     Args:
         seed: of the roundings.
+        exact: move what is computed in float64, and not what is computed in less.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, exact: bool = False) -> None:
         super().__init__()
+        self._exact = exact
         self._generator = torch.Generator().manual_seed(seed)
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
@@ -33,6 +35,9 @@ class RoundingNoise(DispatchMode):
         floating = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_floating_point()]
         if func.is_view or func._schema.is_mutable or not floating:
             return func(*args, **kwargs)
+        if self._exact:
+            args, kwargs = tree_map(self._moved, (args, kwargs))
+            return tree_map(self._moved, func(*args, **kwargs))
         result = func(*args, **kwargs)
         low = [one for one in tree_leaves(result) if _low(one)]
         if not low or (len(floating) == 1 and any(_same(floating[0], one) for one in low)):
@@ -43,7 +48,7 @@ class RoundingNoise(DispatchMode):
         return tree_map(self._moved, result)
 
     def _moved(self, value: object) -> object:
-        if not isinstance(value, Tensor) or not _low(value):
+        if not isinstance(value, Tensor) or not value.is_floating_point() or _low(value) == self._exact:
             return value
         with _disable_current_modes():
             exact = value.detach().double()

@@ -99,6 +99,9 @@ class Side:
         autocast: the dtype that torch.autocast casts to around each pass; None without autocast.
         conditions: is told of the conditions on tensors that each pass meets; None to leave them alone.
         renames: :meth:`run` shows what is returned under other names.
+        seed: torch's generator is seeded with it before each pass, so that two models that draw the same random numbers
+            in the same order get the same ones; afterwards the generator is as before.  None to leave it alone.
+        drew: whether a pass with a seed drew random numbers from it.
     """
 
     title: str
@@ -112,6 +115,8 @@ class Side:
     autocast: torch.dtype | None = None
     conditions: Conditions | None = None
     renames: bool = False
+    seed: int | None = 0
+    drew: bool = False
 
     def run(
         self,
@@ -197,7 +202,8 @@ class Side:
             drawn = self.draws.again() if self.draws is not None else nullcontext()
             watched = self.conditions or nullcontext()
             casting = torch.autocast("cpu", dtype=self.autocast, enabled=self.autocast is not None)
-            with watched, drawn, casting, _eagerly(), forced_float64(self.module) if exact else nothing as found:
+            lifted = forced_float64(self.module) if exact else nothing
+            with watched, drawn, casting, _eagerly(), self._seeded(), lifted as found:
                 seen = work(lambda module: module(*places, **names))
         except VerifyError:
             raise
@@ -222,6 +228,20 @@ class Side:
             self.lifted.setdefault(name, {}).update(operations)
         self.clock.seconds += time.perf_counter() - begun - seen
         self.clock.passes += 1
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Within it torch's generator starts from the seed."""
+        if self.seed is None:
+            yield
+            return
+        before = torch.get_rng_state()
+        begun = torch.default_generator.manual_seed(self.seed).get_state()
+        try:
+            yield
+            self.drew = self.drew or not torch.equal(begun, torch.get_rng_state())
+        finally:
+            torch.set_rng_state(before)
 
     def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
         """One forward pass; copies of all its activations, which the model cannot change afterwards.

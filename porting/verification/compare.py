@@ -31,6 +31,7 @@ from porting.tracing.measure import (
     finite,
     pooled,
     ratio,
+    same_rows,
 )
 from porting.tracing.provenance import ProvenanceRecorder, Segment
 from porting.tracing.running import Side
@@ -68,6 +69,14 @@ END, ALONE = "end_to_end", "isolated"
 SHARE = 64
 """Tables that are rounded differently are apart by no less than this part of what one rounding of them comes to."""
 
+SATURATED = 0.05
+"""A rounding error of the reference in the working dtype, relative to scale, that may be as large as it can get."""
+
+SMALL = 1e-7
+"""A difference in float64 below which rounding is a possible explanation, in a module that amplifies it."""
+
+DRAWS = "the reference draws random numbers in eval mode: each pass of both sides starts from the same generator state"
+
 MOST_MISFITS = 3
 """So many lines of [probes] that do not fit are named."""
 
@@ -100,6 +109,8 @@ class Comparison:
             that was not measured.
         found_from: the number of the first case that a search found; None where there is none.
         lifted: a side asked for less than float64 somewhere, and got it all the same.
+        reference_draws: the reference draws random numbers in eval mode.
+        noise64: by view how far roundings in float64 move the reference at each point, where that was measured.
         padded: the port's points that differ at padded places alone, and by how much.
         written: the arguments that either side wrote to, by its title.
         executed: which of the port's own instructions ran in float64; None before it did.
@@ -125,8 +136,10 @@ class Comparison:
         self.executed: Executed | None = None
         self.conditions: Conditions | None = None
         self.leaks: Mapping[str, Mapping[Point, float]] | None = None
+        self.noise64: Mapping[str, Mapping[Point, float]] = {END: {}, ALONE: {}}
         self.found_from: int | None = None
         self.lifted = False
+        self.reference_draws = False
         self.padded: dict[Point, float] = {}
         self.written: dict[str, dict[str, None]] = {}
         self._given: list[Mapping[str, Tensor]] = []
@@ -152,6 +165,9 @@ class Comparison:
             self.exact.append(found)
         self._tell_lowered()
         self._told("the reference", reference)
+        if reference.drew:
+            self.reference_draws = True
+            self._warn(DRAWS)
 
     def _tell_lowered(self) -> None:
         if self._lowered:
@@ -167,18 +183,24 @@ class Comparison:
                 found = port.keep(case)
             pairing = self._paired_in(case, exact, found)
             anchors = Anchors(pairing.pairs, exact, partial(_measured, exact, self._given[case]))
-            self.pairings.append(pairing)
-            self.anchors.append(anchors)
+            differences: dict[Point, float] = {}
+            shuffled: dict[Point, Pair] = {}
             for point, one in pairing.pairs.items():
                 value = found.pop(point)
                 anchor = _anchored(one, anchors[point], exact, value)
-                far = error(value, anchor).largest
-                self._meaning[END][point] = max(self._meaning[END].get(point, 0.0), far)
+                far = differences[point] = error(value, anchor).largest
+                if far > MEANING and same_rows(value, anchor):
+                    shuffled[point] = one
                 if anchor.seen is not None and far <= MEANING:
                     everywhere = error(value, replace(anchor, seen=None)).largest
                     if everywhere > MEANING:
                         self.padded[point] = max(self.padded.get(point, 0.0), everywhere)
             del found
+            pairing = self._without(shuffled, pairing, differences)
+            self.pairings.append(pairing)
+            self.anchors.append(anchors)
+            for point in pairing.pairs:
+                self._meaning[END][point] = max(self._meaning[END].get(point, 0.0), differences[point])
             self._isolated(port, case, observer)
             observer.rest()
         self._told("the port", port)
@@ -228,6 +250,21 @@ class Comparison:
             with watch:
                 port.run(case, visit, wanted=wanted, ran=self.ran.add)
             observer.fails(failure.faults[0].message.rpartition("]: ")[2])
+
+    def _without(self, shuffled: Mapping[Point, Pair], pairing: Pairing, differences: Mapping[Point, float]) -> Pairing:
+        """Leave points out that have the reference's rows in another order, where what is computed next is the same.
+
+        Experts may be given their tokens in any order.  Such an activation cannot take the place of another.
+        """
+        kept: dict[Point, Pair] = {}
+        same = False
+        for point, one in reversed(list(pairing.pairs.items())):
+            if same and point in shuffled:
+                self._misfits[point] = f"it has the rows of the reference's {' + '.join(one.sources)} in another order"
+                continue
+            same = differences[point] <= MEANING
+            kept[point] = one
+        return replace(pairing, pairs={point: kept[point] for point in pairing.pairs if point in kept})
 
     def _paired_in(self, case: int, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
         """As :meth:`paired`; what does not fit is reported with the shapes of the batch."""
@@ -313,7 +350,7 @@ class Comparison:
 
     def probes(self) -> Iterator[Probe]:
         """Every probe with all that was measured at it, in the reference's order of execution."""
-        finest = min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
+        finest = self._finest()
         pairs = {point: one for pairing in self.pairings for point, one in pairing.pairs.items()}
         lowered = False
         spread = 0
@@ -329,6 +366,7 @@ class Comparison:
                     finest.dtype if finest else None,
                     single=doubtful,
                     leak=self.leaks[view].get(point) if self.leaks is not None else None,
+                    noise=self.noise64[view].get(point, 0.0),
                 )
                 for view, doubtful in ((END, lowered), (ALONE, here))
             }
@@ -342,11 +380,22 @@ class Comparison:
                 span=span.modules,
                 lowered=span.lowered,
                 leak=self._leak(point) if here else None,
-                random=span.random,
+                random=span.random and not self.reference_draws,
             )
             if probe.guilty and spread < MOST_SPREADS:
                 probe, spread = replace(probe, spreads=tuple(self._spreads[point])), spread + 1
             yield probe
+
+    def unsettled(self) -> bool:
+        """Whether a difference is so small, or float32 so noisy, that the float64 noise has to be measured."""
+        finest = self._finest()
+        errors = finest.reference[END].values() if finest else ()
+        if any(one.largest > SATURATED for one in errors):
+            return True
+        return any(MEANING < far < SMALL for view in (END, ALONE) for far in self._meaning[view].values())
+
+    def _finest(self) -> Tier | None:
+        return min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
 
     def _doubt(self, point: Point, bounds: Mapping[str, float]) -> dict[str, float]:
         """By how much the exact values are off, where the reference rounds in float64: what the port is off by then."""

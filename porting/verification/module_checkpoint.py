@@ -82,8 +82,11 @@ def config_of(module: nn.Module) -> Mapping[str, object]:
     config = getattr(module, "config", None)
     if isinstance(config, Mapping):
         return {str(name): value for name, value in config.items()}
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return dataclasses.asdict(config)
     to_dict = getattr(config, "to_dict", None)
-    found = to_dict() if callable(to_dict) else getattr(config, "__dict__", {})
+    if callable(to_dict):  # first: a config of transformers is a dataclass with fields that may not be read one by one
+        found = to_dict()
+    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
+        found = dataclasses.asdict(config)
+    else:
+        found = getattr(config, "__dict__", {})
     return dict(found) if isinstance(found, Mapping) else {}

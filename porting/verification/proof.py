@@ -45,6 +45,7 @@ from porting.verification.learning import learn
 from porting.verification.module_checkpoint import share
 from porting.verification.reference import choices, load_reference
 from porting.verification.references import Living, Recorded, Reference, port_side
+from porting.verification.rounding_propagation import measure_float64_noise
 from porting.verification.streamed_verify import verify_streamed
 from porting.verification.subject import (
     Subject,
@@ -302,7 +303,7 @@ def _round(
     autocast: torch.dtype | None,
     tell: Callable[[str, int], None],
 ) -> None:
-    """Compare both sides in each working dtype, and under autocast with float32 weights."""
+    """Compare both sides in each working dtype, and under autocast with float32 weights; then measure what is noise."""
     for number, dtype in enumerate(dtypes):
         tell(f"both in {str(dtype).removeprefix('torch.')}", number)
         comparison.rounding(reference(dtype), port(dtype), dtype)
@@ -310,6 +311,8 @@ def _round(
         tell("both under autocast", len(dtypes))
         theirs, ours = (replace(make(torch.float32), autocast=autocast) for make in (reference, port))
         comparison.rounding(theirs, ours, autocast)
+    if comparison.unsettled():
+        measure_float64_noise(comparison, partial(reference, torch.float64))
 
 
 def _explorer(

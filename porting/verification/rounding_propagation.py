@@ -38,6 +38,26 @@ def measure_leaks(comparison: Comparison, reference: Callable[[], Side] | None, 
     comparison.leaks = found
 
 
+def measure_float64_noise(comparison: Comparison, reference: Callable[[], Side]) -> None:
+    """Measure how far roundings in float64 get in the reference, and tell the comparison.
+
+    Errors in a working dtype tell it, unless they are as large as the values: a deep network with weights that were
+    never trained may blow a rounding up a billion times.
+
+    Args:
+        comparison: what was compared in float64.
+        reference: makes the reference in float64.
+    """
+    found: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
+    side = reference()
+
+    def measured(seed: int, alone: bool) -> dict[Point, float]:
+        return _of_reference(comparison, side, seed, alone=alone, exact=True)
+
+    _add(found, measured)
+    comparison.noise64 = found
+
+
 def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], Mapping[Point, float]]) -> None:
     for view, points in found.items():
         runs = [measured(seed, view == ALONE) for seed in SEEDS]
@@ -45,10 +65,12 @@ def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], M
             points[point] = points.get(point, 0.0) + max(run.get(point, 0.0) for run in runs)
 
 
-def _of_reference(comparison: Comparison, reference: Side, seed: int, *, alone: bool) -> dict[Point, float]:
+def _of_reference(
+    comparison: Comparison, reference: Side, seed: int, *, alone: bool, exact: bool = False
+) -> dict[Point, float]:
     errors: Errors = {}
     for case in range(len(comparison.exact)):
-        with RoundingNoise(seed):
+        with RoundingNoise(seed, exact=exact):
             comparison.measure_reference(reference, case, alone, errors)
     return {point: max(one.largest for one in many) for point, many in errors.items()}
 

@@ -92,8 +92,10 @@ def explore(
         return side
 
     def plain(several: Sequence[Case]) -> Side:
-        fresh = cast(module, torch.float32)
-        return port_side(fresh, torch.float32, table, [theirs.taken(case) for case in several], clock)
+        side = port_side(
+            cast(module, torch.float32), torch.float32, table, [theirs.taken(case) for case in several], clock
+        )
+        return side if comparison.reference_draws else replace(side, seed=None)
 
     explorer = Explorer(
         table=table,

@@ -192,3 +192,91 @@ def test_a_constant_that_the_weights_dtype_cannot_hold_stays_as_it_is() -> None:
     held = dict(living.module.named_buffers())
     assert float(held["1.scale"]) == 24**0.5
     assert held["1.small"].dtype == living.module.get_parameter("0.weight").dtype == torch.float32
+
+
+class Sampled(nn.Module):
+    """Attends to keys that it draws, in eval mode too, as Informer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def drawn(self, length: int) -> Tensor:
+        return torch.randint(length, (4,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        result: Tensor = self.out(hidden + hidden[:, self.drawn(x.shape[1])].mean(1, keepdim=True))
+        return result
+
+
+class SampledTwice(Sampled):
+    def drawn(self, length: int) -> Tensor:
+        return torch.cat([torch.randint(length, (1,)) for _ in range(4)])
+
+
+class SampledOtherwise(Sampled):
+    def drawn(self, length: int) -> Tensor:
+        return torch.randperm(length)[:4]
+
+
+class Unsampled(Sampled):
+    def drawn(self, length: int) -> Tensor:
+        return torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("port", "faithful"), [(Sampled, True), (SampledTwice, True), (SampledOtherwise, False), (Unsampled, False)]
+)
+def test_a_reference_that_draws_random_numbers_and_its_port_start_from_one_state(
+    port: type[Sampled], faithful: bool
+) -> None:
+    torch.manual_seed(0)
+    inputs = [Case("x", {"x": torch.randn(3, 40, 8)})]
+    reference = Sampled()
+    before = torch.get_rng_state()
+    report = verify(reference=reference, into=port, inputs=inputs, causes=False)
+    assert torch.equal(before, torch.get_rng_state())
+    assert report.faithful is faithful, str(report)
+    assert any("draws random numbers" in one for one in report.warnings)
+
+
+class Routed(nn.Module):
+    """Two experts that share an activation; each is given its tokens one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.act = nn.Linear(8, 2), nn.SiLU()
+        self.experts = nn.Parameter(torch.randn(2, 8, 8))
+
+    def order(self, chosen: Tensor) -> Tensor:
+        return torch.arange(len(chosen))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        chosen = self.gate(tokens).argmax(-1)
+        order = self.order(chosen)
+        weights = self.experts[chosen[order]]
+        made = self.act(torch.einsum("nij,nj->ni", weights, tokens[order]))
+        result = torch.empty_like(made)
+        result[order] = made
+        return result.view_as(x)
+
+
+class Sorted(Routed):
+    def order(self, chosen: Tensor) -> Tensor:
+        return chosen.argsort()
+
+
+class SortedWrongly(Sorted):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flip(1)
+
+
+@pytest.mark.parametrize(("port", "faithful"), [(Sorted, True), (SortedWrongly, False)])
+def test_an_activation_with_its_rows_in_another_order_is_left_out(port: type[Routed], faithful: bool) -> None:
+    torch.manual_seed(0)
+    report = verify(reference=Routed(), into=port, inputs=[Case("x", {"x": torch.randn(2, 6, 8)})], causes=False)
+    assert report.faithful is faithful, str(report)
+    said = any(one.startswith("a probe was skipped: act: it has the rows") for one in report.warnings)
+    assert said is faithful

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -108,3 +110,85 @@ def test_a_call_that_is_not_compared_has_no_leak() -> None:
     report = compared(Exact, Twice)
     assert not report.computes_otherwise
     assert [probe.port for probe in report.probes if probe.lowered] == ["first"]
+
+
+class Deep(nn.Module):
+    """Untrained and deep: each layer multiplies a rounding by about 8, and the roundings of float32 get everywhere."""
+
+    layers = 12
+    tiny = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(self.layers))
+        for block in self.blocks:
+            nn.init.normal_(block.weight, std=12 / 32**0.5)  # type: ignore[arg-type]  # a linear layer's
+
+    def sine(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.sine(block(x)) + self.tiny
+        return x
+
+
+class Reordered(Deep):
+    """The same sine, rounded differently."""
+
+    def sine(self, x: Tensor) -> Tensor:
+        return torch.cos(x - math.pi / 2)
+
+
+class Offset(Deep):
+    """A mistake that is larger than any rounding."""
+
+    tiny = 1e-2
+
+
+@pytest.mark.parametrize(("port", "faithful"), [(Reordered, True), (Offset, False)])
+def test_roundings_that_a_network_amplifies_are_measured(port: type[Deep], faithful: bool) -> None:
+    torch.manual_seed(0)
+    report = verify(reference=Deep(), into=port, inputs=[Case("x", {"x": torch.randn(8, 32)})], causes=False)
+    assert report.noise["float32"] > 0.05, "float32 says nothing at the end"
+    assert max(probe.meaning.end_to_end for probe in report.probes) > 1e-12
+    assert report.faithful is faithful, str(report)
+
+
+class Normed(nn.Module):
+    """Groups of two channels that are nearly equal: their variance is all cancellation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.norm(x)
+        return value
+
+
+class NormedByHand(Normed):
+    wrong = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.view(len(x), 16, 2)
+        mean = groups.mean(2, keepdim=True)
+        variance = (groups.square().mean(2, keepdim=True) - mean.square()).clamp_min(0)
+        value = ((groups - mean) / (variance + self.norm.eps + self.wrong).sqrt()).flatten(1, 2)
+        result: Tensor = value * self.norm.weight + self.norm.bias
+        return result
+
+
+class WrongEps(NormedByHand):
+    wrong = 1e-8
+
+
+@pytest.mark.parametrize(("port", "faithful"), [(NormedByHand, True), (WrongEps, False)])
+def test_a_module_that_amplifies_roundings_by_itself_is_held_to_what_was_measured(
+    port: type[Normed], faithful: bool
+) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(4, 16, 1) * 30 + torch.randn(4, 16, 2) * 1e-3).flatten(1)
+    report = verify(reference=Normed(), into=port, inputs=[Case("x", {"x": x})], dtypes=(), causes=False)
+    assert max(probe.meaning.worst for probe in report.probes) > 1e-12
+    assert report.faithful is faithful, str(report)
