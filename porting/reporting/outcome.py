@@ -221,8 +221,8 @@ class Outcome:
 
         ``"different"``: another meaning, or it learns otherwise; ``"approximate"``: another meaning, within the bound
         that the table declares; ``"imprecise"``: the same meaning with larger rounding errors; ``"unproven"``: every
-        probe agrees, and nothing that the port returns could be compared, or parts of it hold random values that are
-        compared with nothing; ``"faithful"``.
+        probe agrees, and nothing that the port returns could be compared, or it ends before the reference does, or
+        parts of it hold random values that are compared with nothing; ``"faithful"``.
         """
         if self.shown.differing or self.scope.impure:
             return DIFFERENT
@@ -237,7 +237,16 @@ class Outcome:
             return IMPRECISE
         returned = self.scope.returned
         compared = returned is None or returned.compared
-        return FAITHFUL if compared and not self.random else UNPROVEN
+        return FAITHFUL if compared and not self.random and not self.short else UNPROVEN
+
+    @property
+    def short(self) -> bool:
+        """Whether the port returns what the reference computes before its last steps, and has all that they need.
+
+        A port of a part of the reference ends at the first weights that it does not have.
+        """
+        stop = self.scope.returned.stop if self.scope.returned is not None else None
+        return stop is not None and (not stop.weighed or bool(self.idle))
 
     @property
     def computes_otherwise(self) -> bool:

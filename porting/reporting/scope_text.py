@@ -26,6 +26,10 @@ def scope_lines(report: Outcome) -> Iterator[str]:
         probed = [f"{', '.join(returned.given)} as [probes] says"] if returned.given else []
         parts = [*([", ".join(pairs)] if pairs else []), *probed] or ["nothing"]
         parts += [f"your model does not return {', '.join(returned.missing)}"] if returned.missing else []
+        if returned.stop is not None and returned.stop.weighed:
+            behind = returned.stop.weighed
+            more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
+            parts.append(f"it ends before {', '.join(behind[:3])}{more}")
         if returned.alone:
             parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
         yield f"output compared: {'; '.join(parts)}"

@@ -247,7 +247,7 @@ class _Source:
         if self.parsed is None:
             return
         for one in self.functions:
-            for code in _nested(one.code):
+            for code in nested_code(one.code):
                 self._every.add(span for _, span in _spans(code))
             self._ran.add(span for offset, span in _spans(one.code) if offset in one.offsets)
         for node, name, kind in self.parsed.definitions:
@@ -454,11 +454,12 @@ def _is_of(code: CodeType, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool
     return code.co_name == node.name and code.co_firstlineno == first
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
+def nested_code(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _nested(constant)
+            yield from nested_code(constant)
 
 
 def _spans(code: CodeType) -> Iterator[tuple[int, Span]]:

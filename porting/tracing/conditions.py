@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from porting.frames import from_here
-from porting.tracing.code_coverage import MODELS, Branch, is_own
+from porting.tracing.code_coverage import MODELS, Branch, is_own, nested_code
 
 _COMPARES = frozenset(
     f"{before}{name}{after}"
@@ -137,6 +137,45 @@ class Conditions(TorchFunctionMode):
         if not site.turned:
             site.true = site.true or bool(holds.any())
             site.false = site.false or not bool(holds.all())
+
+
+def constants_of(module: nn.Module) -> tuple[int, ...]:
+    """The whole numbers in a port's own code, in globals that it names and in attributes of its modules.
+
+    One of them may be the id of a token that is treated otherwise, in a line that no batch has reached so far.
+
+    Args:
+        module: the port.
+    """
+    package = type(module).__module__.partition(".")[0]
+    kinds = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__)
+    codes: dict[CodeType, Mapping[str, Any]] = {}
+    for kind in kinds:
+        if kind.__module__.partition(".")[0] in ("torch", "builtins"):
+            continue
+        place = sys.modules.get(kind.__module__)
+        for one in (*vars(kind).values(), *(vars(place).values() if place is not None else ())):
+            function = getattr(one, "__func__", getattr(one, "fget", one))
+            code = getattr(function, "__code__", None)
+            if isinstance(code, CodeType) and is_own(kind.__module__, code.co_filename, package):
+                codes[code] = getattr(function, "__globals__", {})
+    found: dict[int, None] = {}
+    for code, names in codes.items():
+        for inner in nested_code(code):
+            found |= dict.fromkeys(_whole([*inner.co_consts, *(names.get(name) for name in inner.co_names)]))
+    for part in (*module.modules(), *kinds):
+        if getattr(part, "__module__", "").partition(".")[0] not in ("torch", "builtins"):
+            found |= dict.fromkeys(_whole([value for name, value in vars(part).items() if not name.startswith("_")]))
+    return tuple(found)
+
+
+def _whole(values: Iterable[object]) -> Iterator[int]:
+    """The whole numbers among values, and in tuples, lists and sets of them."""
+    for one in values:
+        if isinstance(one, int) and not isinstance(one, bool):
+            yield one
+        elif isinstance(one, tuple | list | set | frozenset) and len(one) <= MOST_NUMBERS:
+            yield from (number for number in one if isinstance(number, int) and not isinstance(number, bool))
 
 
 def _outcome(name: str, result: Tensor, args: tuple[Any, ...]) -> Tensor | None:

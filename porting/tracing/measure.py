@@ -19,6 +19,12 @@ ROUNDING = 4.0
 TURNED = 1e-3
 """What roundings in float64 that move an activation by more have done is turn a decision (an expert, say)."""
 
+LEAKED = 4.0
+"""What arrives of roundings that were made on purpose, times this, is what may arrive of those that a run makes.
+
+Of casts by numpy, sums by numpy and tables of angles the largest that arrived was 1.6 times what was measured.
+"""
+
 PIECE = 1 << 15
 """Elements that are measured at once: so few that torch does not share them out among threads, which costs more."""
 
@@ -100,6 +106,31 @@ def same_rows(value: Tensor, anchor: Anchor) -> bool:
     return bool((ours - theirs).abs().max() <= MEANING * anchor.scale)
 
 
+def by_position(value: Tensor, anchor: Anchor) -> Tensor | None:
+    """The largest difference at each position, the last axis but one, relative to scale; None for fewer than 3 axes."""
+    if anchor.value.ndim < 3 or not anchor.value.numel():
+        return None
+    apart = (value.detach().double() - anchor.value).abs_()
+    if anchor.seen is not None:
+        apart = torch.where(anchor.seen, apart, 0.0)
+    return apart.movedim(-2, 0).flatten(1).amax(1) / anchor.scale
+
+
+def explains(leaked: Tensor, found: Tensor) -> bool:
+    """Whether what arrives of roundings explains the differences at every position, and not the largest one alone.
+
+    A table of angles is exact at position 0 and rounded more and more behind it, so in a causal model its roundings
+    grow with the position.  Another mistake is as large at the first positions.
+
+    Args:
+        leaked: what arrives of the roundings, by position; a position may have what arrives at one twice as far.
+        found: the differences.
+    """
+    most = leaked.cummax(0).values
+    reach = (2 * torch.arange(len(most)) + 1).clamp_max(len(most) - 1)
+    return bool((found <= (LEAKED * most[reach]).clamp_min(MEANING)).all())
+
+
 def pooled(errors: Iterable[Error]) -> Error:
     """The errors of one point over all cases: few numbers in one case say little, and all together more."""
     every = list(errors)
@@ -143,13 +174,6 @@ def luck(count: int) -> float:
     (4.0, 9.7)
     """
     return ROUNDING * max(1.0, math.exp(5 / math.sqrt(count)) / 2) if count else math.inf
-
-
-LEAKED = 4.0
-"""What arrives of roundings that were made on purpose, times this, is what may arrive of those that a run makes.
-
-Of casts by numpy, sums by numpy and tables of angles the largest that arrived was 1.6 times what was measured.
-"""
 
 
 def bound(

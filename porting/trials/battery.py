@@ -32,6 +32,7 @@ COMBINED = (2, 5, 8, 13)
 """Tokens in the rows of the batches that vary several properties at a time."""
 
 GIVEN, RANDOM, LEFT_OUT, KEPT = "as usual", "random", "left out", "the padding token where the mask keeps it"
+LIKELY = "token ids that your code or the config names"
 """Values of such properties."""
 
 WIDTH = 64
@@ -42,6 +43,9 @@ HALF = {"right padding": 2, "left padding": 2, "gaps": 1}
 
 MOST_NAMED = 8
 """So many token ids that the port's code names are tried as the first of a row."""
+
+MOST_LIKELY = 24
+"""So many of the token ids that may be treated otherwise are tried together with other properties."""
 
 MOST_WORDS = 256
 """So many words of such token ids are tried: those of three, or of two, or each by itself."""
@@ -83,6 +87,7 @@ class Model:
         mask_kinds: the mask may also be given as bool or as float: the port takes the reference's own.
         given: the batches are somebody's own: only rows of them are tried, since nothing says what else is legal.
         numbers: what the port's code compares tensors with.
+        likely: token ids that the port's code or the config may treat otherwise than others.
     """
 
     config: Mapping[str, object]
@@ -96,6 +101,7 @@ class Model:
     mask_kinds: bool = True
     given: bool = False
     numbers: Sequence[int] = ()
+    likely: Sequence[int] = ()
 
 
 def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[Trial]:
@@ -135,6 +141,7 @@ class _Rows:
     model: Model
     seed: int
     _generator: torch.Generator = field(init=False)
+    _next: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
@@ -147,6 +154,8 @@ class _Rows:
         self._end = self._ending()
         self._masked = MASK in self.model.base
         own = {self._padding} | ({self._end} if self._end is not None else set())
+        likely = [one for one in dict.fromkeys(self.model.likely) if 0 <= one < self._vocabulary and one not in own]
+        self._likely = likely[:MOST_LIKELY]
         self._pool = torch.tensor([one for one in range(self._vocabulary) if one not in own] or [0])
 
     def trials(self) -> Iterator[Trial]:
@@ -371,6 +380,7 @@ class _Rows:
             MASK: self._mask_names(longest),
             SEGMENTS: [GIVEN, RANDOM] if SEGMENTS in self.model.base and self._types else [],
             POSITIONS: [GIVEN, RANDOM] if self.model.positions else [],
+            IDS: [GIVEN, LIKELY] if self._likely else [],
             **{name: [GIVEN] for name in optional if name not in own},
         }
         for name in optional:
@@ -399,6 +409,9 @@ class _Rows:
             if kind in (KEPT, LEFT_OUT):
                 inputs[IDS][0, self._drawn(0, width - 1)] = self._padding
         said = [kind] if kind and kind != LEFT_OUT else []
+        if chosen.get(IDS) == LIKELY:
+            self._scatter(inputs)
+            said.append(LIKELY)
         for name, most in ((SEGMENTS, self._types), (POSITIONS, self.model.longest)):
             if chosen.get(name) == RANDOM:
                 inputs[name] = torch.randint(0, most, inputs[IDS].shape, generator=self._generator)
@@ -406,6 +419,18 @@ class _Rows:
         left = [name for name, one in chosen.items() if one == LEFT_OUT]
         said += [f"without {' and '.join(left)}"] if left else []
         return ", ".join(said), {name: one for name, one in inputs.items() if name not in left}
+
+    def _scatter(self, inputs: Mapping[str, Tensor]) -> None:
+        """Put the likely token ids at a third of the places that hold ordinary ones, each as often as the others."""
+        ids = inputs[IDS]
+        free = (inputs.get(MASK, torch.ones_like(ids)) != 0) & (ids != self._padding)
+        if self._end is not None:
+            free &= ids != self._end
+        free &= torch.rand(ids.shape, generator=self._generator) < 1 / 3
+        count = int(free.sum())
+        places = torch.arange(self._next, self._next + count) % len(self._likely)
+        ids[free] = torch.tensor(self._likely)[places]
+        self._next += count
 
     def _drawn(self, low: int, high: int) -> int:
         """A number from ``low`` to ``high``."""

@@ -22,7 +22,7 @@ from porting.notation.table import Table, parse_table
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, split
 from porting.trials.padding import attended
-from porting.trials.scope import Returned
+from porting.trials.scope import Returned, Stop
 
 EQUAL = 1e-6
 """Relative to scale: two tensors this close are taken for the same output, to be compared with the real bounds then."""
@@ -89,7 +89,31 @@ def with_returned(
         alone=tuple(_shaped(name, one) for name, one in ours.items() if name not in known | set(matches)),
         missing=tuple(name for name in theirs if _point(name) not in used and name and not given),
         given=tuple(name or "output" for name in ours if name in known),
+        stop=None if known else _stop(reference, [one.source for one in matches.values()]),
     )
+
+
+def _stop(reference: Side, sources: Sequence[Point]) -> Stop | None:
+    """Where a port ends whose outputs are these points of the reference."""
+    paths = {split(point)[0].partition(ARROW)[0] for point in sources}
+    weighed = {
+        path for path, part in reference.module.named_modules() if any(True for _ in part.parameters(recurse=False))
+    }
+    if not paths or ROOT in paths or not weighed:
+        return None
+    stop, behind = "", dict[str, None]()
+
+    def visit(point: Point, value: Tensor) -> None:
+        nonlocal stop
+        path = split(point)[0].partition(ARROW)[0]
+        if path in paths:
+            stop = path
+            behind.clear()
+        elif path in weighed and not any(one.startswith(f"{path}.") for one in paths):
+            behind[path] = None
+
+    reference.run(0, visit, wanted=reference.places)
+    return Stop(point=stop, weighed=tuple(behind)) if stop else None
 
 
 def _depending(port: Side, before: Mapping[str, Tensor], random: Collection[str]) -> set[str]:

@@ -96,6 +96,20 @@ class Impurity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Where a port ends that returns none of the reference's outputs: at what a module inside of the reference gives.
+
+    Attributes:
+        point: the last of the reference's points that the port returns.
+        weighed: the modules with weights that the reference runs behind it; without any the port leaves out a step of
+            its own and not a part that it does not have.
+    """
+
+    point: Point
+    weighed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Returned:
     """How the outputs of the two forwards were paired.
 
@@ -104,12 +118,14 @@ class Returned:
         alone: outputs of the port that nothing of the reference's has the shape and the value of.
         missing: outputs of the reference that the port does not return.
         given: outputs of the port that the table's own probes compare.
+        stop: where the port ends, if nothing that it returns is an output of the reference; None otherwise.
     """
 
     pairs: Mapping[str, Point]
     alone: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+    stop: Stop | None = None
 
     @property
     def compared(self) -> bool:

@@ -26,8 +26,10 @@ from porting.tracing.measure import (
     Error,
     ErrorProfile,
     bound,
+    by_position,
     error,
     error_profile,
+    explains,
     finite,
     pooled,
     ratio,
@@ -41,6 +43,9 @@ from porting.trials.pairing import Pair, Pairing, pair
 from porting.verification.coverage import Observer
 
 Errors = dict[Point, list[Error]]
+
+Placed = tuple[str, Point, int]
+"""A view, a point and the number of a case."""
 
 
 @dataclass
@@ -107,8 +112,10 @@ class Comparison:
         warnings: what happened in the runs and should be known.
         leaks: view -> point -> what arrives there of the roundings that the float64 runs make all the same; None where
             that was not measured.
+        leaked: the same by position.
         found_from: the number of the first case that a search found; None where there is none.
         lifted: a side asked for less than float64 somewhere, and got it all the same.
+        tried: the port's arguments that trials gave.
         reference_draws: the reference draws random numbers in eval mode.
         noise64: by view how far roundings in float64 move the reference at each point, where that was measured.
         padded: the port's points that differ at padded places alone, and by how much.
@@ -136,10 +143,13 @@ class Comparison:
         self.executed: Executed | None = None
         self.conditions: Conditions | None = None
         self.leaks: Mapping[str, Mapping[Point, float]] | None = None
+        self.leaked: Mapping[Placed, Tensor] = {}
+        self._positions: dict[Placed, Tensor] = {}
         self.noise64: Mapping[str, Mapping[Point, float]] = {END: {}, ALONE: {}}
         self.found_from: int | None = None
         self.lifted = False
         self.reference_draws = False
+        self.tried: set[str] = set()
         self.padded: dict[Point, float] = {}
         self.written: dict[str, dict[str, None]] = {}
         self._given: list[Mapping[str, Tensor]] = []
@@ -189,6 +199,8 @@ class Comparison:
                 value = found.pop(point)
                 anchor = _anchored(one, anchors[point], exact, value)
                 far = differences[point] = error(value, anchor).largest
+                if far > MEANING:
+                    self._place(END, point, case, value, anchor)
                 if far > MEANING and same_rows(value, anchor):
                     shuffled[point] = one
                 if anchor.seen is not None and far <= MEANING:
@@ -231,6 +243,7 @@ class Comparison:
             far = error(value, anchor).largest
             self._meaning[ALONE][point] = max(self._meaning[ALONE].get(point, 0.0), far)
             if far > MEANING:
+                self._place(ALONE, point, case, value, anchor)
                 shown = value if anchor.seen is None else torch.where(anchor.seen, value, anchor.value)
                 found = error_profile(shown, anchor.value, anchor.scale, case)
                 self._spreads.setdefault(point, []).append(found)
@@ -265,6 +278,22 @@ class Comparison:
             same = differences[point] <= MEANING
             kept[point] = one
         return replace(pairing, pairs={point: kept[point] for point in pairing.pairs if point in kept})
+
+    def _place(self, view: str, point: Point, case: int, value: Tensor, anchor: Anchor) -> None:
+        """Keep how a difference is spread over the positions."""
+        found = by_position(value, anchor)
+        if found is not None:
+            self._positions[view, point, case] = found
+
+    def _arriving(self, view: str, point: Point) -> float | None:
+        """What arrives of roundings at a point; nothing where it does not explain the difference at some position."""
+        if self.leaks is None:
+            return None
+        for case in range(len(self.pairings)):
+            found, leaked = self._positions.get((view, point, case)), self.leaked.get((view, point, case))
+            if found is not None and leaked is not None and not explains(leaked, found):
+                return 0.0
+        return self.leaks[view].get(point)
 
     def _paired_in(self, case: int, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
         """As :meth:`paired`; what does not fit is reported with the shapes of the batch."""
@@ -321,8 +350,23 @@ class Comparison:
         anchor = _anchored(pairing.pairs[point], self.anchors[case][point], self.exact[case], value)
         return anchor.value.to(value.dtype, copy=True)
 
-    def measure_reference(self, reference: Side, case: int, alone: bool, errors: Errors) -> None:
-        """The reference's errors at the port's points: each is measured as soon as all that makes it up is there."""
+    def measure_reference(
+        self,
+        reference: Side,
+        case: int,
+        alone: bool,
+        errors: Errors,
+        placed: Callable[[Point, Tensor], None] | None = None,
+    ) -> None:
+        """The reference's errors at the port's points: each is measured as soon as all that makes it up is there.
+
+        Args:
+            reference: the reference.
+            case: the number of the case.
+            alone: it goes on with the exact values.
+            errors: are added to.
+            placed: is given how the error of a point is spread over the positions.
+        """
         pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
         waiting: dict[Point, set[Point]] = {point: set(one.sources) for point, one in pairing.pairs.items()}
         needed: dict[Point, list[Point]] = {}
@@ -338,8 +382,11 @@ class Comparison:
             for point in needed[source]:
                 waiting[point].discard(source)
                 if not waiting[point]:
-                    one = pairing.pairs[point]
-                    errors.setdefault(point, []).append(error(one.carry(held), anchors[point]))
+                    value_ = pairing.pairs[point].carry(held)
+                    errors.setdefault(point, []).append(error(value_, anchors[point]))
+                    found = by_position(value_, anchors[point]) if placed is not None else None
+                    if placed is not None and found is not None:
+                        placed(point, found)
             for past in [past for past in held if not any(waiting[point] for point in needed[past])]:
                 del held[past]
             if source in held:  # it waits for others, and must not change meanwhile
@@ -365,7 +412,7 @@ class Comparison:
                     finest.reference[view].get(point) if finest else None,
                     finest.dtype if finest else None,
                     single=doubtful,
-                    leak=self.leaks[view].get(point) if self.leaks is not None else None,
+                    leak=self._arriving(view, point),
                     noise=self.noise64[view].get(point, 0.0),
                 )
                 for view, doubtful in ((END, lowered), (ALONE, here))

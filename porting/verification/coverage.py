@@ -263,7 +263,13 @@ class Reach:
     unseen: tuple[str, ...] = ()
 
 
-def reached(port: Side, executed: Executed | None, conditions: Conditions | None, ran: Collection[str]) -> Reach:
+def reached(
+    port: Side,
+    executed: Executed | None,
+    conditions: Conditions | None,
+    ran: Collection[str],
+    tried: Collection[str] = (),
+) -> Reach:
     """How far the float64 passes of the port got.
 
     Args:
@@ -271,6 +277,7 @@ def reached(port: Side, executed: Executed | None, conditions: Conditions | None
         executed: which of its instructions ran; None before any pass.
         conditions: how the conditions on tensors turned out.
         ran: the names of the modules that ran.
+        tried: the arguments that trials gave.
     """
     if executed is None:
         return Reach()
@@ -279,11 +286,11 @@ def reached(port: Side, executed: Executed | None, conditions: Conditions | None
     hidden = [f"which branches of {', '.join(names)} run (compiled, or without its source)"]
     return Reach(
         branches=(*never_ran_in(executed, port.module), *met),
-        unseen=(*(hidden if names else ()), *never_given(port.module, port.arguments)),
+        unseen=(*(hidden if names else ()), *never_given(port.module, [*port.arguments, tried])),
     )
 
 
-def never_given(module: nn.Module, given: Sequence[Mapping[str, Tensor]]) -> Iterator[str]:
+def never_given(module: nn.Module, given: Sequence[Collection[str]]) -> Iterator[str]:
     """In words, the arguments of forward that were never given."""
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())

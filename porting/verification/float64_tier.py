@@ -130,7 +130,7 @@ def meant(
         shares=observer.shares(),
         rows=observer.rows(),
         failed=observer.said,
-        reach=reached(port, comparison.executed, comparison.conditions, comparison.ran),
+        reach=reached(port, comparison.executed, comparison.conditions, comparison.ran, comparison.tried),
         searched=found,
         scope=explored.scope,
     )

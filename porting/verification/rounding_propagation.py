@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from porting.tracing.measure import error
+from porting.tracing.measure import by_position, error
 from porting.tracing.rounding_noise import RoundingNoise
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, Trace
-from porting.verification.compare import ALONE, END, Comparison, Errors
+from porting.verification.compare import ALONE, END, Comparison, Errors, Placed
 
 SEEDS = (1, 2)
 """Of the roundings that are made; the larger effect counts."""
@@ -30,12 +31,20 @@ def measure_leaks(comparison: Comparison, reference: Callable[[], Side] | None, 
         port: in float64.
     """
     found: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
+    leaked: dict[Placed, Tensor] = {}
     if comparison.reference_lowers and reference is not None:
         side = reference()
-        _add(found, lambda seed, alone: _of_reference(comparison, side, seed, alone=alone))
+        own: dict[Placed, Tensor] = {}
+        _add(found, lambda seed, alone: _of_reference(comparison, side, seed, alone=alone, positions=own))
+        leaked = own
     if comparison.port_lowers:
-        _add(found, lambda seed, alone: _of_port(comparison, port, seed, alone=alone))
-    comparison.leaks = found
+        other: dict[Placed, Tensor] = {}
+        _add(found, lambda seed, alone: _of_port(comparison, port, seed, alone=alone, positions=other))
+        both = {*leaked, *other}
+        leaked = {
+            one: leaked[one] + other[one] if one in leaked and one in other else (leaked | other)[one] for one in both
+        }
+    comparison.leaks, comparison.leaked = found, leaked
 
 
 def measure_float64_noise(comparison: Comparison, reference: Callable[[], Side]) -> None:
@@ -66,16 +75,35 @@ def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], M
 
 
 def _of_reference(
-    comparison: Comparison, reference: Side, seed: int, *, alone: bool, exact: bool = False
+    comparison: Comparison,
+    reference: Side,
+    seed: int,
+    *,
+    alone: bool,
+    exact: bool = False,
+    positions: dict[Placed, Tensor] | None = None,
 ) -> dict[Point, float]:
     errors: Errors = {}
     for case in range(len(comparison.exact)):
+
+        def placed(point: Point, found: Tensor, case: int = case) -> None:
+            if positions is not None:
+                _larger(positions, (ALONE if alone else END, point, case), found)
+
         with RoundingNoise(seed, exact=exact):
-            comparison.measure_reference(reference, case, alone, errors)
+            comparison.measure_reference(reference, case, alone, errors, placed)
     return {point: max(one.largest for one in many) for point, many in errors.items()}
 
 
-def _of_port(comparison: Comparison, port: Side, seed: int, *, alone: bool) -> dict[Point, float]:
+def _larger(positions: dict[Placed, Tensor], key: Placed, found: Tensor) -> None:
+    """Keep the larger of two roundings at each position."""
+    known = positions.get(key)
+    positions[key] = found if known is None or known.shape != found.shape else torch.maximum(known, found)
+
+
+def _of_port(
+    comparison: Comparison, port: Side, seed: int, *, alone: bool, positions: dict[Placed, Tensor]
+) -> dict[Point, float]:
     """Against the port itself, so that a mistake of its own is no part of it."""
     found: dict[Point, float] = {}
     for case, pairing in enumerate(comparison.pairings):
@@ -91,6 +119,9 @@ def _of_port(comparison: Comparison, port: Side, seed: int, *, alone: bool) -> d
             if point in clean and clean[point].shape == value.shape:  # a router may send other tokens to an expert
                 anchor = replace(comparison.anchors[case][point], value=clean.pop(point).double(), rms=0.0)
                 found[point] = max(found.get(point, 0.0), error(value, anchor).largest)
+                spread = by_position(value, anchor)
+                if spread is not None:
+                    _larger(positions, (ALONE if alone else END, point, case), spread)
             return comparison.stand_in(case, point, value) if alone else None
 
         wanted = [point for point in pairing.pairs if point in anchors]

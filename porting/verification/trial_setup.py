@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from porting.notation.rule import MASK_KINDS
 from porting.notation.table import Table
+from porting.tracing.conditions import constants_of
 from porting.tracing.measure import LEAKED, MEANING
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, INNER, ROOT
-from porting.trials.battery import POSITIONS, Model
+from porting.trials.battery import POSITIONS, Model, integers
 from porting.trials.explore import Explored, Explorer
 from porting.trials.inputs import Case
+from porting.trials.modalities import special_places
 from porting.trials.padding import MASK
 from porting.trials.run import returned_only
 from porting.trials.scope import Returned, Scope
@@ -87,6 +89,7 @@ def explore(
     def ours(case: Case) -> Side:
         side = port_side(port.module, torch.float64, table, [theirs.taken(case)], clock)
         side.wanted = [point for point in side.wanted if _root(point)]
+        comparison.tried.update(side.arguments[0])
         if comparison.conditions is not None and comparison.conditions.open:
             side.conditions = comparison.conditions
         return side
@@ -111,7 +114,12 @@ def explore(
         otherwise=partial(_with_sdpa, double) if getattr(double, "_supports_sdpa", False) else None,
     )
     numbers = comparison.conditions.numbers if comparison.conditions is not None else ()
-    model = replace(_model(theirs, module, table, batch, cases), given=given, numbers=numbers)
+    model = _model(theirs, module, table, batch, cases)
+    places = special_places(batch.fields)
+    sizes = integers(batch.fields)
+    own = [one for one in constants_of(module) if one not in sizes]
+    likely = [one for one in (*numbers, *model.special, *sorted(own, reverse=True)) if one not in places]
+    model = replace(model, given=given, numbers=numbers, likely=likely)
     return explorer.explore(model, cases, returned, module)
 
 

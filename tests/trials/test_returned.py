@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from porting import verify
+from porting.notation.table import parse_table
 from porting.reporting.report import Report
 from porting.tracing.trace import leaves, select, substitute
 from porting.trials.returned import layouts
@@ -135,3 +136,66 @@ def test_layouts_are_every_order_and_every_merging_of_axes() -> None:
     assert torch.equal(found["a b c", "(b c) a"], value.permute(1, 2, 0).reshape(12, 2))
     assert ("a b c", "(c b) a") in found
     assert list(layouts((2, 3), (4, 2))) == []
+
+
+class Capped(nn.Module):
+    """Ends with a norm, a head without a bias, and a cap without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"vocab_size": 30}
+        self.words, self.inner = nn.Embedding(30, 8), nn.Linear(8, 8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 30, bias=False)
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        return {"logits": 4 * torch.tanh(self.head(self.norm(self.inner(self.words(input_ids)))) / 4)}
+
+
+class WithoutCap(Capped):
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        return {"logits_": self.head(self.norm(self.inner(self.words(input_ids))))}
+
+
+class WithoutNorm(Capped):
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        return {"hidden": self.inner(self.words(input_ids))}
+
+
+class Body(Capped):
+    """A part, which does not have what comes behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        return {"hidden": self.norm(self.inner(self.words(input_ids)))}
+
+
+@pytest.mark.parametrize(
+    ("port", "verdict"), [(Capped, "faithful"), (WithoutCap, "unproven"), (WithoutNorm, "unproven"), (Body, "faithful")]
+)
+def test_a_port_that_ends_before_the_reference_is_no_port_of_all_of_it(port: type[Capped], verdict: str) -> None:
+    torch.manual_seed(0)
+    table = None if port is not Body else parse_table(BODY)
+    report = verify(reference=Capped(), into=port, table=table, dtypes=())
+    assert report.verdict == verdict, str(report)
+    text = " ".join(str(report).split())
+    assert ("goes on: it returns what" in text) is (verdict == "unproven")
+    assert ("it ends before head" in text) is (port is Body)
+
+
+BODY = """
+[mapping]
+name = "body"
+[tensors]
+"words.weight" = "words.weight"
+"inner.weight" = "inner.weight"
+"inner.bias" = "inner.bias"
+"norm.weight" = "norm.weight"
+"norm.bias" = "norm.bias"
+[drop]
+"head.weight" = "the body alone"
+[probes]
+"norm" = "norm"
+"""

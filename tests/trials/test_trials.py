@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import porting
 from porting import verify
 from porting.reporting.report import Report
+from porting.tracing.conditions import constants_of
 from porting.trials import Kind, Status
 from porting.trials.battery import Model, battery, integers
 from porting.trials.combinations import covering, de_bruijn
@@ -264,3 +265,75 @@ def test_every_word_of_the_letters_stands_in_the_row(letters: tuple[int, ...], o
     words = [tuple(row[start : start + order]) for start in range(len(row) - order + 1)]
     assert sorted(words) == sorted(product(letters, repeat=order))
     assert row[0] == letters[0]
+
+
+class Marked(Encoder):
+    """Without segments it makes them from a token that nothing names, and no first batch leaves the segments out."""
+
+    mark = 37
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        if token_type_ids is None:
+            token_type_ids = ((input_ids == self.mark).cumsum(1) > 0).long()
+        return super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+
+
+class MarkedByAnother(Marked):
+    """The token is a number in the code, and not an attribute."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        if token_type_ids is None:
+            token_type_ids = torch.where(input_ids == 41, 1, 0)
+        return Encoder.forward(self, input_ids, attention_mask, token_type_ids, position_ids)
+
+
+@pytest.mark.parametrize(("port", "token"), [(Marked, 37), (MarkedByAnother, 41)])
+def test_the_numbers_of_the_code_are_token_ids_to_try(port: type[Encoder], token: int) -> None:
+    assert token in constants_of(port())
+    assert verified(port()).verdict == "different"
+
+
+def test_tokens_that_the_code_names_are_tried_with_and_without_each_other_argument() -> None:
+    width, token = 8, 4321
+    base = {name: torch.ones(2, width, dtype=torch.long) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    optional = ("attention_mask", "token_type_ids")
+    config = {"vocab_size": 90_000, "type_vocab_size": 2}
+    model = Model(config=config, base=base, longest=20, optional=optional, likely=(token,))
+    made = battery(model, seed=0, tokens=10**6)
+    with_it = [one.case.inputs for one in made if bool((one.case.inputs["input_ids"] == token).any())]
+    for name in optional:
+        assert {name in one for one in with_it} == {True, False}
+
+
+class Infinite(Encoder):
+    """Masks as many do: in float64 the number needs float64 as the default dtype."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        bias = torch.where(mask.bool(), 0.0, torch.finfo(self.head.weight.dtype).min)
+        assert bias.dtype == self.head.weight.dtype or self.head.weight.dtype != torch.float64
+        return super().forward(input_ids, (bias == 0).long(), token_type_ids, position_ids)
+
+
+def test_a_trial_that_needs_float64_as_the_default_dtype_is_run_with_it() -> None:
+    report = verified(Infinite())
+    assert report.faithful, str(report)
+    assert {one.status for one in report.scope.results} == {Status.SAME}

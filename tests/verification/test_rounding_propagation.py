@@ -192,3 +192,49 @@ def test_a_module_that_amplifies_roundings_by_itself_is_held_to_what_was_measure
     report = verify(reference=Normed(), into=port, inputs=[Case("x", {"x": x})], dtypes=(), causes=False)
     assert max(probe.meaning.worst for probe in report.probes) > 1e-12
     assert report.faithful is faithful, str(report)
+
+
+class Rotated(nn.Module):
+    """Causal attention whose queries are normalised and rotated by tables that are made in float32."""
+
+    eps = 1e-6
+    exact = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.out = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        places = torch.arange(length).to(torch.float64 if self.exact else torch.float32)
+        angles = torch.outer(places, torch.exp(torch.arange(8).to(places.dtype) * -0.5))
+        cosine, sine = (one.to(x.dtype) for one in (angles.cos(), angles.sin()))
+        rotated = []
+        for made in (self.query(x), self.key(x)):
+            first, second = (made / (made.square().mean(-1, keepdim=True) + self.eps).sqrt()).chunk(2, -1)
+            rotated.append(torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1))
+        scores = rotated[0] @ rotated[1].transpose(1, 2)
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        result: Tensor = self.out(scores.masked_fill(later, -torch.inf).softmax(-1) @ x)
+        return result
+
+
+class ExactTables(Rotated):
+    exact = True
+
+
+class LargerEps(Rotated):
+    """A mistake that is smaller than what the roundings of the tables come to far back in a row."""
+
+    eps = 4e-6
+
+
+@pytest.mark.parametrize(("port", "faithful"), [(ExactTables, True), (LargerEps, False)])
+def test_roundings_have_to_explain_the_first_positions_as_well_as_the_last(port: type[Rotated], faithful: bool) -> None:
+    torch.manual_seed(0)
+    reference = Rotated()
+    report = verify(reference=reference, into=port, inputs=[Case("x", {"x": torch.randn(2, LENGTH, 16)})], causes=False)
+    assert report.faithful is faithful, str(report)
+    largest = max(probe.meaning.worst for probe in report.probes)
+    leaked = max(probe.leak.end_to_end for probe in report.probes if probe.leak is not None)
+    assert 1e-12 < largest < LEAKED * leaked
