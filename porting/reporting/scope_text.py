@@ -40,7 +40,11 @@ def trial_lines(report: Outcome) -> Iterator[str]:
     """On which batches the output differs and on which it does not, and in which ways the port is impure."""
     scope = report.scope
     if scope.differing:
-        names = [f"{one.what} (off by {one.difference:.1e})" for one in scope.differing if one.difference is not None]
+        names = [
+            f"{one.what} ({one.said or f'off by {one.difference:.1e}'})"
+            for one in scope.differing
+            if one.difference is not None
+        ]
         more = f" and {len(names) - MOST_DIFFERING} more" if len(names) > MOST_DIFFERING else ""
         yield f"the output differs on: {', '.join(names[:MOST_DIFFERING])}{more}"
         same = len([one for one in scope.results if one.status is Status.SAME])

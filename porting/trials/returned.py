@@ -312,8 +312,9 @@ def layouts(reference: Sequence[int], port: Sequence[int]) -> Iterator[tuple[tup
     [('a (_rest|1) c', 'a c'), ('a (1|_rest) c', 'a c')]
     """
     reference, port = tuple(reference), tuple(port)
-    if reference == port:
+    if reference == port:  # exchanged axes of one size, as of attention's queries and keys, are a mistake
         yield ("", ""), lambda one: one
+        return
     if len(reference) > MOST_AXES:
         return
     letters = "abcde"[: len(reference)]
@@ -322,8 +323,6 @@ def layouts(reference: Sequence[int], port: Sequence[int]) -> Iterator[tuple[tup
             yield from _cut(reference, port, axis, letters)
         return
     for order in permutations(range(len(reference))):
-        if order == tuple(range(len(reference))) and reference == port:
-            continue
         groups = _grouped([reference[place] for place in order], port)
         if groups is None:
             continue

@@ -142,8 +142,12 @@ def _extent(inputs: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def to_place(results: Sequence[Result], trials: Sequence[Trial], most: int) -> list[Case]:
-    """The batches of differing trials that are run again with all probes, to find where: small ones, of each kind."""
-    differing = [(one, trial) for one, trial in zip(results, trials, strict=True) if one.status is Status.DIFFERS]
+    """The batches of differing trials that are run again with all probes, to find where: small ones, of each kind.
+
+    Where the shapes differ there are no numbers to compare.
+    """
+    pairs = zip(results, trials, strict=True)
+    differing = [(one, trial) for one, trial in pairs if one.status is Status.DIFFERS and not one.said]
     differing.sort(
         key=lambda pair: (pair[0].rows == 1, pair[0].rows * max(pair[0].length, 1))
     )  # rows say more than one

@@ -199,3 +199,25 @@ name = "body"
 [probes]
 "norm" = "norm"
 """
+
+
+class Attending(Capped):
+    """Returns attention probabilities, rows of queries by keys: their two axes have one size."""
+
+    turned = False
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        hidden = self.inner(self.words(input_ids))
+        probabilities = (hidden @ hidden.transpose(1, 2)).softmax(-1)
+        logits = self.head(self.norm(probabilities @ hidden))
+        return {"logits": logits, "attentions": probabilities.mT if self.turned else probabilities}
+
+
+class Turned(Attending):
+    turned = True
+
+
+def test_axes_of_one_size_are_not_exchanged() -> None:
+    torch.manual_seed(0)
+    assert verify(reference=Attending(), into=Turned, dtypes=()).verdict == "different"
+    assert [axes for axes, _ in layouts((2, 3, 3), (2, 3, 3))] == [("", "")]
