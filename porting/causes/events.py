@@ -93,6 +93,16 @@ class Scores:
             return kept
         return replace(kept, bias=soft if kept.bias is None else kept.bias + soft, mixed=kept is not self)
 
+    def viewed(self, shape: torch.Size) -> Scores:
+        """With the heads and the batch in other axes: [(b h) q k] -> [b h q k]."""
+
+        def laid(one: Tensor) -> Tensor:
+            return one.expand(*self.query.shape[:-2], *shape[-2:]).reshape(shape)
+
+        query, key = (one.reshape(*shape[:-2], *one.shape[-2:]) for one in (self.query, self.key))
+        bias, allowed = (None if one is None else laid(one) for one in (self.bias, self.allowed))
+        return replace(self, query=query, key=key, bias=bias, allowed=allowed)
+
     def closed(self, allowed: Tensor) -> Scores:
         """With fewer places to look at."""
         return replace(self, allowed=allowed if self.allowed is None else self.allowed & allowed)

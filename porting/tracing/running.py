@@ -20,7 +20,7 @@ from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
 from porting.tracing.dropout import SameDropout
 from porting.tracing.float64 import LoweredOperations, forced_float64
-from porting.tracing.torch_modes import KeptGraph
+from porting.tracing.torch_modes import KeptGraph, eagerly
 from porting.tracing.trace import Point, SeeingError, Trace, Visit, leaves, trace
 
 SMALL = 1 << 23
@@ -99,6 +99,7 @@ class Side:
         autocast: the dtype that torch.autocast casts to around each pass; None without autocast.
         conditions: is told of the conditions on tensors that each pass meets; None to leave them alone.
         renames: :meth:`run` shows what is returned under other names.
+        spelled_out: as in :func:`porting.tracing.trace.trace`.
     """
 
     title: str
@@ -112,6 +113,7 @@ class Side:
     autocast: torch.dtype | None = None
     conditions: Conditions | None = None
     renames: bool = False
+    spelled_out: bool = False
 
     def run(
         self,
@@ -138,7 +140,8 @@ class Side:
 
         def work(call: Callable[[nn.Module], object]) -> float:
             with KeptGraph() if gradients else torch.no_grad():
-                return trace(self.module, call, self.wanted if wanted is None else wanted, visit, ran)
+                points = self.wanted if wanted is None else wanted
+                return trace(self.module, call, points, visit, ran, spelled_out=self.spelled_out)
 
         self._guarded(case, work)
 
@@ -197,7 +200,7 @@ class Side:
             drawn = self.draws.again() if self.draws is not None else nullcontext()
             watched = self.conditions or nullcontext()
             casting = torch.autocast("cpu", dtype=self.autocast, enabled=self.autocast is not None)
-            with watched, drawn, casting, _eagerly(), forced_float64(self.module) if exact else nothing as found:
+            with watched, drawn, casting, eagerly(), forced_float64(self.module) if exact else nothing as found:
                 seen = work(lambda module: module(*places, **names))
         except VerifyError:
             raise
@@ -250,17 +253,6 @@ class Side:
 
         self.run(case, visit)
         return found
-
-
-def _eagerly() -> AbstractContextManager[object]:
-    """What was compiled runs as it is written: a compiled graph has its dtypes and constants built in.
-
-    Nothing was compiled where torch's compiler was never imported, and that takes seconds.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    eagerly: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return eagerly
 
 
 def _unchanged(value: Tensor, before: Tensor) -> bool:

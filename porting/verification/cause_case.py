@@ -17,13 +17,13 @@ from porting.causes.cause import Cause
 from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
-from porting.causes.functions import SOFTMAX
 from porting.causes.model_parts import Anatomy
 from porting.causes.non_finite import Broken, FirstBroken
 from porting.causes.replay import Rewrite, Stage
-from porting.causes.tape import Recorder, Ref, Tape, attention_written_out
+from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
+from porting.tracing.calls import Kind
 from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Side
@@ -163,7 +163,7 @@ class Sight:
     def divergence(self, probe: Probe) -> Divergence | None:
         """Where the port leaves the reference on the way to a probe, when it is given the exact values before it."""
         pairs, exact, marks = self.pairing.pairs, self.exact, self._stage.tape.marks
-        with attention_written_out(), Recorder(self.port.module, lines=True) as recorder:
+        with Recorder(self.port.module, lines=True) as recorder:
 
             def visit(point: Point, value: Tensor) -> Tensor | None:
                 if point not in pairs:
@@ -173,7 +173,7 @@ class Sight:
                     carried = pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
                 return recorder.stand_in(carried)
 
-            self.port.run(self.case, visit, wanted=list(pairs))
+            replace(self.port, spelled_out=True).run(self.case, visit, wanted=list(pairs))
         own = recorder.tape.marks.get(probe.port)
         wanted = [marks[name] for name in pairs[probe.port].sources if name in marks]
         return None if own is None else divergence(recorder.tape, self._stage.tape, probe.port, own, wanted)
@@ -197,7 +197,7 @@ class Sight:
                 return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
 
         with watch:
-            self.port.run(self.case, visit, wanted=list(pairs))
+            replace(self.port, spelled_out=True).run(self.case, visit, wanted=list(pairs))
         return found
 
     def _mark(self, probe: Probe) -> Mark:
@@ -260,7 +260,7 @@ class Sight:
     @cached_property
     def _stage(self) -> Stage:
         exact, compared = self.exact, self.pairing.compared
-        with attention_written_out(), Recorder(self.reference.module) as recorder:
+        with Recorder(self.reference.module) as recorder:
 
             def visit(point: Point, value: Tensor) -> Tensor | None:
                 recorder.mark(point, value)
@@ -268,7 +268,7 @@ class Sight:
                     return None
                 return recorder.stand_in(exact[point].to(value.dtype, copy=True))
 
-            self.reference.run(self.case, visit, wanted=compared)
+            replace(self.reference, spelled_out=True).run(self.case, visit, wanted=compared)
         marks = recorder.tape.marks
         read = {point: _read_for(recorder.tape, ref) for point, ref in marks.items()}
         if not self.reference.lifted:
@@ -303,4 +303,4 @@ def _read_for(tape: Tape, ref: Ref) -> Ref:
     if tape.users(ref):
         return ref
     behind = (one for call in islice(tape.before(ref), 4) for one in call.reads)
-    return next((one for one in behind if any(user.name in SOFTMAX for user in tape.users(one))), ref)
+    return next((one for one in behind if any(user.kind is Kind.SOFTMAX for user in tape.users(one))), ref)
