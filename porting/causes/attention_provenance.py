@@ -29,7 +29,7 @@ BEND: set[Callable[..., Any]] = {torch.tanh, Tensor.tanh, F.tanh}
 def stepped(scores: Scores, func: Callable[..., Any], rest: list[Any], result: Tensor) -> Scores | None:
     """The scores after a step that gives ``result``, None when it is no step that attention takes."""
     kind, other = kind_of(func), rest[0] if rest else None
-    if kind in (Kind.TIMES, Kind.OVER) and isinstance(other, int | float):
+    if kind in (Kind.TIMES, Kind.QUOTIENT) and isinstance(other, int | float):
         return scores.times(other if kind is Kind.TIMES else 1 / other)
     if func in BEND and scores.bias is None and not scores.cap:
         return replace(scores, cap=1.0)
@@ -39,5 +39,5 @@ def stepped(scores: Scores, func: Callable[..., Any], rest: list[Any], result: T
         return scores.closed(~other)
     if func in VIEWS and result.shape[-2:] == (scores.query.shape[-2], scores.key.shape[-2]):
         return scores.viewed(result.shape)
-    shifts = kind is Kind.LESS and isinstance(other, Tensor) and other.shape[-1:] == (1,)  # a row by one number
+    shifts = kind is Kind.DIFFERENCE and isinstance(other, Tensor) and other.shape[-1:] == (1,)  # a row by one number
     return scores if shifts or func in SAME else None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.causes.functions import LOWEST
+from porting.tracing.calls import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +18,7 @@ class Event:
     """One thing that a model does.
 
     Attributes:
-        kind: ``linear``, ``norm`` (a layer norm), ``rms`` (an RMSNorm), ``activation``, ``embedding``, ``scores`` and
-            ``context`` of attention, ``sum``, ``dropout``, or ``pool``.
+        kind: what it is; ``scores`` and ``context`` are attention's softmax and its product with the value.
         function, args, kwargs: the call.
         number: how many of its kind came before it in this pass.
         role: of a linear map, what became of its result in the pass that was watched; see :class:`Inventory`.
@@ -27,7 +27,7 @@ class Event:
         pass_: what is known of the whole pass.
     """
 
-    kind: str
+    kind: Kind
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]

@@ -93,7 +93,7 @@ class _Mode(FunctionMode):
         self._from: dict[int, int] = {}  # tensor -> the linear map that it was made by
         self._parameters = {id(one) for one in one.model.parameters()}
         self._written = Written(self._parameters)
-        self._reads = learning or not {"norm", "rms", "activation"}.isdisjoint(fault.actions)
+        self._reads = learning or not {Kind.NORM, Kind.RMS, Kind.ACTIVATION}.isdisjoint(fault.actions)
         self._events: dict[int, str] = {}  # tensor -> the event that made it
 
     @contextmanager
@@ -140,9 +140,9 @@ class _Mode(FunctionMode):
         if self._learning:
             inside = self._written.inside(args, given)
             self._pass.inventory.inner |= {self._events[one] for one in inside if one in self._events}
-        return self._instead("activation", lambda value: result if value is given else value, (given,), result)
+        return self._instead(Kind.ACTIVATION, lambda value: result if value is given else value, (given,), result)
 
-    def _instead(self, kind: str, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+    def _instead(self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """What a mistake gives for what was written out; the model's own result where it is not made."""
         before = len(self._pass.sites)
         made = self._event(kind, func, args, {}, by_hand=True)
@@ -162,7 +162,7 @@ class _Mode(FunctionMode):
             return self._linear(func, args, kwargs)
         if kind is Kind.SOFTMAX and id(args[0]) in self._scores:
             scores = self._scores[id(args[0])]
-            found = self._event("scores", func, args, kwargs, scores=scores)
+            found = self._event(Kind.SCORES, func, args, kwargs, scores=scores)
             self._weighed[id(found)] = scores
             return found
         if kind is Kind.PRODUCT:
@@ -208,7 +208,7 @@ class _Mode(FunctionMode):
             known = stepped(self._scores[id(held)], func, rest, result)
             if known is not None:
                 self._scores[id(result)] = known
-        if id(args[0]) in self._weighed and func in SAME:
+        if id(args[0]) in self._weighed and (func in SAME or kind_of(func) is Kind.FILL):
             self._weighed[id(result)] = self._weighed[id(args[0])]
 
     def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -226,7 +226,7 @@ class _Mode(FunctionMode):
     def _context(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores
     ) -> Tensor:
-        found: Tensor = self._event("context", func, args, kwargs, scores=scores)
+        found: Tensor = self._event(Kind.CONTEXT, func, args, kwargs, scores=scores)
         if id(args[1]) in self._from:
             self._from[id(found)] = self._from[id(args[1])]
         self._kept.append(found)
@@ -239,7 +239,7 @@ class _Mode(FunctionMode):
             if id(args[0]) in self._from and self._after_attention(args[0]):
                 inventory.roles[-1] = "output"
         role = inventory.roles[number] if number < len(inventory.roles) else ""
-        result = self._event("linear", func, args, kwargs, role=role)
+        result = self._event(Kind.LINEAR, func, args, kwargs, role=role)
         self._from[id(result)] = number
         self._kept.append(result)
         return result
@@ -256,7 +256,7 @@ class _Mode(FunctionMode):
 
     def _event(
         self,
-        kind: str,
+        kind: Kind,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],

@@ -134,11 +134,10 @@ def _attention(
 
 
 def _shares(scores: Tensor) -> Tensor:
-    """The softmax of a kernel: a row in which every key is masked gives 0, and no NaN."""
+    """The softmax of a kernel: a row in which every key is masked, which gives NaN, is 0."""
+    probabilities = scores.softmax(-1)
     empty = torch.isneginf(scores).all(-1, keepdim=True)
-    if not bool(empty.any()):
-        return scores.softmax(-1)
-    return scores.masked_fill(empty, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(empty, 0.0)
+    return probabilities.masked_fill(empty, 0.0) if bool(empty.any()) else probabilities
 
 
 def _multi_head(*args: Any, by_heads: bool, dropout: bool, **kwargs: Any) -> Any:  # torch's own signature
@@ -293,7 +292,7 @@ class Softmaxes:
                 dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
                 if isinstance(dim, int):
                     self._keep(kind, result, (args[0], dim))
-            case Kind.LESS:
+            case Kind.DIFFERENCE:
                 of = self._known(Kind.LOG_SUM_EXP, args[1] if len(args) > 1 else None)
                 if of is not None and of[0] is args[0]:
                     self._keep(Kind.LOG_SOFTMAX, result, of)
@@ -304,7 +303,7 @@ class Softmaxes:
         if kind is Kind.EXP and args:
             found: tuple[Tensor, int] | None = self._known(Kind.LOG_SOFTMAX, args[0])
             return found
-        if kind is not Kind.OVER or len(args) != 2 or kwargs:
+        if kind is not Kind.QUOTIENT or len(args) != 2 or kwargs:
             return None
         exp, total = self._known(Kind.EXP, args[0]), self._known(Kind.TOTAL, args[1])
         same = exp is not None and total is not None and self._known(Kind.EXP, total[0]) is exp

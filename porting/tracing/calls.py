@@ -30,23 +30,25 @@ class Kind(StrEnum):
     EMBEDDING = "embedding"
     ACTIVATION = "activation"
     DROPOUT = "dropout"
+    POOL = "pool"  # a part of a tensor
     SUM = "sum"
+    DIFFERENCE = "difference"
     TIMES = "times"
-    OVER = "over"
+    QUOTIENT = "quotient"
     FILL = "fill"
-    POOL = "pool"
     PRODUCT = "product"  # of two tensors, as of query and key
     BIASED_PRODUCT = "biased product"
     EINSUM = "einsum"
+    EXP = "exp"
+    TOTAL = "total"
+    LOG_SUM_EXP = "log sum exp"
     SOFTMAX = "softmax"
     LOG_SOFTMAX = "log softmax"
-    EXP = "exp"
-    LOG_SUM_EXP = "log sum exp"
-    LESS = "less"
-    TOTAL = "total"
     ATTENTION = "attention"  # of query, key and value
     MULTI_HEAD = "multi-head attention"  # with its projections
     FLEX_ATTENTION = "flex attention"
+    SCORES = "scores"  # a softmax or a product that is part of attention, which no function tells by itself
+    CONTEXT = "context"
 
 
 _TABLE: tuple[tuple[Kind, str, tuple[Function, ...]], ...] = (
@@ -59,7 +61,7 @@ _TABLE: tuple[tuple[Kind, str, tuple[Function, ...]], ...] = (
     (Kind.DROPOUT, "input p train", (torch.dropout,)),
     (Kind.SUM, "input other", (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)),
     (Kind.TIMES, "input other", (torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)),
-    (Kind.OVER, "input other", (torch.div, torch.true_divide, Tensor.div, Tensor.true_divide, Tensor.__truediv__)),
+    (Kind.QUOTIENT, "input other", (torch.div, torch.true_divide, Tensor.div, Tensor.true_divide, Tensor.__truediv__)),
     (Kind.FILL, "input mask value", (torch.masked_fill, Tensor.masked_fill)),
     (Kind.POOL, "input index", (Tensor.__getitem__,)),
     (Kind.POOL, "input dim index", (Tensor.select,)),
@@ -73,7 +75,7 @@ _TABLE: tuple[tuple[Kind, str, tuple[Function, ...]], ...] = (
     (Kind.LOG_SOFTMAX, "input dim dtype", (torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax)),
     (Kind.EXP, "input", (torch.exp, Tensor.exp)),
     (Kind.LOG_SUM_EXP, "input dim keepdim", (torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)),
-    (Kind.LESS, "input other", (torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__)),
+    (Kind.DIFFERENCE, "input other", (torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__)),
     (Kind.TOTAL, "input dim keepdim", (torch.sum, Tensor.sum)),
     (Kind.ATTENTION, "query key value attn_mask dropout_p is_causal", (F.scaled_dot_product_attention,)),
     (Kind.MULTI_HEAD, "", (F.multi_head_attention_forward,)),

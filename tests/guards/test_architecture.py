@@ -111,6 +111,20 @@ def test_handwritten_models_are_pure_torch() -> None:
     assert wrong == []
 
 
+def test_all_modes_of_torch_are_of_one_of_two_kinds() -> None:
+    """Another one would see arguments in another order, or fail at an operator of higher order."""
+    kinds = ("torch.overrides.TorchFunctionMode", "torch.utils._python_dispatch.TorchDispatchMode")
+    found = {
+        module
+        for module, path in modules().items()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ImportFrom)
+        for one in node.names
+        if f"{node.module}.{one.name}" in kinds
+    }
+    assert found == {"porting.tracing.torch_modes"}
+
+
 def test_nobody_imports_the_folders_at_the_root() -> None:
     wrong = [
         f"{module} line {line} imports {name}"

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as imported
 
+from porting.causes.dropout import Silence
 from porting.causes.events import Inventory
 from porting.causes.fault_injection import cure, plant, watch
 from porting.causes.heads import CAUSES
 from porting.causes.model_parts import Anatomy
 from porting.causes.mutants import planted
+from porting.causes.non_finite import FirstBroken
 from porting.causes.replay import Stage
 from porting.causes.tape import Recorder
 from porting.suggesting.draft.probes import attention
@@ -314,6 +316,61 @@ def test_it_is_the_same_when_it_is_written_out(form: Form) -> None:
     for by_heads in (False, True):
         with eagerly(), WrittenOut(by_heads=by_heads):
             torch.testing.assert_close(form.model(X), expected)
+
+
+@torch.no_grad()
+def test_a_row_without_a_key_is_as_the_kernel_has_it() -> None:
+    """0, though a softmax of such a row is NaN: that is what is named when somebody asks for the first NaN."""
+    hidden = torch.ones(S, S, dtype=torch.bool).index_fill(0, torch.tensor([2]), value=False)
+    model = Port(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, hidden)).double().eval()
+    expected = model(X)
+    assert bool(expected.isfinite().all())
+    with FirstBroken() as first, WrittenOut():
+        torch.testing.assert_close(model(X), expected, rtol=0, atol=1e-14)
+    assert first.first is not None
+    assert (first.first.operation, first.first.hidden) == ("softmax", True)
+    assert watch(model).roles == []
+    torch.testing.assert_close(model(X), expected, rtol=0, atol=1e-14)
+
+
+class Dropping(nn.Module):
+    """What asks for dropout in each way that there is."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.inner = nn.MultiheadAttention(H * D, H, dropout=0.25, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (H, D)).transpose(1, 2)
+        found: Tensor = {
+            "sdpa": lambda: F.scaled_dot_product_attention(q, q, q, None, 0.25),
+            "sdpa by keyword": lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=0.25),
+            "F.dropout": lambda: F.dropout(x, 0.25),
+            "F.dropout by keyword": lambda: F.dropout(training=True, p=0.25, input=x),
+            "torch.dropout": lambda: torch.dropout(x, 0.25, True),
+            "F.dropout1d by keyword": lambda: F.dropout1d(input=x, p=0.25, training=True),
+            "MultiheadAttention": lambda: self.inner(x, x, x)[0],
+        }[self.way]()
+        return found
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "sdpa", "sdpa by keyword", "F.dropout", "F.dropout by keyword", "torch.dropout", "F.dropout1d by keyword",
+        "MultiheadAttention",
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_dropout_is_switched_off_however_it_is_asked_for(way: str) -> None:
+    model = Dropping(way).double()
+    silence = Silence()
+    with silence:
+        once, again = model(X), model(X)
+    assert torch.equal(once, again)
+    assert silence.rates == {0.25}
+    assert not torch.equal(model(X), model(X))
 
 
 UNSEEN: dict[str, Attend] = {
