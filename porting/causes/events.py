@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.causes.functions import LOWEST
-from porting.tracing.calls import Kind
+from porting.tracing.calls import Kind, kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,19 @@ class Event:
         return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
 
 
+SAME: set[Callable[..., Any]] = {
+    Tensor.to,
+    Tensor.float,
+    Tensor.double,
+    Tensor.contiguous,
+    Tensor.type_as,
+    F.dropout,
+    F.linear,
+}
+VIEWS: set[Callable[..., Any]] = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.unflatten, torch.unflatten}
+BEND: set[Callable[..., Any]] = {torch.tanh, Tensor.tanh, F.tanh}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     """What is known of attention's scores.
@@ -67,6 +81,22 @@ class Scores:
     allowed: Tensor | None = None
     cap: float = 0.0
     mixed: bool = False
+
+    def after(self, func: Callable[..., Any], rest: Sequence[Any], result: Tensor) -> Scores | None:
+        """What is known after a step that gives ``result``; None when it is no step that attention takes."""
+        kind, other = kind_of(func), rest[0] if rest else None
+        if kind in (Kind.TIMES, Kind.QUOTIENT) and isinstance(other, int | float):
+            return self.times(other if kind is Kind.TIMES else 1 / other)
+        if func in BEND and self.bias is None and not self.cap:
+            return replace(self, cap=1.0)
+        if kind is Kind.SUM and isinstance(other, Tensor):
+            return self.added(other)
+        if kind is Kind.FILL and isinstance(other, Tensor):
+            return self.closed(~other)
+        if func in VIEWS and result.shape[-2:] == (self.query.shape[-2], self.key.shape[-2]):
+            return self.viewed(result.shape)
+        shifts = kind is Kind.DIFFERENCE and isinstance(other, Tensor) and other.shape[-1:] == (1,)  # a row by a number
+        return self if shifts or func in SAME else None
 
     def product(self) -> Tensor:
         """Without any mask, [... q k]."""

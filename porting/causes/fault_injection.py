@@ -1,7 +1,8 @@
 """A model that runs with a mistake in it: each torch function that it calls may give something else.
 
 Nothing of the model is changed but its class, so that its weights, names and signature are as before, and a copy of it
-has the mistake, too.  This is for planting mistakes; it shares nothing with the tape on which they are looked for.
+has the mistake, too.  This is for planting mistakes; with the tape on which they are looked for it shares how calls are
+seen (:mod:`porting.tracing.calls`, :mod:`porting.tracing.attention`), and not what is made of them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.attention_provenance import BEND, SAME, stepped
-from porting.causes.events import Event, InjectedFault, Inventory, Pass, Scores
+from porting.causes.events import BEND, SAME, Event, InjectedFault, Inventory, Pass, Scores
 from porting.causes.written_out_operations import Written, rms_norm
 from porting.tracing.attention import WrittenOut
 from porting.tracing.calls import Kind, argument, kind_of
@@ -205,7 +205,7 @@ class _Mode(FunctionMode):
         held = next((one for one in args if id(one) in self._scores), None)
         if held is not None:
             rest = [one for one in args if one is not held]
-            known = stepped(self._scores[id(held)], func, rest, result)
+            known = self._scores[id(held)].after(func, rest, result)
             if known is not None:
                 self._scores[id(result)] = known
         if id(args[0]) in self._weighed and (func in SAME or kind_of(func) is Kind.FILL):

@@ -146,9 +146,9 @@ def _multi_head(*args: Any, by_heads: bool, dropout: bool, **kwargs: Any) -> Any
     if not dropout:
         given["training"] = False
     if not by_heads:
-        return _opened(F.multi_head_attention_forward)(**given)
+        return _opened()(**given)
     if not given.get("need_weights", True):
-        return _opened(F.multi_head_attention_forward, _in_projection_packed=_projected)(**given)
+        return _opened(_in_projection_packed=_projected)(**given)
     weighed: list[Tensor] = []
 
     def attend(
@@ -159,8 +159,7 @@ def _multi_head(*args: Any, by_heads: bool, dropout: bool, **kwargs: Any) -> Any
         return torch.matmul(weighed[0], value)
 
     given |= {"need_weights": False, "is_causal": False}
-    others = {"_in_projection_packed": _projected, "scaled_dot_product_attention": attend}
-    context, _ = _opened(F.multi_head_attention_forward, **others)(**given)
+    context, _ = _opened(_in_projection_packed=_projected, scaled_dot_product_attention=attend)(**given)
     weights = weighed[0].mean(1) if given.get("average_attn_weights", True) else weighed[0]
     return context, weights if given["query"].ndim > 2 else weights.squeeze(0)  # [s b e], or [s e] without a batch
 
@@ -172,13 +171,14 @@ def _projected(
     return tuple(map(F.linear, (query, key, value), weight.chunk(3), biases))
 
 
-_MULTI_HEAD = F.multi_head_attention_forward.__code__.co_varnames
+_TORCHS: Any = F.multi_head_attention_forward  # a function that is written in Python, and has its code and globals
+_MULTI_HEAD = _TORCHS.__code__.co_varnames
 
 
-def _opened(function: FunctionType, **others: Function) -> Function:
-    """A function of torch that is written in Python, so that modes see the calls that it makes, and not it alone."""
-    names = {**function.__globals__, "has_torch_function": lambda given: False, **others}
-    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+def _opened(**others: Function) -> Function:
+    """Torch's own multi-head attention, so that modes see the calls that it makes, and not it alone."""
+    names = {**_TORCHS.__globals__, "has_torch_function": lambda given: False, **others}
+    return FunctionType(_TORCHS.__code__, names, _TORCHS.__name__, _TORCHS.__defaults__)
 
 
 def _flex_attention(

@@ -90,7 +90,7 @@ _NAMES: Mapping[Function, tuple[str, ...]] = {
 def kind_of(function: Function) -> Kind | None:
     """What a torch function is to a model; None for one that is nothing special."""
     if isinstance(function, HigherOrderOperator):
-        return Kind.FLEX_ATTENTION if function.name() == "flex_attention" else None
+        return Kind.FLEX_ATTENTION if function.__name__ == "flex_attention" else None
     return _KINDS.get(function)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -42,6 +43,11 @@ SLOPES = torch.tensor([0.5, 0.25], dtype=torch.float64)
 ALIBI = SLOPES.view(H, 1, 1) * (torch.arange(S) - torch.arange(S).view(S, 1))
 
 
+def cut(x: Tensor) -> Tensor:
+    """[b s (h d)] -> [b h s d]."""
+    return x.view(B, -1, H, D).transpose(1, 2)
+
+
 def by(softmax: Callable[[Tensor], Tensor]) -> Attend:
     """Attention that is written out, with one way to write its softmax."""
     return lambda q, k, v: softmax(q @ k.mT * SCALE) @ v
@@ -56,7 +62,7 @@ def baddbmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.baddbmm(
         torch.empty(1, 1, 1, dtype=q.dtype), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=SCALE
     )
-    return torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, (B, H))
+    return torch.bmm(scores.softmax(-1), v.flatten(0, 1)).view(B, H, S, D)
 
 
 def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -111,7 +117,7 @@ PLAIN: dict[str, Attend] = {
     ),
     "bmm": lambda q, k, v: torch.bmm(
         torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).mul(SCALE).softmax(-1), v.flatten(0, 1)
-    ).unflatten(0, (B, H)),
+    ).view(B, H, S, D),
     "baddbmm": baddbmm,
     "einsum": lambda q, k, v: torch.einsum(
         "bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).div(2).softmax(-1), v
@@ -139,7 +145,7 @@ MASKED: dict[str, tuple[Attend, Tensor]] = {
 
 SHARED: dict[str, Attend] = {
     "sdpa, grouped": lambda q, k, v: F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True),
-    "flex_attention, grouped": lambda q, k, v: flex_attention(q, k[:, :1], v[:, :1], enable_gqa=True),  # type: ignore[return-value]  # as above
+    "flex_attention, grouped": lambda q, k, v: flex_attention(q, k[:, :1], v[:, :1], enable_gqa=True),
 }
 """With one head of keys and values for all queries."""
 
@@ -152,7 +158,7 @@ class Port(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(H * D, H * D) for _ in range(4))
 
     def heads(self, x: Tensor) -> list[Tensor]:
-        return [one(x).unflatten(-1, (H, D)).transpose(1, 2) for one in (self.query, self.key, self.value)]
+        return [cut(one(x)) for one in (self.query, self.key, self.value)]
 
     def forward(self, x: Tensor) -> Tensor:
         context = self.attend(*self.heads(x))
@@ -173,7 +179,7 @@ class Torchs(nn.Module):
 
     def heads(self, x: Tensor) -> list[Tensor]:
         made = F.linear(x, self.inner.in_proj_weight, self.inner.in_proj_bias)
-        return [one.unflatten(-1, (H, D)).transpose(1, 2) for one in made.chunk(3, -1)]
+        return [cut(one) for one in made.chunk(3, -1)]
 
     def output(self, context: Tensor) -> Tensor:
         found: Tensor = self.inner.out_proj(context)
@@ -212,25 +218,29 @@ class Form:
         return self.model.output((shares @ self.parts(x)[2]).transpose(1, 2).flatten(2))
 
 
-def forms() -> dict[str, Callable[[], Form]]:
-    nothing = torch.zeros(1, dtype=torch.float64)
-    found: dict[str, Callable[[], Form]] = {}
-    for name, one in PLAIN.items():
-        found[name] = lambda one=one: Form(Port(one), nothing)
-    for name, (one, added) in MASKED.items():
-        found[name] = lambda one=one, added=added: Form(Port(one), added)
-    for name, one in SHARED.items():
-        found[name] = lambda one=one: Form(Port(one), nothing, shared=True)
-    for weights in (True, False):
-        for padded in (True, False):
-            name = f"MultiheadAttention{', weights' * weights}{', padding' * padded}"
-            found[name] = lambda weights=weights, padded=padded: Form(
-                Torchs(weights=weights, padded=padded), PADDED if padded else nothing
-            )
-    return found
+NOTHING = torch.zeros(1, dtype=torch.float64)
 
 
-FORMS = forms()
+def ported(attend: Attend, added: Tensor = NOTHING, *, shared: bool = False) -> Form:
+    return Form(Port(attend), added, shared=shared)
+
+
+def torchs(*, weights: bool, padded: bool) -> Form:
+    return Form(Torchs(weights=weights, padded=padded), PADDED if padded else NOTHING)
+
+
+FORMS: dict[str, Callable[[], Form]] = {
+    **{name: partial(ported, one) for name, one in PLAIN.items()},
+    **{name: partial(ported, *one) for name, one in MASKED.items()},
+    **{name: partial(ported, one, shared=True) for name, one in SHARED.items()},
+    **{
+        f"MultiheadAttention{', weights' * weights}{', padding' * padded}": partial(
+            torchs, weights=weights, padded=padded
+        )
+        for weights in (True, False)
+        for padded in (True, False)
+    },
+}
 X = torch.randn(B, S, H * D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
@@ -261,13 +271,15 @@ def test_verify_is_shown_scores_and_probabilities(form: Form) -> None:
     torch.testing.assert_close(output, form.result(X, scores.softmax(-1)))
 
 
+def at(kind: str, value: Tensor, point: str, seen: Tensor) -> Tensor | None:
+    return value.view_as(seen) if point.endswith(kind) else None
+
+
 @torch.no_grad()
 def test_verify_goes_on_with_scores_and_probabilities_of_its_own(form: Form) -> None:
     even = torch.full((B, H, S, S), 1 / S, dtype=torch.float64)
     for kind, value in (("scores", torch.zeros_like(even)), ("probabilities", even)):
-        found = side(form).record(
-            0, after=lambda point, seen, kind=kind, value=value: value.view_as(seen) if point.endswith(kind) else None
-        )
+        found = side(form).record(0, after=partial(at, kind, value))
         torch.testing.assert_close(found["."], form.result(X, even))
 
 
@@ -342,8 +354,8 @@ class Dropping(nn.Module):
         self.inner = nn.MultiheadAttention(H * D, H, dropout=0.25, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        q = x.unflatten(-1, (H, D)).transpose(1, 2)
-        found: Tensor = {
+        q = cut(x)
+        ways: dict[str, Callable[[], Tensor]] = {
             "sdpa": lambda: F.scaled_dot_product_attention(q, q, q, None, 0.25),
             "sdpa by keyword": lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=0.25),
             "F.dropout": lambda: F.dropout(x, 0.25),
@@ -351,8 +363,8 @@ class Dropping(nn.Module):
             "torch.dropout": lambda: torch.dropout(x, 0.25, True),
             "F.dropout1d by keyword": lambda: F.dropout1d(input=x, p=0.25, training=True),
             "MultiheadAttention": lambda: self.inner(x, x, x)[0],
-        }[self.way]()
-        return found
+        }
+        return ways[self.way]()
 
 
 @pytest.mark.parametrize(
