@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,9 +27,12 @@ from porting.tracing.calls import Kind
 from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Side
+from porting.tracing.torch_modes import FunctionMode
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, Trace, split
 from porting.trials.pairing import Pairing
 from porting.verification.compare import Comparison
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,7 @@ class Sight:
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""
         silence = dropout.Silence()
-        quiet = self._isolated(silence)
+        quiet = self._isolated(silence, _copied)
         left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
         cured = [mark for mark in marks if left[mark.name] <= mark.bound]
         if not cured:
@@ -181,24 +184,14 @@ class Sight:
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:
         """By probe at which the port has values that are no numbers, what gave the first of them."""
-        found = self._watched(FirstBroken())
+        watch = FirstBroken()
+
+        def first(value: Tensor) -> Broken | None:
+            found, watch.first = watch.first, None
+            return found
+
+        found = self._isolated(watch, first, spelled_out=True)
         return {point: one for point, one in found.items() if one is not None and not finite(self._values[point])}
-
-    def _watched(self, watch: FirstBroken) -> dict[Point, Broken | None]:
-        found: dict[Point, Broken | None] = {}
-        pairs, exact = self.pairing.pairs, self.exact
-
-        def visit(point: Point, value: Tensor) -> Tensor | None:
-            with watch.resting():
-                if point not in pairs:
-                    return None
-                found[point] = watch.first
-                watch.first = None
-                return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
-
-        with watch:
-            replace(self.port, spelled_out=True).run(self.case, visit, wanted=list(pairs))
-        return found
 
     def _mark(self, probe: Probe) -> Mark:
         sources = self.pairing.pairs[probe.port].sources
@@ -236,25 +229,28 @@ class Sight:
 
     @cached_property
     def _values(self) -> Trace:
-        return self._isolated(nullcontext())
+        return self._isolated(FunctionMode(), _copied)
 
     @cached_property
     def _ends(self) -> Trace:
         return self.port.record(self.case)
 
-    def _isolated(self, around: AbstractContextManager[object]) -> Trace:
-        """What the port computes at each probe when it is given the exact values at those before."""
-        found: Trace = {}
+    def _isolated(
+        self, around: FunctionMode, note: Callable[[Tensor], T], *, spelled_out: bool = False
+    ) -> dict[Point, T]:
+        """What is noted of the port's value at each probe when it is given the exact values at those before."""
+        found: dict[Point, T] = {}
         pairs, exact = self.pairing.pairs, self.exact
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
             if point not in pairs:
                 return None
-            found[point] = value.detach().clone()
-            return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
+            with around.resting():
+                found[point] = note(value)
+                return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
 
         with around:
-            self.port.run(self.case, visit, wanted=list(pairs))
+            replace(self.port, spelled_out=spelled_out).run(self.case, visit, wanted=list(pairs))
         return found
 
     @cached_property
@@ -292,6 +288,10 @@ def _alike(own: Tensor, expected: Tensor) -> bool:
         own.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)[torch.isinf(own)].double(),
         expected.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)[torch.isinf(own)].double(),
     )
+
+
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().clone()
 
 
 def _inner(point: Point) -> bool:

@@ -204,7 +204,9 @@ def trace_operations(
         keep: keep every activation.
     """
     watch = _OperationRecorder(leaves, inputs, until, instead or {}, after or {}, keep=keep)
-    with watch.attached(module), torch.no_grad(), _written_out(), watch, forced_float64(module), WrittenOut():
+    einsum = torch.backends.opt_einsum  # where it is installed, it contracts three operands in an order of its own
+    ordered = einsum.flags(enabled=False) if einsum.enabled else nullcontext()
+    with watch.attached(module), torch.no_grad(), ordered, watch, forced_float64(module), WrittenOut():
         try:
             returned = call(module)
         except _Enough:
@@ -213,22 +215,6 @@ def trace_operations(
     found.outputs = [one.detach() for one in tensors_of(returned)]
     found.operations = watch.count
     return found
-
-
-@contextmanager
-def _written_out() -> Iterator[None]:
-    """Run every operation as it is written, so that the trace is the same on every machine.
-
-    PyTorch's encoder layers have a fused path, and ``einsum`` with three operands contracts them in another order
-    where the package ``opt_einsum`` is installed.
-    """
-    fused, einsum = torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with einsum.flags(enabled=False) if einsum.enabled else nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 class _OperationRecorder(DispatchMode):
