@@ -220,7 +220,7 @@ class _WithoutInitialisation(FunctionMode):
     """Leaves tensors without values as they are when a constructor would fill them, and remembers all that are made.
 
     On the meta device, filling does nothing useful and costs a second: it is decomposed in Python, and the first
-    decomposition imports a symbolic algebra package.
+    decomposition imports a symbolic algebra package.  It is a mode of functions, which come before that decomposition.
     """
 
     FILLS = frozenset({

@@ -10,8 +10,9 @@ a softmax, and ``probabilities @ value``, each a call.  What is written out:
 - ``einsum`` of two operands with one axis that is summed over, as ``bqhd,bkhd->bhqk``, and ``baddbmm``;
 - ``exp(x) / exp(x).sum()``, ``exp(x - logsumexp(x))`` and ``exp(log_softmax(x))``, which are a softmax.
 
-Not seen: kernels that are no part of torch (xformers, flash-attn), an einsum whose products have several free axes, as
-those of grouped queries, and a softmax whose steps work in place or that adds a number to the sum.
+Not seen: kernels that are no part of torch (xformers, flash-attn), those within a vmap or of nested tensors, an einsum
+whose products have several free axes, as those of grouped queries, and a softmax whose steps work in place or that adds
+a number to the sum.  Weights that a ``score_mod`` reads are not followed: what it adds counts as a constant.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -51,13 +53,13 @@ class WrittenOut(FunctionMode):
     def call(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
         kind = kind_of(func)
-        if kind in KERNELS:
+        if kind in KERNELS and whole(args, kwargs):
             with self:  # torch's own attention calls another kernel
                 return written_out(func, args, kwargs, by_heads=self._by_heads)
         if kind is Kind.EINSUM:
             made = _einsum(*args)
             return func(*args, **kwargs) if made is None else made
-        if kind is Kind.BIASED_PRODUCT:
+        if kind is Kind.BIASED_PRODUCT and kwargs.keys() <= {"beta", "alpha"}:
             return _baddbmm(*args, **kwargs)
         softmax = self._softmaxes.found(func, args, kwargs)
         if softmax is not None:
@@ -66,6 +68,16 @@ class WrittenOut(FunctionMode):
         result = func(*args, **kwargs)
         self._softmaxes.see(func, args, kwargs, result)
         return result
+
+
+def whole(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether all tensors that a kernel is given have one size along each axis, and no vmap shows a slice of them."""
+    return all(is_whole(one) for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+
+
+def is_whole(value: Tensor) -> bool:
+    """The same of one tensor."""
+    return not (is_functorch_wrapped_tensor(value) or value.is_nested or value.layout is not torch.strided)
 
 
 def written_out(
@@ -263,11 +275,7 @@ def _laid(tensor: Tensor, axes: str, order: list[str]) -> Tensor:
     return tensor if places == sorted(places) else tensor.permute(places)
 
 
-def _baddbmm(
-    bias: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
-) -> Tensor:
-    if out is not None:
-        return torch.baddbmm(bias, first, second, beta=beta, alpha=alpha, out=out)
+def _baddbmm(bias: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = torch.bmm(first, second)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (bias if beta == 1 else bias * beta)

@@ -48,6 +48,8 @@ class DropoutMask:
 class SameDropout(DispatchMode):
     """Replaces what is drawn within it.
 
+    It is a mode of the dispatcher because all that asks for dropout draws by one of these few operations.
+
     Args:
         seed: two modes with the same seed give the same masks.
 

@@ -87,7 +87,10 @@ def forced_float64(module: nn.Module) -> Iterator[LoweredOperations]:
 
 
 class ForceFloat64(DispatchMode):
-    """Takes such casts out; :func:`force_float64` makes it."""
+    """Takes such casts out; :func:`force_float64` makes it.
+
+    It is a mode of the dispatcher because functions of torch cast inside, as ``F.softmax(scores, dtype=...)`` does.
+    """
 
     def __init__(self, constants: set[int]) -> None:
         super().__init__()

@@ -105,7 +105,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 class GradientOfEveryRow(DispatchMode):
     """Within it ``padding_idx`` keeps no row from its gradient, as in ``with GradientOfEveryRow(): loss.backward()``.
 
-    ``padding_idx`` itself stays as it is, since a forward pass may read it: to count positions, say.
+    ``padding_idx`` itself stays as it is, since a forward pass may read it: to count positions, say.  It is a mode of
+    the dispatcher because a backward pass calls no function that a :class:`FunctionMode` sees.
     """
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
@@ -119,7 +120,8 @@ class KeptGraph(FunctionMode):
     """Within it a computed tensor that is told to require no gradient stays as it is.
 
     Torch allows that of leaves only.  A slice of a buffer, as in ``self.pe[:, :n].requires_grad_(False)``, is one as
-    long as the buffer requires none; to see which weights are at work all of them do.
+    long as the buffer requires none; to see which weights are at work all of them do.  It is a mode of functions, since
+    this one never gets to the dispatcher.
     """
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them

@@ -20,14 +20,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from porting.errors import PortingError
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
-from porting.tracing.attention import KERNELS, Softmaxes, WrittenOut, written_out
+from porting.tracing.attention import KERNELS, Softmaxes, WrittenOut, is_whole, whole, written_out
 from porting.tracing.calls import Kind, kind_of
 from porting.tracing.torch_modes import FunctionMode
 
@@ -188,7 +186,7 @@ class _Recorder(FunctionMode):
         kind = kind_of(func)
         if not self._attending:
             return func(*args, **kwargs)
-        if kind in KERNELS and all(_is_whole(one) for one in (*args, *kwargs.values()) if isinstance(one, Tensor)):
+        if kind in KERNELS and whole(args, kwargs):
             return self._kernel(func, args, kwargs)
         if kind is Kind.SOFTMAX:
             dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
@@ -244,18 +242,13 @@ class _Recorder(FunctionMode):
         return probabilities if instead is None else instead
 
 
-def _is_whole(value: Tensor) -> bool:
-    """Whether a tensor has one size along each axis, and is none within a vmap, of which torch knows a slice."""
-    return not (is_functorch_wrapped_tensor(value) or value.is_nested or value.layout is not torch.strided)
-
-
 def _is_plain(value: Tensor) -> bool:
     """Whether it can be measured: real numbers, with one size along each axis.
 
     Not so are the indices that a router gives, rotations as complex numbers, nested and sparse tensors, and those
     within a vmap.  What is made of them is seen behind them.
     """
-    return _is_whole(value) and value.is_floating_point()
+    return is_whole(value) and value.is_floating_point()
 
 
 def canonical(scores: Tensor, dim: int = -1) -> Tensor:

@@ -391,6 +391,18 @@ UNSEEN: dict[str, Attend] = {
 }
 
 
+@torch.no_grad()
+def test_kernels_within_a_vmap_are_left_as_they_are() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found: Tensor = torch.vmap(F.scaled_dot_product_attention)(q, k, v)
+        return found
+
+    model = Port(attend).double().eval()
+    expected = model(X)
+    with WrittenOut():
+        torch.testing.assert_close(model(X), expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_is_not_seen_is_left_as_it_is(name: str) -> None:
     """The module's list of these is as long as this one, but for kernels that are no part of torch."""

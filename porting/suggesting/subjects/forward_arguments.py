@@ -33,7 +33,7 @@ from porting.trials.inputs import for_port
 
 
 class OperationCounter(DispatchMode):
-    """Counts torch's operations.
+    """Counts torch's operations: how far a forward came before it failed, whatever it calls.
 
     Attributes:
         operations: how many there were.
