@@ -254,6 +254,7 @@ def _is_plain(value: Tensor) -> bool:
 def canonical(scores: Tensor, dim: int = -1) -> Tensor:
     """Scores without what softmax cannot see: a constant added to a row, and how far down a masked one is.
 
+    >>> import torch
     >>> canonical(torch.tensor([7.0, 5.0, -10000.0]))
     tensor([  0.,  -2., -40.])
     """
@@ -336,6 +337,7 @@ def leaves(output: object) -> dict[str, Tensor]:
     Containers are mappings, dataclasses, named and plain tuples, lists, and objects that hold tensors as attributes.
     A cache of keys and values, which transformers returns as an object of its own, is not looked into.
 
+    >>> import torch
     >>> sorted(leaves({"logits": torch.zeros(1), "hidden_states": (torch.zeros(2), None)}))
     ['hidden_states.0', 'logits']
     >>> list(leaves(torch.zeros(1)))
