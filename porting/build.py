@@ -18,12 +18,12 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.overrides import TorchFunctionMode
 
 from porting.errors import Code, Fault, PortingError, nearest, told
 from porting.frames import users_line
 from porting.plan.recipe import Described
 from porting.target import TargetError, named_tensors
+from porting.tracing.torch_modes import FunctionMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,11 +216,11 @@ def _without_parameters() -> Iterator[None]:
         hook.remove()
 
 
-class _WithoutInitialisation(TorchFunctionMode):
+class _WithoutInitialisation(FunctionMode):
     """Leaves tensors without values as they are when a constructor would fill them, and remembers all that are made.
 
     On the meta device, filling does nothing useful and costs a second: it is decomposed in Python, and the first
-    decomposition imports a symbolic algebra package.
+    decomposition imports a symbolic algebra package.  It is a mode of functions, which come before that decomposition.
     """
 
     FILLS = frozenset({
@@ -233,16 +233,10 @@ class _WithoutInitialisation(TorchFunctionMode):
         self.made: list[ref[Tensor]] = []
         self.largest = 0
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # whatever torch's function gives
-        kwargs = kwargs or {}
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
         if getattr(func, "__name__", "") in self.FILLS:
-            tensor = args[0] if args else kwargs.get("tensor")  # torch.nn.init hands its tensor on by name
+            tensor = args[0] if args else None
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 return tensor
         result = func(*args, **kwargs)

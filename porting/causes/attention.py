@@ -1,4 +1,7 @@
-"""Attention on a tape: from a softmax back to the product of query and key, and on to the context."""
+"""Attention on a tape: from a softmax back to the product of query and key, and on to the context.
+
+However the model spells it: what is recorded has one spelling (:mod:`porting.tracing.attention`).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from porting.causes.functions import CASTING, LOWEST, MASKING, PRODUCT, SCALING, SOFTMAX, SUM
+from porting.causes.functions import CASTING, LOWEST, MASKING, SCALING, SUM
 from porting.causes.linear import Linear, projection
 from porting.causes.tape import Call, Ref, Tape
+from porting.tracing.calls import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +139,7 @@ def attentions(tape: Tape, linears: Sequence[Linear]) -> Iterator[Attention]:
     """The attentions of a pass, in order."""
     known = {one.call.number: one for one in linears}
     for softmax in tape.calls:
-        if softmax.name not in SOFTMAX or not softmax.reads:
+        if softmax.kind is not Kind.SOFTMAX or not softmax.reads:
             continue
         steps, product = _chain(tape, softmax.reads[0])
         context = _context(tape, softmax.result)
@@ -150,7 +154,7 @@ def _chain(tape: Tape, ref: Ref) -> tuple[list[Call], Call | None]:
     """Backwards from the softmax: what is done to the scores, and the product that they come from."""
     steps: list[Call] = []
     call = tape.maker(ref)
-    while call is not None and call.name not in PRODUCT:
+    while call is not None and call.kind is not Kind.PRODUCT:
         if call.name not in (*MASKING, *CASTING, "tanh"):
             return steps, None
         steps.append(call)
@@ -162,19 +166,18 @@ def _chain(tape: Tape, ref: Ref) -> tuple[list[Call], Call | None]:
 
 def _product(tape: Tape, ref: Ref) -> bool:
     """Whether a product of two activations lies directly behind, and not an embedding of distances."""
-    return any(
-        call.name in PRODUCT for call in tape.before(ref, lambda call: call.name not in (*MASKING, *CASTING, "tanh"))
-    )
+    behind = tape.before(ref, lambda call: call.name not in (*MASKING, *CASTING, "tanh"))
+    return any(call.kind is Kind.PRODUCT for call in behind)
 
 
 def _context(tape: Tape, ref: Ref) -> Call | None:
     """Forwards from the probabilities to the product with the value."""
     for _ in range(6):
         users = tape.users(ref)
-        product = next((call for call in users if call.name in PRODUCT and call.reads[0] == ref), None)
+        product = next((call for call in users if call.kind is Kind.PRODUCT and call.reads[0] == ref), None)
         if product is not None:
             return product
-        onward = [call for call in users if call.name in ("dropout", *CASTING)]
+        onward = [call for call in users if call.name in ("dropout", "masked_fill", *CASTING)]
         if not onward:
             return None
         ref = onward[0].result

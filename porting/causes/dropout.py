@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+
+from porting.tracing.calls import Kind, argument, changed, kind_of
+from porting.tracing.torch_modes import FunctionMode
 
 NAME = "dropout active"
 WHAT = "dropout is applied though the model is in eval mode"
@@ -16,11 +18,11 @@ FIX = (
     "model.eval(); F.dropout(x, p, training=self.training), and dropout_p=0.0 for scaled_dot_product_attention in eval"
 )
 
-_DROPOUT = {F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout}
 
-
-class Silence(TorchFunctionMode):
+class Silence(FunctionMode):
     """No dropout, wherever it is asked for: ``with Silence(): model(**inputs)``.
+
+    It is a mode because ``F.dropout`` asks no module whether it is in training mode.
 
     Attributes:
         rates: with which probabilities it was asked for.
@@ -36,26 +38,21 @@ class Silence(TorchFunctionMode):
         said = ", ".join(f"p is {rate:g}" for rate in sorted(self.rates))
         return f"{said}; without it the difference is gone" if said else "without it the difference is gone"
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's function gives
-        given = dict(kwargs or {})
-        if func in _DROPOUT or getattr(func, "__name__", "").startswith(("dropout", "bernoulli")):
-            value = args[0] if args else given["input"]
-            active = given.get("training", given.get("train", args[2] if len(args) > 2 else True))
-            self._asked(args[1] if len(args) > 1 else given.get("p", 0.5), active=bool(active))
-            return value if "dropout" in func.__name__ else torch.ones_like(value)
-        if func is F.scaled_dot_product_attention:
-            self._asked(args[4] if len(args) > 4 else given.get("dropout_p", 0.0), active=True)
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            given.update({"dropout_p": 0.0} if len(args) <= 4 else {})
-        elif func is F.multi_head_attention_forward:
-            given["training"] = False
-        return func(*args, **given)
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
+        name, kind = getattr(func, "__name__", ""), kind_of(func)
+        asked = partial(argument, func, args, kwargs)
+        if "dropout" in name or name.startswith("bernoulli"):
+            active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
+            self._asked(args[1] if len(args) > 1 else kwargs.get("p", 0.5), active=bool(active))
+            return args[0] if "dropout" in name else torch.ones_like(args[0])
+        if kind is Kind.ATTENTION:
+            self._asked(asked("dropout_p", 0.0), active=True)
+            args, kwargs = changed(func, args, kwargs, dropout_p=0.0)
+        elif kind is Kind.MULTI_HEAD:
+            self._asked(asked("dropout_p", 0.0), active=asked("training", True))
+            args, kwargs = changed(func, args, kwargs, training=False)
+        return func(*args, **kwargs)
 
     def _asked(self, rate: object, *, active: bool) -> None:
         if active and isinstance(rate, int | float) and rate > 0:

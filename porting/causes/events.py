@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.causes.functions import LOWEST
+from porting.tracing.calls import Kind, kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +19,7 @@ class Event:
     """One thing that a model does.
 
     Attributes:
-        kind: ``linear``, ``norm`` (a layer norm), ``rms`` (an RMSNorm), ``activation``, ``embedding``, ``scores`` and
-            ``context`` of attention, ``sum``, ``dropout``, or ``pool``.
+        kind: what it is; ``scores`` and ``context`` are attention's softmax and its product with the value.
         function, args, kwargs: the call.
         number: how many of its kind came before it in this pass.
         role: of a linear map, what became of its result in the pass that was watched; see :class:`Inventory`.
@@ -27,7 +28,7 @@ class Event:
         pass_: what is known of the whole pass.
     """
 
-    kind: str
+    kind: Kind
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -44,6 +45,19 @@ class Event:
     def argument(self, place: int, name: str, default: Any = None) -> Any:  # whatever it is
         """An argument, wherever it stands."""
         return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
+
+
+SAME: set[Callable[..., Any]] = {
+    Tensor.to,
+    Tensor.float,
+    Tensor.double,
+    Tensor.contiguous,
+    Tensor.type_as,
+    F.dropout,
+    F.linear,
+}
+VIEWS: set[Callable[..., Any]] = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.unflatten, torch.unflatten}
+BEND: set[Callable[..., Any]] = {torch.tanh, Tensor.tanh, F.tanh}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +81,22 @@ class Scores:
     allowed: Tensor | None = None
     cap: float = 0.0
     mixed: bool = False
+
+    def after(self, func: Callable[..., Any], rest: Sequence[Any], result: Tensor) -> Scores | None:
+        """What is known after a step that gives ``result``; None when it is no step that attention takes."""
+        kind, other = kind_of(func), rest[0] if rest else None
+        if kind in (Kind.TIMES, Kind.QUOTIENT) and isinstance(other, int | float):
+            return self.times(other if kind is Kind.TIMES else 1 / other)
+        if func in BEND and self.bias is None and not self.cap:
+            return replace(self, cap=1.0)
+        if kind is Kind.SUM and isinstance(other, Tensor):
+            return self.added(other)
+        if kind is Kind.FILL and isinstance(other, Tensor):
+            return self.closed(~other)
+        if func in VIEWS and result.shape[-2:] == (self.query.shape[-2], self.key.shape[-2]):
+            return self.viewed(result.shape)
+        shifts = kind is Kind.DIFFERENCE and isinstance(other, Tensor) and other.shape[-1:] == (1,)  # a row by a number
+        return self if shifts or func in SAME else None
 
     def product(self) -> Tensor:
         """Without any mask, [... q k]."""
@@ -92,6 +122,16 @@ class Scores:
         if not bool(soft.any()):
             return kept
         return replace(kept, bias=soft if kept.bias is None else kept.bias + soft, mixed=kept is not self)
+
+    def viewed(self, shape: torch.Size) -> Scores:
+        """With the heads and the batch in other axes: [(b h) q k] -> [b h q k]."""
+
+        def laid(one: Tensor) -> Tensor:
+            return one.expand(*self.query.shape[:-2], *shape[-2:]).reshape(shape)
+
+        query, key = (one.reshape(*shape[:-2], *one.shape[-2:]) for one in (self.query, self.key))
+        bias, allowed = (None if one is None else laid(one) for one in (self.bias, self.allowed))
+        return replace(self, query=query, key=key, bias=bias, allowed=allowed)
 
     def closed(self, allowed: Tensor) -> Scores:
         """With fewer places to look at."""

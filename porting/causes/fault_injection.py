@@ -1,7 +1,8 @@
 """A model that runs with a mistake in it: each torch function that it calls may give something else.
 
 Nothing of the model is changed but its class, so that its weights, names and signature are as before, and a copy of it
-has the mistake, too.  This is for planting mistakes; it shares nothing with the tape on which they are looked for.
+has the mistake, too.  This is for planting mistakes; with the tape on which they are looked for it shares how calls are
+seen (:mod:`porting.tracing.calls`, :mod:`porting.tracing.attention`), and not what is made of them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.attention_provenance import BEND, SAME, SUM, is_product, mask_of, stepped
-from porting.causes.events import Event, InjectedFault, Inventory, Pass, Scores
+from porting.causes.events import BEND, SAME, Event, InjectedFault, Inventory, Pass, Scores
 from porting.causes.written_out_operations import Written, rms_norm
+from porting.tracing.attention import WrittenOut
+from porting.tracing.calls import Kind, argument, kind_of
+from porting.tracing.torch_modes import FunctionMode, eagerly
 
 
 def plant(model: nn.Module, fault: InjectedFault, inventory: Inventory) -> list[str]:
@@ -58,25 +59,24 @@ def _become(model: nn.Module, mode: Callable[[nn.Module, Mapping[str, Tensor]], 
         named = dict(zip(names, args, strict=False)) | kwargs
         inputs = {name: one for name, one in named.items() if isinstance(one, Tensor)}
         one = mode(self, inputs)
-        with one, one.paths():
+        with eagerly(), one, one.paths(), WrittenOut(by_heads=True):
             return kind.forward(self, *args, **kwargs)
 
     made = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, _BEFORE: kind}
     model.__class__ = type(kind.__name__, (kind,), made)
 
 
-_LINEAR: set[Callable[..., Any]] = {F.linear}
-_NORM: set[Callable[..., Any]] = {F.layer_norm, torch.layer_norm}
-_ACTIVATION: set[Callable[..., Any]] = {F.gelu, F.relu, F.silu, torch.tanh, Tensor.tanh, torch.relu, F.tanh}
-_EMBEDDING: set[Callable[..., Any]] = {F.embedding}
-_DROPOUT: set[Callable[..., Any]] = {F.dropout}
-_SOFTMAX: set[Callable[..., Any]] = {F.softmax, torch.softmax, Tensor.softmax}
-_PRODUCT: set[Callable[..., Any]] = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm}
-_POOL: set[Callable[..., Any]] = {Tensor.__getitem__, Tensor.select}
+_EVENTS = frozenset({
+    Kind.NORM, Kind.RMS, Kind.ACTIVATION, Kind.EMBEDDING, Kind.DROPOUT, Kind.SUM, Kind.POOL,
+})  # fmt: skip
+"""What is an event as it stands; linear maps, scores and contexts are looked at first."""
 
 
-class _Mode(TorchFunctionMode):
-    """Sees what a model does as events, and lets a mistake answer them."""
+class _Mode(FunctionMode):
+    """Sees what a model does as events, and lets a mistake answer them.
+
+    It is a mode because a mistake is made in what a model calls, and in no module of its own.
+    """
 
     def __init__(self, fault: InjectedFault, one: Pass, *, learning: bool = False) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _Mode(TorchFunctionMode):
         self._from: dict[int, int] = {}  # tensor -> the linear map that it was made by
         self._parameters = {id(one) for one in one.model.parameters()}
         self._written = Written(self._parameters)
-        self._reads = learning or not {"norm", "rms", "activation"}.isdisjoint(fault.actions)
+        self._reads = learning or not {Kind.NORM, Kind.RMS, Kind.ACTIVATION}.isdisjoint(fault.actions)
         self._events: dict[int, str] = {}  # tensor -> the event that made it
 
     @contextmanager
@@ -113,26 +113,21 @@ class _Mode(TorchFunctionMode):
     def _left(self) -> None:
         self._path.pop()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's function gives
-        given = dict(kwargs or {})
-        result = self._answer(func, args, given)
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
+        result = self._answer(func, args, kwargs)
         if self._reads:  # what is written out is of interest
             result = self._by_hand(func, args, result)
-            self._written.remember(func, args, given, result)
+            self._written.remember(func, args, kwargs, result)
         for one in tree_leaves(result):
             if isinstance(one, Tensor):
-                self._remember(func, args, given, one)
+                self._remember(func, args, one)
         return result
 
     def _by_hand(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """What a step gives that completes a norm or an activation, if it was written out."""
-        if _KIND.get(func, "sum") != "sum":
+        kind = kind_of(func)
+        if kind in _EVENTS and kind is not Kind.SUM:
             return result
         norm = self._written.norm(func, args, result)
         if norm is not None:
@@ -145,60 +140,56 @@ class _Mode(TorchFunctionMode):
         if self._learning:
             inside = self._written.inside(args, given)
             self._pass.inventory.inner |= {self._events[one] for one in inside if one in self._events}
-        return self._instead("activation", lambda value: result if value is given else value, (given,), result)
+        return self._instead(Kind.ACTIVATION, lambda value: result if value is given else value, (given,), result)
 
-    def _instead(self, kind: str, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+    def _instead(self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """What a mistake gives for what was written out; the model's own result where it is not made."""
         before = len(self._pass.sites)
         made = self._event(kind, func, args, {}, by_hand=True)
         return made if len(self._pass.sites) > before else result
 
-    def _remember(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Tensor
-    ) -> None:
+    def _remember(self, func: Callable[..., Any], args: tuple[Any, ...], made: Tensor) -> None:
         self._kept.append(made)
-        if func in _LINEAR or not args:
+        if kind_of(func) is Kind.LINEAR or not args:
             return
         before = [self._from[id(one)] for one in tree_leaves(args) if id(one) in self._from]
         if before and id(made) not in self._from:
             self._from[id(made)] = before[0]
 
     def _answer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func in (F.multi_head_attention_forward, F.scaled_dot_product_attention):
-            whole = self._fused if func is F.scaled_dot_product_attention else self._multi_head
-            return whole(*args, **kwargs)
-        if func in _LINEAR:
+        kind = kind_of(func)
+        if kind is Kind.LINEAR:
             return self._linear(func, args, kwargs)
-        if func in _SOFTMAX and id(args[0]) in self._scores:
+        if kind is Kind.SOFTMAX and id(args[0]) in self._scores:
             scores = self._scores[id(args[0])]
-            found = self._event("scores", func, args, kwargs, scores=scores)
+            found = self._event(Kind.SCORES, func, args, kwargs, scores=scores)
             self._weighed[id(found)] = scores
             return found
-        if func in _PRODUCT or (func is torch.einsum and is_product(*args)):
+        if kind is Kind.PRODUCT:
             return self._product(func, args, kwargs)
         return self._other(func, args, kwargs)
 
     def _other(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kind = _KIND.get(func)
+        kind = kind_of(func)
         if func in BEND and args and id(args[0]) in self._scores:
             kind = None  # a soft cap of scores, and no activation
-        if kind == "sum" and len(args) == 2 and isinstance(args[1], Tensor) and not self._attending(args):
+        if kind is Kind.SUM and len(args) == 2 and isinstance(args[1], Tensor) and not self._attending(args):
             if any(id(one) in self._looked_up for one in args) and not any(id(one) in self._from for one in args):
                 made = func(*args, **kwargs)
                 self._looked_up.add(id(made))
                 return made
             return self._event(kind, func, args, kwargs, born=tuple(self._age(one) for one in args))
-        if kind == "rms":
-            shape, weight, eps = (_named(args, kwargs, *one) for one in _RMS)
+        if kind is Kind.RMS:
+            shape, weight, eps = (argument(func, args, kwargs, name) for name in ("normalized_shape", "weight", "eps"))
             eps = torch.finfo(args[0].dtype).eps if eps is None else eps
             result = self._event(kind, rms_norm, (args[0], shape, weight, None, eps), {})
-        elif kind is not None and kind != "sum":
+        elif kind in _EVENTS and kind is not Kind.SUM:
             result = self._event(kind, func, args, kwargs)
-            if kind == "embedding":
+            if kind is Kind.EMBEDDING:
                 self._looked_up.add(id(result))
         else:
             result = func(*args, **kwargs)
-        self._follow(func, args, kwargs, result)
+        self._follow(func, args, result)
         return result
 
     def _attending(self, args: tuple[Any, ...]) -> bool:
@@ -207,108 +198,39 @@ class _Mode(TorchFunctionMode):
     def _age(self, tensor: Tensor) -> int:
         return next((place for place, one in enumerate(self._kept) if one is tensor), -1)
 
-    def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
         """What a step does to scores or to probabilities."""
         if not isinstance(result, Tensor) or not args:
             return
         held = next((one for one in args if id(one) in self._scores), None)
         if held is not None:
             rest = [one for one in args if one is not held]
-            known = stepped(self._scores[id(held)], func, rest)
+            known = self._scores[id(held)].after(func, rest, result)
             if known is not None:
                 self._scores[id(result)] = known
-        if id(args[0]) in self._weighed and func in SAME:
+        if id(args[0]) in self._weighed and (func in SAME or kind_of(func) is Kind.FILL):
             self._weighed[id(result)] = self._weighed[id(args[0])]
 
     def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        left, right = args[-2], args[-1]  # of einsum the equation comes first
+        left, right = args[:2]
         if id(left) in self._weighed:
             self._name(right, "value")
-            if func is torch.einsum:
-                func, args = torch.matmul, (left, right)
             return self._context(func, args, kwargs, self._weighed[id(left)])
         result = func(*args, **kwargs)
         if not {id(left), id(right)} & self._parameters and left.ndim >= 3 and right.ndim >= 3:
-            self._scores[id(result)] = Scores(query=left, key=right if func is torch.einsum else right.mT)
+            self._scores[id(result)] = Scores(query=left, key=right.mT)
             self._name(left, "query")
             self._name(right, "key")
         return result
 
-    def _fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """``scaled_dot_product_attention``, written out."""
-        del dropout_p
-        for one, role in ((query, "query"), (key, "key"), (value, "value")):
-            self._name(one, role)
-        if enable_gqa:
-            key, value = (self._for_each(query, one) for one in (key, value))
-        scores = Scores(query=query, key=key, scale=query.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            scores = scores.closed(torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril())
-        if attn_mask is not None:
-            scores = scores.added(attn_mask)
-        weighed = self._event("scores", F.softmax, (scores.masked(), -1), {}, scores=scores)
-        return self._context(torch.matmul, (weighed, value), {}, scores)
-
-    def _for_each(self, query: Tensor, shared: Tensor) -> Tensor:
-        """Heads that several queries share, once for each of them."""
-        found = shared.repeat_interleave(query.shape[-3] // shared.shape[-3], -3)
-        if id(shared) in self._from:
-            self._from[id(found)] = self._from[id(shared)]
-        self._kept.append(found)
-        return found
-
     def _context(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scores: Scores
     ) -> Tensor:
-        found: Tensor = self._event("context", func, args, kwargs, scores=scores)
+        found: Tensor = self._event(Kind.CONTEXT, func, args, kwargs, scores=scores)
         if id(args[1]) in self._from:
             self._from[id(found)] = self._from[id(args[1])]
         self._kept.append(found)
         return found
-
-    def _multi_head(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim_to_check: int,
-        num_heads: int,
-        in_proj_weight: Tensor,
-        in_proj_bias: Tensor | None,
-        bias_k: Tensor | None,
-        bias_v: Tensor | None,
-        add_zero_attn: bool,
-        dropout_p: float,
-        out_proj_weight: Tensor,
-        out_proj_bias: Tensor | None,
-        **options: Any,
-    ) -> tuple[Tensor, None]:
-        """``torch.nn.MultiheadAttention``, sequence first, written out."""
-        weights = in_proj_weight.chunk(3)
-        biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-        heads = []
-        for one, weight, bias in zip((query, key, value), weights, biases, strict=True):
-            made = self.__torch_function__(F.linear, (), (one, weight, bias))  # [s b e]
-            split = made.reshape(*made.shape[:2], num_heads, -1).permute(1, 2, 0, 3)  # [b h s d]
-            self._from[id(split)] = self._from[id(made)]
-            self._kept.append(split)
-            heads.append(split)
-        mask = mask_of(options.get("key_padding_mask"), options.get("attn_mask"), heads[0])
-        context = self._fused(heads[0], heads[1], heads[2], mask)  # [b h s d]
-        merged = context.permute(2, 0, 1, 3).flatten(2)  # [s b e]
-        self._from[id(merged)] = self._from[id(context)]
-        self._kept.append(merged)
-        return self.__torch_function__(F.linear, (), (merged, out_proj_weight, out_proj_bias)), None
 
     def _linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number, inventory = self._counts["linear"], self._pass.inventory
@@ -317,7 +239,7 @@ class _Mode(TorchFunctionMode):
             if id(args[0]) in self._from and self._after_attention(args[0]):
                 inventory.roles[-1] = "output"
         role = inventory.roles[number] if number < len(inventory.roles) else ""
-        result = self._event("linear", func, args, kwargs, role=role)
+        result = self._event(Kind.LINEAR, func, args, kwargs, role=role)
         self._from[id(result)] = number
         self._kept.append(result)
         return result
@@ -334,7 +256,7 @@ class _Mode(TorchFunctionMode):
 
     def _event(
         self,
-        kind: str,
+        kind: Kind,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -375,24 +297,3 @@ class _Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         self._pass.sites.append(module)
         return found
-
-
-_RMS = ((1, "normalized_shape"), (2, "weight"), (3, "eps"))
-"""Where F.rms_norm has what a layer norm has elsewhere."""
-
-
-def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
-    return args[place] if place < len(args) else kwargs.get(name)
-
-
-_KINDS: dict[str, set[Callable[..., Any]]] = {
-    "norm": _NORM,
-    "rms": {F.rms_norm},
-    "activation": _ACTIVATION,
-    "embedding": _EMBEDDING,
-    "dropout": _DROPOUT,
-    "sum": SUM,
-    "pool": _POOL,
-}
-
-_KIND: dict[Callable[..., Any], str] = {function: kind for kind, functions in _KINDS.items() for function in functions}

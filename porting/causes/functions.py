@@ -12,8 +12,6 @@ from torch import Tensor
 ACTIVATION = ("gelu", "relu", "silu", "tanh", "sigmoid")
 EMBEDDING = ("embedding",)
 SUM = ("add", "__add__", "__radd__", "__iadd__")
-SOFTMAX = ("softmax",)
-PRODUCT = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 SCALING = ("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "__imul__", "__itruediv__", "multiply")
 MASKING = ("masked_fill", "where", "sub", "__sub__", *SUM, *SCALING)
 LOWEST = -1e4

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.functions import SOFTMAX
 from porting.frames import current_line
+from porting.tracing.calls import Kind, kind_of
+from porting.tracing.torch_modes import FunctionMode
 
 HIDDEN = "mask that hides every key"
 HIDDEN_WHAT = "some query has no key left to attend to: a softmax over a row that is -inf everywhere gives NaN"
@@ -46,8 +45,10 @@ class Broken:
         return f"{self.operation} at {self.line} gives {self.gives}"
 
 
-class FirstBroken(TorchFunctionMode):
+class FirstBroken(FunctionMode):
     """Watches a pass: ``with FirstBroken() as watch: model(**inputs)``.
+
+    It is a mode of its own, and no reader of a tape: it looks at values as they arise, which may be overwritten later.
 
     A mask of -inf is a value that somebody wrote: what counts is the first NaN, or the first infinity that was made of
     finite numbers by something else than a filling.
@@ -59,33 +60,18 @@ class FirstBroken(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.first: Broken | None = None
-        self._rests = False
 
-    @contextmanager
-    def resting(self) -> Iterator[None]:
-        """Within it nothing is watched: what happens there is none of the model's."""
-        self._rests, before = True, self._rests
-        try:
-            yield
-        finally:
-            self._rests = before
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's function gives
-        result = func(*args, **(kwargs or {}))
-        if self._rests or (self.first is not None and self.first.gives == "NaN"):
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
+        result = func(*args, **kwargs)
+        if self.first is not None and self.first.gives == "NaN":
             return result
         made = [one for one in tree_leaves(result) if _floats(one)]
-        given = [one for one in tree_leaves((args, dict(kwargs or {}))) if _floats(one)]
+        given = [one for one in tree_leaves((args, kwargs)) if _floats(one)]
         name = getattr(func, "__name__", "")
         if any(bool(torch.isnan(one).any()) for one in made):
             if not any(bool(torch.isnan(one).any()) for one in given):
-                hidden = _hidden(name, given)
+                hidden = _hidden(func, given)
                 name = "softmax" if hidden and name in _SHOWING else name
                 self.first = Broken(operation=name, line=current_line(), gives="NaN", hidden=hidden)
         elif self.first is None and not any(one in name for one in _FILLS):
@@ -106,8 +92,7 @@ def _floats(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
 
 
-def _hidden(name: str, given: list[Tensor]) -> bool:
-    """Whether it is a softmax, or the attention that has one inside, of which no key of some row is left."""
-    if name.rstrip("_") in SOFTMAX or name in _SHOWING:
-        return any(bool(torch.isneginf(one).all(-1).any()) for one in given)
-    return name in ("scaled_dot_product_attention", "multi_head_attention_forward")
+def _hidden(func: Callable[..., Any], given: list[Tensor]) -> bool:
+    """Whether it is a softmax, or a step by which one is shown, that is given a row in which no key is left."""
+    softmax = kind_of(func) is Kind.SOFTMAX or getattr(func, "__name__", "") in _SHOWING
+    return softmax and any(bool(torch.isneginf(one).all(-1).any()) for one in given)

@@ -131,8 +131,13 @@ def masked_late(event: Event) -> Any:
 
 
 def softmax_over(axis: int) -> Action:
-    """Another axis."""
-    return lambda event: SKIP if event.args[0].ndim < -axis else F.softmax(event.args[0], dim=axis)
+    """Another axis; axis 1 is that of the heads, where there is one."""
+
+    def action(event: Event) -> Any:
+        scores = event.args[0] if event.scores is None else event.scores.masked()  # finite, so that no row is of NaN
+        return SKIP if scores.ndim < (4 if axis > 0 else -axis) else F.softmax(scores, dim=axis)
+
+    return action
 
 
 def shifted(constant: float) -> Callable[[Scores], Tensor | None]:

@@ -7,18 +7,17 @@ products that lead to a softmax, and no name of a module or of a family is neede
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from porting.frames import current_lines
+from porting.tracing.calls import Kind, kind_of
+from porting.tracing.torch_modes import FunctionMode
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,11 @@ class Call:
         """The function's name, without the underscore of one that works in place."""
         name: str = getattr(self.function, "__name__", "")
         return name if name.startswith("__") else name.rstrip("_")
+
+    @cached_property
+    def kind(self) -> Kind | None:
+        """What the function is to a model."""
+        return kind_of(self.function)
 
     @cached_property
     def reads(self) -> tuple[Ref, ...]:
@@ -166,8 +170,10 @@ class Tape:
         self._learned.add(ref)
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(FunctionMode):
     """Records a pass: ``with Recorder(model) as recorder: model(**inputs)``, and then there is ``recorder.tape``.
+
+    It is a mode because the calls are what the search for a cause makes again, with other arguments.
 
     Other modes that see into the pass, such as one that shows the scores of attention, are entered inside of it; what
     they compute is then on the tape, too.
@@ -182,7 +188,6 @@ class Recorder(TorchFunctionMode):
         self.tape = Tape()
         self._module = module
         self._lines = lines
-        self._rests = False
         self._known: dict[int, Ref] = {}
         self._path: list[tuple[str, int, Ref | None]] = []
         self._hooks = ExitStack()
@@ -205,15 +210,6 @@ class Recorder(TorchFunctionMode):
     def __exit__(self, *failure: Any) -> None:
         super().__exit__(*failure)  # type: ignore[no-untyped-call]  # as above
         self._hooks.close()
-
-    @contextmanager
-    def resting(self) -> Iterator[None]:
-        """Within it nothing is recorded: what happens there is none of the model's."""
-        self._rests, before = True, self._rests
-        try:
-            yield
-        finally:
-            self._rests = before
 
     def mark(self, name: str, value: Tensor) -> None:
         """Remember a value of the pass under a name."""
@@ -247,20 +243,12 @@ class Recorder(TorchFunctionMode):
         self._known[id(tensor)] = ref
         return ref
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's function gives
-        kwargs = kwargs or {}
-        if self._rests:
-            return func(*args, **kwargs)
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
         if func is Tensor.__iter__:  # which would hide the calls by which it takes the tensor apart
-            return iter(self.__torch_function__(Tensor.unbind, types, args, kwargs))
+            return iter(self.call(Tensor.unbind, args, kwargs))
         read = tree_map(
-            lambda one: self._ref(one) if isinstance(one, Tensor) else one, {"args": args, "kwargs": dict(kwargs)}
+            lambda one: self._ref(one) if isinstance(one, Tensor) else one, {"args": args, "kwargs": kwargs}
         )
         if _in_place(func):
             self._keep(args[0])
@@ -293,45 +281,3 @@ def call_again(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     own = args[0].clone()
     result = function(own, *args[1:], **kwargs)
     return own if function is Tensor.__setitem__ else result
-
-
-@contextmanager
-def attention_written_out() -> Iterator[None]:
-    """Within it ``scaled_dot_product_attention`` is a product, a mask, a softmax and a product, each a call.
-
-    A model that has the function under a name of its own, from an import, keeps torch's.
-    """
-    fused = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = _attention
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = fused
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Source: the reference implementation in the documentation of that function."""
-    if enable_gqa:
-        key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
-    scores = torch.matmul(query, key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        scores = scores.masked_fill(_later(scores), -torch.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(attn_mask.logical_not(), -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    shares = scores.softmax(-1)
-    return torch.matmul(F.dropout(shares, dropout_p) if dropout_p else shares, value)
-
-
-def _later(scores: Tensor) -> Tensor:
-    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril().logical_not()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from porting.causes.recognising import RMS, activation_of, norm_of
+from porting.tracing.calls import Kind
 
 ELEMENTWISE = {
     "add", "sub", "mul", "div", "true_divide", "pow", "square", "sqrt", "rsqrt", "exp", "erf", "tanh", "sigmoid", "neg",
@@ -62,12 +63,12 @@ class Norm:
     bias: Tensor | None = None
 
     @property
-    def event(self) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:
+    def event(self) -> tuple[Kind, Callable[..., Any], tuple[Any, ...]]:
         """As an event: its kind, a function that computes it, and the function's arguments."""
         shape = self.given.shape[-1:]
         if self.kind == RMS:
-            return "rms", rms_norm, (self.given, shape, self.weight, self.bias, self.eps)
-        return "norm", F.layer_norm, (self.given, shape, self.weight, self.bias, self.eps)
+            return Kind.RMS, rms_norm, (self.given, shape, self.weight, self.bias, self.eps)
+        return Kind.NORM, F.layer_norm, (self.given, shape, self.weight, self.bias, self.eps)
 
 
 def rms_norm(value: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

@@ -1,7 +1,7 @@
 """What a model attends to in a text: the probabilities of every head of every layer, seen while it runs.
 
-They are taken where the model computes them, in its call of softmax or scaled_dot_product_attention, so a model need
-not return them.  Any module can be looked at, with a table or without.
+They are taken where the model computes them, whatever it calls (:mod:`porting.tracing.attention`), so a model need not
+return them.  Any module can be looked at, with a table or without.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def attention_of(
             part.training = part in training
     if not seen:
         message = f"no part of this {type(module).__name__} attends from each of the {len(tokens)} tokens to each"
-        raise refused(message, "what is seen is its calls of softmax and scaled_dot_product_attention")
+        raise refused(message, "attention is seen in torch's functions; see docs/attention.md for what is not seen")
     layers = tuple(Layer(name=path, heads=heads) for path, heads in gather(seen))
     return Attention(tokens=tuple(tokens), layers=layers, model=title)
 

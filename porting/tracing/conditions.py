@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from porting.frames import from_here
 from porting.tracing.code_coverage import MODELS, Branch, is_own, nested_code
+from porting.tracing.torch_modes import FunctionMode
 
 _COMPARES = frozenset(
     f"{before}{name}{after}"
@@ -75,8 +75,10 @@ class _Site:
         )
 
 
-class Conditions(TorchFunctionMode):
+class Conditions(FunctionMode):
     """Gathers, over several passes, the outcomes of the conditions on tensors in a port's own code.
+
+    It is a mode because such a condition is a comparison of tensors, and it needs the line of code that made it.
 
     Args:
         module: the port.
@@ -104,14 +106,9 @@ class Conditions(TorchFunctionMode):
             if not one.turned:
                 yield one.branch()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's function gives
-        result = func(*args, **(kwargs or {}))
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
+        result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if (name in _COMPARES or name in _CLAMPS) and isinstance(result, Tensor) and result.numel() > 1:
             frame = sys._getframe(1)  # the caller's line; inspect.stack reads every file of the stack

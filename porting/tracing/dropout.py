@@ -8,16 +8,16 @@ out the same values in the same order get the same masks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from porting.tracing.float64 import running
+from porting.tracing.torch_modes import DispatchMode
 
 aten = torch.ops.aten
 
@@ -45,8 +45,10 @@ class DropoutMask:
         return self.rate, torch.Size(self.shape).numel()
 
 
-class SameDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
+class SameDropout(DispatchMode):
     """Replaces what is drawn within it.
+
+    It is a mode of the dispatcher because all that asks for dropout draws by one of these few operations.
 
     Args:
         seed: two modes with the same seed give the same masks.
@@ -56,7 +58,7 @@ class SameDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self.drawn: list[DropoutMask] = []
         self._seed = seed
         self._count: Counter[tuple[str, object]] = Counter()
@@ -68,16 +70,10 @@ class SameDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         with self:
             yield
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's operation gives
-        given = dict(kwargs or {})
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`DispatchMode.dispatch`."""
         if func in (aten.bernoulli_.float, aten.bernoulli.p):
-            kept = float(args[1] if len(args) > 1 else given.get("p", 0.5))
+            kept = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
             mask = self._mask(1 - kept, args[0].shape).to(args[0].dtype)
             return args[0].copy_(mask) if func is aten.bernoulli_.float else mask
         if func is aten.bernoulli.default and _constant(args[0]) is not None:
@@ -86,7 +82,7 @@ class SameDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             value, rate = args[0], float(args[1])
             mask = self._mask(rate, value.shape)
             return value * mask.to(value.dtype) / (1 - rate), mask.bool()
-        made = func(*args, **given)
+        made = func(*args, **kwargs)
         if func in _UNIFORM and isinstance(made, Tensor) and made.is_floating_point():
             low, high = (float(one) for one in (*args[1:3], 0.0, 1.0)[:2]) if func is aten.uniform_.default else (0, 1)
             made.copy_(low + (high - low) * self._numbers("uniform", made.numel()).view(made.shape))

@@ -23,11 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from porting.tracing.torch_modes import DispatchMode
+from porting.tracing.torch_modes import DispatchMode, FunctionMode, eagerly
 
 LESS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 ITSELF = "the model itself"
@@ -83,12 +82,15 @@ def forced_float64(module: nn.Module) -> Iterator[LoweredOperations]:
         undo.callback(_RUNNING.names.clear)
         undo.callback(register_module_forward_pre_hook(enter).remove)
         undo.callback(register_module_forward_hook(leave, always_call=True).remove)
-        with mode, Decomposed():
+        with eagerly(), mode, Decomposed():
             yield mode.found
 
 
 class ForceFloat64(DispatchMode):
-    """Takes such casts out; :func:`force_float64` makes it."""
+    """Takes such casts out; :func:`force_float64` makes it.
+
+    It is a mode of the dispatcher because functions of torch cast inside, as ``F.softmax(scores, dtype=...)`` does.
+    """
 
     def __init__(self, constants: set[int]) -> None:
         super().__init__()
@@ -155,17 +157,14 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _GROUPED = frozenset(one for one in (getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)) if one)
 
 
-class Decomposed(TorchFunctionMode):
-    """Within it a model runs in float64, and has gradients, where torch itself refuses."""
+class Decomposed(FunctionMode):
+    """Within it a model runs in float64, and has gradients, where torch itself refuses.
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's function gives
-        kwargs = kwargs or {}
+    It is a mode apart from :class:`ForceFloat64` because torch refuses before there is an operation to dispatch.
+    """
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
         if func in _GROUPED and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             return grouped_mm(*args, **kwargs)
         if func is F.batch_norm:

@@ -136,6 +136,8 @@ class ProvenanceRecorder(DispatchMode):
 
     What computes in float32 whatever its weights are, and is not put right (:mod:`porting.tracing.float64`), agrees
     with the float64 reference to float32's rounding only; that must be known before the difference is called a bug.
+
+    It is a mode of the dispatcher because that tells which operations give views or write in place.
     """
 
     def __init__(self) -> None:

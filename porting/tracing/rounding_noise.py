@@ -19,6 +19,7 @@ class RoundingNoise(DispatchMode):
     """Within it every operation in less than float64 has inputs and results that are a rounding away.
 
     A value moves by at most one unit in its last place, and a zero not at all.  A cast that changes no number is none.
+    It is a mode of the dispatcher because each operation rounds, and a call consists of several.
 
     Args:
         seed: of the roundings.

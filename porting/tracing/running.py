@@ -20,7 +20,7 @@ from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
 from porting.tracing.dropout import SameDropout
 from porting.tracing.float64 import LoweredOperations, forced_float64
-from porting.tracing.torch_modes import KeptGraph
+from porting.tracing.torch_modes import KeptGraph, eagerly
 from porting.tracing.trace import Point, SeeingError, Trace, Visit, leaves, trace
 
 SMALL = 1 << 23
@@ -102,6 +102,7 @@ class Side:
         seed: torch's generator is seeded with it before each pass, so that two models that draw the same random numbers
             in the same order get the same ones; afterwards the generator is as before.  None to leave it alone.
         drew: whether a pass with a seed drew random numbers from it.
+        spelled_out: as in :func:`porting.tracing.trace.trace`.
     """
 
     title: str
@@ -117,6 +118,7 @@ class Side:
     renames: bool = False
     seed: int | None = 0
     drew: bool = False
+    spelled_out: bool = False
 
     def run(
         self,
@@ -143,7 +145,8 @@ class Side:
 
         def work(call: Callable[[nn.Module], object]) -> float:
             with KeptGraph() if gradients else torch.no_grad():
-                return trace(self.module, call, self.wanted if wanted is None else wanted, visit, ran)
+                points = self.wanted if wanted is None else wanted
+                return trace(self.module, call, points, visit, ran, spelled_out=self.spelled_out)
 
         self._guarded(case, work)
 
@@ -203,7 +206,7 @@ class Side:
             watched = self.conditions or nullcontext()
             casting = torch.autocast("cpu", dtype=self.autocast, enabled=self.autocast is not None)
             lifted = forced_float64(self.module) if exact else nothing
-            with watched, drawn, casting, _eagerly(), self._seeded(), lifted as found:
+            with watched, drawn, casting, eagerly(), self._seeded(), lifted as found:
                 seen = work(lambda module: module(*places, **names))
         except VerifyError:
             raise
@@ -270,17 +273,6 @@ class Side:
 
         self.run(case, visit)
         return found
-
-
-def _eagerly() -> AbstractContextManager[object]:
-    """What was compiled runs as it is written: a compiled graph has its dtypes and constants built in.
-
-    Nothing was compiled where torch's compiler was never imported, and that takes seconds.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    eagerly: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return eagerly
 
 
 def _unchanged(value: Tensor, before: Tensor) -> bool:

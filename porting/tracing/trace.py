@@ -2,8 +2,7 @@
 
 A *point* is a place in a model whose value is seen: the output of a module (``layers.0``), one of several outputs
 (``layers.0.attention -> 1``, ``bert -> pooled``), or what its attention computes inside (``-> scores``,
-``-> probabilities``), which is seen in its call of softmax or scaled_dot_product_attention.  The model itself is
-spelled ``.``.
+``-> probabilities``), however that is called (:mod:`porting.tracing.attention`).  The model itself is spelled ``.``.
 
 A module that is called again in the same pass has the point ``layer #2`` for its second call.  One that is registered
 under several names, such as a layer shared by all depths, has its first name in its first call, its second in the
@@ -14,23 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.overrides import TorchFunctionMode
 
 from porting.errors import PortingError
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
+from porting.tracing.attention import KERNELS, Softmaxes, WrittenOut, is_whole, whole, written_out
+from porting.tracing.calls import Kind, kind_of
+from porting.tracing.torch_modes import FunctionMode
 
 
 class SeeingError(Exception):
@@ -51,9 +48,6 @@ INNER = (SCORES, PROBABILITIES)
 
 MASKED = -40.0
 """A score this far below its row's largest has a share of the attention below float64's unit roundoff (exp(-36.7))."""
-
-_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
-_SOFTMAX_ITSELF = F.softmax
 
 
 def points(terms: Iterable[Term], module: nn.Module, prefix: str = "") -> list[Point]:
@@ -83,6 +77,8 @@ def trace(
     wanted: Iterable[Point],
     visit: Visit,
     ran: Callable[[str], None] | None = None,
+    *,
+    spelled_out: bool = False,
 ) -> float:
     """Run ``module`` once and show the wanted points to ``visit``, in order of execution.
 
@@ -94,17 +90,23 @@ def trace(
             Scores are relative to the largest of their row, and at least ``MASKED``: what softmax cannot see is taken
             out.
         ran: is told the name of each module with weights of its own, and of each without parts, when it has run.
+        spelled_out: attention's kernels run as products, masks and a softmax, for a mode around this that sees calls.
 
     Returns:
         How many seconds of the run were spent in seeing and visiting.
     """
     recorder = _Recorder(wanted, visit, ran)
-    with recorder.attached(module), recorder:
+    with recorder.attached(module), recorder, WrittenOut() if spelled_out else nullcontext():
         call(module)
     return recorder.seconds
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(FunctionMode):
+    """Shows what attention computes inside, and lets the model go on with something else.
+
+    It is a mode because a softmax is no module; the outputs of modules are seen by hooks.
+    """
+
     def __init__(self, wanted: Iterable[Point], visit: Visit, ran: Callable[[str], None] | None) -> None:
         super().__init__()
         self.seconds = 0.0
@@ -118,6 +120,8 @@ class _Recorder(TorchFunctionMode):
             (self._inner if output in INNER else self._outputs).setdefault(path, []).append(output)
         self._calls: Counter[nn.Module] = Counter()
         self._stack: list[tuple[str, int]] = []
+        self._softmaxes = Softmaxes()
+        self._beside = self._changed = False
 
     @contextmanager
     def attached(self, module: nn.Module) -> Iterator[None]:
@@ -174,51 +178,50 @@ class _Recorder(TorchFunctionMode):
         except Exception as error:  # raised inside the model's forward, and not the model's fault
             raise SeeingError(f"{type(error).__name__}: {error}, at {point}") from error
         self.seconds += time.perf_counter() - begun
+        self._changed = self._changed or instead is not None
         return instead
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # whatever torch's function gives
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward and self._attending:
-            # torch sends nothing here that is called from within one of its own functions.
-            with _inside(self):
-                return func(*args, **kwargs)
-        if func in _SOFTMAX and self._attending:
-            return self._softmax(*args, _like=func, **kwargs)
-        if func is SDPA and self._attending and all(_is_plain(one) for one in args if isinstance(one, Tensor)):
-            return self._fused(*args, **kwargs)
-        return func(*args, **kwargs)
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
+        kind = kind_of(func)
+        if not self._attending:
+            return func(*args, **kwargs)
+        if kind in KERNELS and whole(args, kwargs):
+            return self._kernel(func, args, kwargs)
+        if kind is Kind.SOFTMAX:
+            dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+            instead = self._scored(args[0], dim if isinstance(dim, int) else -1)
+            return self._weighed(func(args[0] if instead is None else instead, *args[1:], **kwargs))
+        softmax = self._softmaxes.found(func, args, kwargs)
+        if softmax is not None:
+            instead = self._scored(*softmax)
+            return self._weighed(func(*args) if instead is None else instead.softmax(softmax[1]))
+        result = func(*args, **kwargs)
+        self._softmaxes.see(func, args, kwargs, result)
+        return result
 
     @property
     def _attending(self) -> tuple[str, int] | None:
         """The innermost module that is running and whose scores or probabilities are wanted."""
         return next((one for one in reversed(self._stack) if one[0] in self._inner), None)
 
-    def _softmax(self, input: Tensor, *args: Any, _like: Callable[..., Any] = _SOFTMAX_ITSELF, **kwargs: Any) -> Any:  # noqa: A002  # torch's own signature
-        dim = args[0] if args else kwargs.get("dim", -1)
-        instead = self._scored(input, dim if isinstance(dim, int) else -1)
-        return self._weighed(_like(input if instead is None else instead, *args, **kwargs))
+    def _kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch's
+        """Attention that shows nothing of its inside is computed again beside it, by calls that are seen.
 
-    def _fused(self, *args: Any, **kwargs: Any) -> Any:  # torch's own signature
-        begun = time.perf_counter()
-        scores = attention_scores(*args, **kwargs)
-        self.seconds += time.perf_counter() - begun
-        instead = self._scored(scores, -1)
-        begun = time.perf_counter()
-        probabilities = (scores if instead is None else instead).softmax(-1)
-        self.seconds += time.perf_counter() - begun
-        weighed = self._weighed(probabilities)
-        if instead is None and weighed is probabilities:
-            return SDPA(*args, **kwargs)
-        value = args[2] if len(args) > 2 else kwargs["value"]
-        if kwargs.get("enable_gqa"):
-            value = value.repeat_interleave(weighed.shape[-3] // value.shape[-3], -3)
-        return weighed @ value
+        What the kernel gives is gone on with, unless a visitor put something else in the place of what it was shown.
+        """
+        if self._beside:  # one kernel inside of another
+            with self:
+                return written_out(func, args, kwargs, dropout=False)
+        begun, before = time.perf_counter(), self.seconds
+        self._beside, self._changed = True, False
+        try:
+            with self:
+                made = written_out(func, args, kwargs, dropout=False)
+        finally:
+            self._beside = False
+        self.seconds = before + time.perf_counter() - begun
+        return made if self._changed else func(*args, **kwargs)
 
     def _scored(self, scores: Tensor, dim: int) -> Tensor | None:
         """Show the scores; those to go on with, if others."""
@@ -239,88 +242,19 @@ class _Recorder(TorchFunctionMode):
         return probabilities if instead is None else instead
 
 
-SDPA = F.scaled_dot_product_attention
-
-
-class _Inside(threading.local):
-    """The recorder that looks into one of torch's own functions, in this thread."""
-
-    recorder: _Recorder | None = None
-
-
-_HERE = _Inside()
-_PATCHED = [0]
-"""How many passes look into one now: they may go side by side, and the last one out leaves torch as it was."""
-
-
-@contextmanager
-def _inside(recorder: _Recorder) -> Iterator[None]:
-    """Softmax and attention are seen also where they are called from within one of torch's own functions."""
-    _HERE.recorder = recorder
-    _PATCHED[0] += 1
-    F.softmax, F.scaled_dot_product_attention = _seen_softmax, _seen_attention
-    try:
-        yield
-    finally:
-        _HERE.recorder = None
-        _PATCHED[0] -= 1
-        if not _PATCHED[0]:
-            F.softmax, F.scaled_dot_product_attention = _SOFTMAX_ITSELF, SDPA
-
-
-def _seen_softmax(*args: Any, **kwargs: Any) -> Any:  # torch's own signature
-    recorder = _HERE.recorder
-    return _SOFTMAX_ITSELF(*args, **kwargs) if recorder is None else recorder._softmax(*args, **kwargs)
-
-
-_SOFTMAX.add(_seen_softmax)  # torch tells of softmax by the name that it has in its module now
-
-
 def _is_plain(value: Tensor) -> bool:
     """Whether it can be measured: real numbers, with one size along each axis.
 
     Not so are the indices that a router gives, rotations as complex numbers, nested and sparse tensors, and those
     within a vmap.  What is made of them is seen behind them.
     """
-    wrapped = is_functorch_wrapped_tensor(value) or value.is_nested or value.layout is not torch.strided
-    return not wrapped and value.is_floating_point()
-
-
-def _seen_attention(*args: Any, **kwargs: Any) -> Any:  # torch's own signature
-    recorder = _HERE.recorder
-    return SDPA(*args, **kwargs) if recorder is None else recorder._fused(*args, **kwargs)
-
-
-def attention_scores(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """The scores that ``scaled_dot_product_attention`` computes from these arguments, [... q k].
-
-    Source: the reference implementation in the documentation of that function.
-    """
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~keep, -torch.inf)
-    if attn_mask is None:
-        return scores
-    if attn_mask.dtype == torch.bool:
-        return scores.masked_fill(~attn_mask, -torch.inf)
-    return scores + attn_mask
+    return is_whole(value) and value.is_floating_point()
 
 
 def canonical(scores: Tensor, dim: int = -1) -> Tensor:
     """Scores without what softmax cannot see: a constant added to a row, and how far down a masked one is.
 
+    >>> import torch
     >>> canonical(torch.tensor([7.0, 5.0, -10000.0]))
     tensor([  0.,  -2., -40.])
     """
@@ -403,6 +337,7 @@ def leaves(output: object) -> dict[str, Tensor]:
     Containers are mappings, dataclasses, named and plain tuples, lists, and objects that hold tensors as attributes.
     A cache of keys and values, which transformers returns as an object of its own, is not looked into.
 
+    >>> import torch
     >>> sorted(leaves({"logits": torch.zeros(1), "hidden_states": (torch.zeros(2), None)}))
     ['hidden_states.0', 'logits']
     >>> list(leaves(torch.zeros(1)))

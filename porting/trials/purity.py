@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from porting.errors import VerifyError
 from porting.target import named_tensors
 from porting.tracing.running import Side
+from porting.tracing.torch_modes import FunctionMode
 from porting.tracing.trace import leaves
 from porting.trials.scope import Impurity, ImpurityKind
 
@@ -112,18 +112,10 @@ def _in_other_modes(side: Side, judge: Judge, units: float) -> Iterator[Impurity
             yield Impurity(kind=kind, size=far)
 
 
-class _Look(TorchFunctionMode):
-    """Keeps torch from its fused fast paths, as every look into a pass does."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:  # whatever torch's function gives
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def _looked_into() -> Iterator[None]:
-    with torch.no_grad(), _Look():
+    """As every look into a pass does, a mode keeps torch from its fused fast paths."""
+    with torch.no_grad(), FunctionMode():
         yield
 
 

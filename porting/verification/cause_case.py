@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,19 +17,22 @@ from porting.causes.cause import Cause
 from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
-from porting.causes.functions import SOFTMAX
 from porting.causes.model_parts import Anatomy
 from porting.causes.non_finite import Broken, FirstBroken
 from porting.causes.replay import Rewrite, Stage
-from porting.causes.tape import Recorder, Ref, Tape, attention_written_out
+from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
+from porting.tracing.calls import Kind
 from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Side
+from porting.tracing.torch_modes import FunctionMode
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, Trace, split
 from porting.trials.pairing import Pairing
 from porting.verification.compare import Comparison
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,7 @@ class Sight:
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""
         silence = dropout.Silence()
-        quiet = self._isolated(silence)
+        quiet = self._isolated(silence, _copied)
         left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
         cured = [mark for mark in marks if left[mark.name] <= mark.bound]
         if not cured:
@@ -163,7 +166,7 @@ class Sight:
     def divergence(self, probe: Probe) -> Divergence | None:
         """Where the port leaves the reference on the way to a probe, when it is given the exact values before it."""
         pairs, exact, marks = self.pairing.pairs, self.exact, self._stage.tape.marks
-        with attention_written_out(), Recorder(self.port.module, lines=True) as recorder:
+        with Recorder(self.port.module, lines=True) as recorder:
 
             def visit(point: Point, value: Tensor) -> Tensor | None:
                 if point not in pairs:
@@ -173,7 +176,7 @@ class Sight:
                     carried = pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
                 return recorder.stand_in(carried)
 
-            self.port.run(self.case, visit, wanted=list(pairs))
+            replace(self.port, spelled_out=True).run(self.case, visit, wanted=list(pairs))
         own = recorder.tape.marks.get(probe.port)
         wanted = [marks[name] for name in pairs[probe.port].sources if name in marks]
         return None if own is None else divergence(recorder.tape, self._stage.tape, probe.port, own, wanted)
@@ -181,24 +184,14 @@ class Sight:
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:
         """By probe at which the port has values that are no numbers, what gave the first of them."""
-        found = self._watched(FirstBroken())
+        watch = FirstBroken()
+
+        def first(value: Tensor) -> Broken | None:
+            found, watch.first = watch.first, None
+            return found
+
+        found = self._isolated(watch, first, spelled_out=True)
         return {point: one for point, one in found.items() if one is not None and not finite(self._values[point])}
-
-    def _watched(self, watch: FirstBroken) -> dict[Point, Broken | None]:
-        found: dict[Point, Broken | None] = {}
-        pairs, exact = self.pairing.pairs, self.exact
-
-        def visit(point: Point, value: Tensor) -> Tensor | None:
-            with watch.resting():
-                if point not in pairs:
-                    return None
-                found[point] = watch.first
-                watch.first = None
-                return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
-
-        with watch:
-            self.port.run(self.case, visit, wanted=list(pairs))
-        return found
 
     def _mark(self, probe: Probe) -> Mark:
         sources = self.pairing.pairs[probe.port].sources
@@ -236,31 +229,34 @@ class Sight:
 
     @cached_property
     def _values(self) -> Trace:
-        return self._isolated(nullcontext())
+        return self._isolated(FunctionMode(), _copied)
 
     @cached_property
     def _ends(self) -> Trace:
         return self.port.record(self.case)
 
-    def _isolated(self, around: AbstractContextManager[object]) -> Trace:
-        """What the port computes at each probe when it is given the exact values at those before."""
-        found: Trace = {}
+    def _isolated(
+        self, around: FunctionMode, note: Callable[[Tensor], T], *, spelled_out: bool = False
+    ) -> dict[Point, T]:
+        """What is noted of the port's value at each probe when it is given the exact values at those before."""
+        found: dict[Point, T] = {}
         pairs, exact = self.pairing.pairs, self.exact
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
             if point not in pairs:
                 return None
-            found[point] = value.detach().clone()
-            return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
+            with around.resting():
+                found[point] = note(value)
+                return pairs[point].carry(exact, value.double()).to(value.dtype, copy=True)
 
         with around:
-            self.port.run(self.case, visit, wanted=list(pairs))
+            replace(self.port, spelled_out=spelled_out).run(self.case, visit, wanted=list(pairs))
         return found
 
     @cached_property
     def _stage(self) -> Stage:
         exact, compared = self.exact, self.pairing.compared
-        with attention_written_out(), Recorder(self.reference.module) as recorder:
+        with Recorder(self.reference.module) as recorder:
 
             def visit(point: Point, value: Tensor) -> Tensor | None:
                 recorder.mark(point, value)
@@ -268,7 +264,7 @@ class Sight:
                     return None
                 return recorder.stand_in(exact[point].to(value.dtype, copy=True))
 
-            self.reference.run(self.case, visit, wanted=compared)
+            replace(self.reference, spelled_out=True).run(self.case, visit, wanted=compared)
         marks = recorder.tape.marks
         read = {point: _read_for(recorder.tape, ref) for point, ref in marks.items()}
         if not self.reference.lifted:
@@ -294,6 +290,10 @@ def _alike(own: Tensor, expected: Tensor) -> bool:
     )
 
 
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().clone()
+
+
 def _inner(point: Point) -> bool:
     return split(point)[0].partition(ARROW)[2] in INNER
 
@@ -303,4 +303,4 @@ def _read_for(tape: Tape, ref: Ref) -> Ref:
     if tape.users(ref):
         return ref
     behind = (one for call in islice(tape.before(ref), 4) for one in call.reads)
-    return next((one for one in behind if any(user.name in SOFTMAX for user in tape.users(one))), ref)
+    return next((one for one in behind if any(user.kind is Kind.SOFTMAX for user in tape.users(one))), ref)

@@ -15,7 +15,7 @@ from tests.guards.tree import ROOT, imports, modules, parse
 
 # Data flows one way.  The lowest rooms, with all that each may import of the library beside itself.
 ROOMS = {
-    "porting.causes": ("porting.frames",),
+    "porting.causes": ("porting.frames", "porting.tracing"),
     "porting.errors": ("porting.printable",),
     "porting.limits": ("porting.errors",),
     "porting.opening": ("porting.errors", "porting.printable"),
@@ -109,6 +109,20 @@ def test_handwritten_models_are_pure_torch() -> None:
         if not inside(name, ("torch", "porting.models", *sys.stdlib_module_names))
     ]
     assert wrong == []
+
+
+def test_all_modes_of_torch_are_of_one_of_two_kinds() -> None:
+    """Another one would see arguments in another order, or fail at an operator of higher order."""
+    kinds = ("torch.overrides.TorchFunctionMode", "torch.utils._python_dispatch.TorchDispatchMode")
+    found = {
+        module
+        for module, path in modules().items()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ImportFrom)
+        for one in node.names
+        if f"{node.module}.{one.name}" in kinds
+    }
+    assert found == {"porting.tracing.torch_modes"}
 
 
 def test_nobody_imports_the_folders_at_the_root() -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, VerifyError, nearest, told
@@ -29,25 +28,24 @@ from porting.suggesting.subjects.guarded_run import STAY, is_device_error
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker, what_argument
 from porting.tracing.float64 import forced_float64
+from porting.tracing.torch_modes import DispatchMode
 from porting.trials.inputs import for_port
 
 
-class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
-    """Counts torch's operations.
+class OperationCounter(DispatchMode):
+    """Counts torch's operations: how far a forward came before it failed, whatever it calls.
 
     Attributes:
         operations: how many there were.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self.operations = 0
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:  # as torch calls it
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """Count one that has an end."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         self.operations += 1
         return result
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from porting.frames import current_line
+from porting.tracing.attention import WrittenOut
 from porting.tracing.float64 import forced_float64
+from porting.tracing.torch_modes import DispatchMode
 from porting.tracing.trace import leaves
 
 
@@ -203,7 +204,9 @@ def trace_operations(
         keep: keep every activation.
     """
     watch = _OperationRecorder(leaves, inputs, until, instead or {}, after or {}, keep=keep)
-    with watch.attached(module), torch.no_grad(), _written_out(), watch, forced_float64(module):
+    einsum = torch.backends.opt_einsum  # where it is installed, it contracts three operands in an order of its own
+    ordered = einsum.flags(enabled=False) if einsum.enabled else nullcontext()
+    with watch.attached(module), torch.no_grad(), ordered, watch, forced_float64(module), WrittenOut():
         try:
             returned = call(module)
         except _Enough:
@@ -214,23 +217,14 @@ def trace_operations(
     return found
 
 
-@contextmanager
-def _written_out() -> Iterator[None]:
-    """Run every operation as it is written, so that the trace is the same on every machine.
+class _OperationRecorder(DispatchMode):
+    """Sees weights at work, and can put other values in the place of what an operation is given or gives.
 
-    PyTorch's encoder layers have a fused path, and ``einsum`` with three operands contracts them in another order
-    where the package ``opt_einsum`` is installed.
+    It is a mode of the dispatcher, and no reader of the calls that the search for a cause records: two models that
+    compute the same with ``nn.Linear``, ``x @ weight.T`` or ``addmm`` call different functions, and do the same
+    operations.  Attention has one spelling here, too (:class:`porting.tracing.attention.WrittenOut`).
     """
-    fused, einsum = torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with einsum.flags(enabled=False) if einsum.enabled else nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
 
-
-class _OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     def __init__(
         self,
         leaves: Mapping[str, Tensor],
@@ -241,7 +235,7 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
         *,
         keep: bool,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self.trace = OperationTrace()
         self.count = 0
         self._until = until
@@ -310,15 +304,13 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
             found = None if name is None else TensorOrigin(weights=(name,))
         return found or CONSTANT
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:  # whatever torch's operation takes and gives
-        kwargs = kwargs or {}
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`DispatchMode.dispatch`."""
         number, self.count = self.count, self.count + 1
         if self._until is not None and number > self._until:
             raise _Enough
         name = func.overloadpacket.__name__.rstrip("_") if not func.overloadpacket.__name__.startswith("__") else ""
-        given = [one for one in tree_flatten((args, dict(kwargs)))[0] if isinstance(one, Tensor)]
+        given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
         origins = [self._origin(one) for one in given]
         weights = tuple(dict.fromkeys(one for origin in origins if not origin.active for one in origin.weights))
         active = any(origin.active for origin in origins)

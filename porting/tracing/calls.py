@@ -1,0 +1,149 @@
+"""What a torch function is to a model, and its arguments in one order: the table that everything that sees calls reads.
+
+A model may ask for the same in several ways: ``F.softmax(scores, -1)``, ``F.softmax(dim=-1, input=scores)``,
+``scores.softmax(-1)``.  :func:`kind_of` says what was called and :func:`in_order` puts the arguments in the order of
+the function's signature, so that no reader has to look for them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+
+Function = Callable[..., Any]
+
+
+class Kind(StrEnum):
+    """What a torch function is to a model."""
+
+    LINEAR = "linear"
+    NORM = "norm"  # a layer norm
+    RMS = "rms"  # an RMSNorm
+    EMBEDDING = "embedding"
+    ACTIVATION = "activation"
+    DROPOUT = "dropout"
+    POOL = "pool"  # a part of a tensor
+    SUM = "sum"
+    DIFFERENCE = "difference"
+    TIMES = "times"
+    QUOTIENT = "quotient"
+    FILL = "fill"
+    PRODUCT = "product"  # of two tensors, as of query and key
+    BIASED_PRODUCT = "biased product"
+    EINSUM = "einsum"
+    EXP = "exp"
+    TOTAL = "total"
+    LOG_SUM_EXP = "log sum exp"
+    SOFTMAX = "softmax"
+    LOG_SOFTMAX = "log softmax"
+    ATTENTION = "attention"  # of query, key and value
+    MULTI_HEAD = "multi-head attention"  # with its projections
+    FLEX_ATTENTION = "flex attention"
+    SCORES = "scores"  # a softmax or a product that is part of attention, which no function tells by itself
+    CONTEXT = "context"
+
+
+_TABLE: tuple[tuple[Kind, str, tuple[Function, ...]], ...] = (
+    (Kind.LINEAR, "input weight bias", (F.linear,)),
+    (Kind.NORM, "input normalized_shape weight bias eps", (F.layer_norm, torch.layer_norm)),
+    (Kind.RMS, "input normalized_shape weight eps", (F.rms_norm, torch.rms_norm)),
+    (Kind.EMBEDDING, "input weight", (F.embedding,)),
+    (Kind.ACTIVATION, "input", (F.gelu, F.relu, F.silu, F.tanh, torch.tanh, torch.relu, Tensor.tanh, Tensor.relu)),
+    (Kind.DROPOUT, "input p training inplace", (F.dropout,)),
+    (Kind.DROPOUT, "input p train", (torch.dropout,)),
+    (Kind.SUM, "input other", (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)),
+    (Kind.TIMES, "input other", (torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)),
+    (Kind.QUOTIENT, "input other", (torch.div, torch.true_divide, Tensor.div, Tensor.true_divide, Tensor.__truediv__)),
+    (Kind.FILL, "input mask value", (torch.masked_fill, Tensor.masked_fill)),
+    (Kind.POOL, "input index", (Tensor.__getitem__,)),
+    (Kind.POOL, "input dim index", (Tensor.select,)),
+    (Kind.PRODUCT, "input other", (torch.matmul, Tensor.matmul, Tensor.__matmul__)),
+    (Kind.PRODUCT, "input mat2", (torch.bmm, Tensor.bmm)),
+    (Kind.BIASED_PRODUCT, "input batch1 batch2", (torch.baddbmm, Tensor.baddbmm)),
+    (Kind.EINSUM, "", (torch.einsum, torch.functional.einsum)),
+    (Kind.SOFTMAX, "input dim _stacklevel dtype", (F.softmax,)),
+    (Kind.SOFTMAX, "input dim dtype", (torch.softmax, Tensor.softmax, torch.special.softmax)),
+    (Kind.LOG_SOFTMAX, "input dim _stacklevel dtype", (F.log_softmax,)),
+    (Kind.LOG_SOFTMAX, "input dim dtype", (torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax)),
+    (Kind.EXP, "input", (torch.exp, Tensor.exp)),
+    (Kind.LOG_SUM_EXP, "input dim keepdim", (torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)),
+    (Kind.DIFFERENCE, "input other", (torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__)),
+    (Kind.TOTAL, "input dim keepdim", (torch.sum, Tensor.sum)),
+    (Kind.ATTENTION, "query key value attn_mask dropout_p is_causal", (F.scaled_dot_product_attention,)),
+    (Kind.MULTI_HEAD, "", (F.multi_head_attention_forward,)),
+)  # fmt: skip
+
+_KINDS: Mapping[Function, Kind] = {function: kind for kind, _, functions in _TABLE for function in functions}
+_NAMES: Mapping[Function, tuple[str, ...]] = {
+    function: tuple(names.split()) for _, names, functions in _TABLE if names for function in functions
+}
+
+
+def kind_of(function: Function) -> Kind | None:
+    """What a torch function is to a model; None for one that is nothing special."""
+    if isinstance(function, HigherOrderOperator):
+        return Kind.FLEX_ATTENTION if function.__name__ == "flex_attention" else None
+    return _KINDS.get(function)
+
+
+def in_order(
+    function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments in the order of the function's signature.
+
+    Args:
+        function: what is called.
+        args, kwargs: as it is called.
+
+    Returns:
+        The positional arguments, among them those that were named and that no missing one comes before, and the rest.
+
+    >>> in_order(F.softmax, (), {"dim": -1, "input": 7})
+    ((7, -1), {})
+    """
+    rest = dict(kwargs)
+    if not rest:
+        return args, rest
+    found = list(args)
+    for name in _names(function)[len(args) :]:
+        if name not in rest:
+            break
+        found.append(rest.pop(name))
+    return tuple(found), rest
+
+
+def argument(
+    function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, default: Any = None
+) -> Any:  # whatever the function takes
+    """An argument by its name, wherever it stands."""
+    place = _names(function).index(name) if name in _names(function) else len(args)
+    return args[place] if place < len(args) else kwargs.get(name, default)
+
+
+def changed(
+    function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], **instead: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with others in the places of some, by name."""
+    names = _names(function)[: len(args)]
+    found = [instead.get(name, value) for name, value in zip(names, args, strict=False)]
+    rest = {name: value for name, value in instead.items() if name not in names}
+    return (*found, *args[len(names) :]), {**kwargs, **rest}
+
+
+@cache
+def _names(function: Function) -> tuple[str, ...]:
+    """The names of the arguments that may be given by place."""
+    if function in _NAMES:
+        return _NAMES[function]
+    if not inspect.isfunction(function):  # what is written in C tells no signature
+        return ()
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(name for name, one in inspect.signature(function).parameters.items() if one.kind is either)
