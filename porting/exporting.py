@@ -17,7 +17,7 @@ from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, option
 from porting.export_config import exported_config, whole_config
-from porting.export_files import companions, is_single_file, weight_files
+from porting.export_files import companions, protected, weight_files
 from porting.lineage import Provenance, provenance
 from porting.loading import PortingWarning, cast, expected, same_bits
 from porting.notation.table import Table
@@ -156,8 +156,8 @@ def export(
         files, left = companions(checkpoint)
     files[CONFIG_NAME] = exported_config(module, origin, config, architecture, tensors)
     files |= weight_files(checkpoint, tensors)
-    protected = [one for one in (checkpoint, record.checkpoint if record is not None else None) if one is not None]
-    places = [place for one in protected for place in _places(one)]
+    kept = [one for one in (checkpoint, record.checkpoint if record is not None else None) if one is not None]
+    places = [place for one in kept for place in protected(one)]
     write_directory(path, files, overwrite=overwrite, sources=places, confirm=mapped)
 
     result = Exported(
@@ -233,7 +233,7 @@ def _from_shards(
         beside,
         path,
         overwrite=overwrite,
-        sources=_places(checkpoint),
+        sources=protected(checkpoint),
     )
     proven = {"arange", "zeros", *(name for step in origin.plan.steps for name in step.sources)}
     return Exported(
@@ -340,15 +340,6 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dic
         if tensor.is_floating_point() and torch.finfo(tensor.dtype).max > torch.finfo(dtype).max
     }
     return result, {name: count for name, count in infinite.items() if count}
-
-
-def _places(checkpoint: Checkpoint) -> list[Path]:
-    """What must not be written to: the checkpoint's directory, or the files when they were named themselves."""
-    if checkpoint.path is None:
-        return []
-    if is_single_file(checkpoint):
-        return [checkpoint.path / file.name for file in checkpoint.files]
-    return [checkpoint.path]
 
 
 def _warn(result: Exported) -> None:

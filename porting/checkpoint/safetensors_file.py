@@ -10,14 +10,22 @@ and all faults are reported together.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
+from porting.checkpoint.container import (
+    Container,
+    FileKind,
+    Outline,
+    Promises,
+    Shard,
+    UnrecognisedError,
+    divided,
+    nbytes,
+)
 from porting.checkpoint.errors import FAULTS_SHOWN, CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import (
@@ -26,12 +34,12 @@ from porting.checkpoint.layout import (
     PACKED_DTYPES,
     SAFETENSORS_DTYPES,
     Contents,
+    Described,
     Extent,
     TensorInfo,
     WeightFile,
 )
 from porting.checkpoint.names import check_names
-from porting.checkpoint.sniff import sniff, wrong_format
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault, nearest
 from porting.printable import NAME_SHOWN
@@ -136,13 +144,9 @@ def _shown(raw: bytes) -> str:
 
 
 def _unreadable(source: ByteSource, message: str, *, hint: str = FETCH_AGAIN) -> CheckpointError:
-    """The error for a header that cannot be read at all: what the file is instead, where that can be told."""
-    finding = sniff(source)
-    if finding is not None and finding.what != "a safetensors file":
-        fault = wrong_format(source, "a safetensors file")
-        if fault is not None:
-            return CheckpointError(fault)
-    return CheckpointError(Fault(code=Code.SAFETENSORS_HEADER, where=source.where, message=message, hint=hint))
+    """The error for a header that cannot be read at all."""
+    fault = Fault(code=Code.SAFETENSORS_HEADER, where=source.where, message=message, hint=hint)
+    return UnrecognisedError(fault, source, Safetensors.title)
 
 
 def _metadata(value: Json, faults: FaultList) -> dict[str, str]:
@@ -302,18 +306,6 @@ def _kind(value: Json) -> str:
 DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
-class HeaderTensor(Protocol):
-    """What a header says of a tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its extents."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its dtype."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Header:
     """A header and the place that it gives to each tensor.
@@ -339,12 +331,7 @@ class Header:
         return 8 + len(self.text) + self.data
 
 
-def nbytes(tensor: HeaderTensor) -> int:
-    """The bytes of a tensor's elements."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-def new_header(tensors: Mapping[str, HeaderTensor], metadata: Mapping[str, str] | None, *, where: str) -> Header:
+def new_header(tensors: Mapping[str, Described], metadata: Mapping[str, str] | None, *, where: str) -> Header:
     """A canonical header.
 
     Args:
@@ -377,3 +364,59 @@ def new_header(tensors: Mapping[str, HeaderTensor], metadata: Mapping[str, str] 
     # What is written can be read again: the same parser judges names, sizes and metadata.
     parse_header(text, where=where, name=Path(where).name, size=8 + len(text) + end)
     return Header(text=text, offsets=offsets, data=end)
+
+
+def shard_of(name: str, header: Header, tensors: Mapping[str, Described]) -> Shard:
+    """A file with that header."""
+    data = len(header.prefix)
+    offsets = {tensor: data + offset for tensor, offset in header.offsets.items()}
+    return Shard(name=name, size=header.size, frame=((0, header.prefix),), offsets=offsets, tensors=tuple(tensors))
+
+
+class Safetensors(Container):
+    """A safetensors file."""
+
+    name = "safetensors"
+    title = "a safetensors file"
+    endings = (".safetensors",)
+    main = "model.safetensors"
+    promises = Promises(writes=True, metadata=True, shards=True, transformers=True)
+
+    def sniff(self, source: ByteSource) -> FileKind | None:
+        """Whether the file begins with a length that fits, and then a JSON object."""
+        head = source.pread(0, min(source.size, 9))
+        if head[8:] != b"{" or int.from_bytes(head[:8], "little") > source.size - 8:
+            return None
+        return FileKind(self.title, "rename it to end in .safetensors")
+
+    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
+        """As :func:`read_header`; its places cost nothing more."""
+        return read_header(source, name=name)
+
+    def outline(
+        self,
+        tensors: Mapping[str, Described],
+        *,
+        metadata: Mapping[str, str],
+        shard_size: int | None,
+        where: str,
+        part: str = "",
+        tied: Mapping[str, str] | None = None,
+    ) -> Outline:
+        """One file; or several, and an index of them."""
+        self.require_writable(tensors, where=where)
+        groups = divided(tensors, shard_size)
+        count = len(groups)
+        names = [f"model-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)] if count > 1 else [self.main]
+        shards = tuple(
+            shard_of(name, new_header(group, metadata, where=f"{where}/{name}"), group)
+            for name, group in zip(names, groups, strict=True)
+        )
+        if count == 1:
+            return Outline(shards=shards)
+        content = {
+            "metadata": {"total_size": sum(map(nbytes, tensors.values()))},
+            "weight_map": {name: shard.name for shard in shards for name in shard.tensors},
+        }
+        raw = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+        return Outline(shards=shards, files={f"{self.main}.index.json": raw})

@@ -60,7 +60,7 @@ def export(
         nbytes = sum((path / name).stat().st_size for name in written.files)
         verdict = "byte for byte those of the checkpoint"
         if differing:
-            other = all(file.format != "safetensors" for file in checkpoint.files)
+            other = all(file.header is None for file in checkpoint.files)
             verdict = f"{'safetensors in the place of' if other else 'not the same bytes:'} {', '.join(differing)}"
         screen.document({**asdict(written), "path": str(written.path), "bytes": nbytes, "differing": differing})
         screen.facts(

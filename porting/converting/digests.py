@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
-from porting.checkpoint.files import LocalFile
+from porting.checkpoint.files import LocalFile, Readable
 
 ALGORITHM = "xxh3-128"
 PIECE = 1 << 18
@@ -70,7 +70,7 @@ class Sum:
         return self._state.hexdigest()
 
 
-def of_range(file: LocalFile, start: int, stop: int, buffer: memoryview) -> str:
+def of_range(file: Readable, start: int, stop: int, buffer: memoryview) -> str:
     """The digest of a range of a file, read into ``buffer`` piece by piece."""
     state = xxhash.xxh3_128()
     while start < stop:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import TensorFile
-from porting.checkpoint.safetensors_file import new_header, parse_header
+from porting.checkpoint.container import Shard
+from porting.checkpoint.write import shard_around
 from porting.plan.copies import Copy
 from porting.sharding.ranges import pieces, run_of
 
@@ -43,13 +44,13 @@ class Layout:
     """The files.
 
     Attributes:
-        prefixes: what each begins with.
+        shards: each, without its tensors.
         sizes: the bytes of each.
         places: the tensors.
         same: whether all of it is as in the checkpoint that is followed.
     """
 
-    prefixes: Mapping[str, bytes] = field(repr=False)
+    shards: Mapping[str, Shard] = field(repr=False)
     sizes: Mapping[str, int]
     places: Mapping[str, Place]
     same: bool
@@ -61,17 +62,14 @@ def layout(files: Mapping[str, TensorFile]) -> Layout:
     Raises:
         CheckpointError: a name or a size cannot be written.
     """
-    prefixes, sizes = {}, {}
-    places: dict[str, Place] = {}
-    for name, file in files.items():
-        text = file.header if file.header is not None else new_header(file.tensors, file.metadata, where=name).text
-        parsed = parse_header(text, where=name, name=name)
-        prefixes[name] = len(text).to_bytes(8, "little") + text
-        sizes[name] = parsed.file.size
-        for tensor, extent in parsed.extents.items():
-            places[tensor] = Place(file=name, start=extent.start, dtype=parsed.tensors[tensor].dtype)
+    shards = {name: shard_around(file, where=name) for name, file in files.items()}
+    places = {
+        tensor: Place(file=name, start=at, dtype=files[name].tensors[tensor].dtype)
+        for name, shard in shards.items()
+        for tensor, at in shard.offsets.items()
+    }
     same = all(file.header is not None for file in files.values())
-    return Layout(prefixes=prefixes, sizes=sizes, places=places, same=same)
+    return Layout(shards=shards, sizes={name: one.size for name, one in shards.items()}, places=places, same=same)
 
 
 class Places:

@@ -139,7 +139,9 @@ def _begin(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member])
         try:
             reserve(descriptor, size)
             os.ftruncate(descriptor, size)
-            write_all(descriptor, placed.prefixes[name])
+            for at, raw in placed.shards[name].frame:
+                os.lseek(descriptor, at, os.SEEK_SET)
+                write_all(descriptor, raw)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
