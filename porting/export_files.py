@@ -57,25 +57,45 @@ def protected(checkpoint: Checkpoint) -> list[Path]:
     return [checkpoint.path]
 
 
-def weight_files(checkpoint: Checkpoint | None, tensors: Mapping[str, Tensor]) -> dict[str, Content]:
-    """The tensors as files, divided as the followed checkpoint divides them.
+def weight_files(
+    checkpoint: Checkpoint | None, tensors: Mapping[str, Tensor], *, to: str | None, where: str
+) -> dict[str, Content]:
+    """The tensors as files, divided as the followed checkpoint divides them; of another container, as one file.
 
     A file whose tensors still have the names, dtypes and shapes it had is written with its own header, so that equal
     values give equal bytes.  Pickled files become safetensors.  Tensors that no file had go into the last.  The files
     of a distributed checkpoint, divided as its processes were, become one.
+
+    Args:
+        checkpoint: what is followed; None for nothing.
+        tensors: what is written; they need have no values yet.
+        to: the container, as :func:`chosen_writer` takes it.
+        where: the destination, for messages.
+
+    Raises:
+        CheckpointError: a tensor cannot be written.
+        TargetError: ``to`` says nothing that can be written.
     """
+    writer, part = chosen_writer(to)
+    if writer is not SAFETENSORS:
+        made = writer.outline(tensors, metadata=METADATA, shard_size=None, where=where, part=part)
+        files: dict[str, Content] = {
+            shard.name: TensorFile(tensors={name: tensors[name] for name in shard.tensors}, shard=shard)
+            for shard in made.shards
+        }
+        return files | dict(made.files)
     if checkpoint is None or (checkpoint.index_file is None and len(checkpoint.files) > 1):
         return {SAFETENSORS.main: TensorFile(tensors=tensors, metadata=METADATA)}
     parts = [{name: tensors[name] for name in file.names if name in tensors} for file in checkpoint.files]
     parts[-1].update({name: tensor for name, tensor in tensors.items() if name not in checkpoint.tensors})
-    files = [_weight_file(file, part, checkpoint) for file, part in zip(checkpoint.files, parts, strict=True)]
+    laid = [_weight_file(file, part, checkpoint) for file, part in zip(checkpoint.files, parts, strict=True)]
     if checkpoint.index_file is None:
-        return {SAFETENSORS.main: files[0]}
+        return {SAFETENSORS.main: laid[0]}
     named: dict[str, Content] = {
-        _renamed(old.name): new for old, new in zip(checkpoint.files, files, strict=True) if new.tensors
+        _renamed(old.name): new for old, new in zip(checkpoint.files, laid, strict=True) if new.tensors
     }
     index_name = f"{SAFETENSORS.main}.index.json"
-    if all(file.header is not None for file in files):
+    if all(file.header is not None for file in laid):
         return {**named, index_name: checkpoint.index_file.raw}
     home = {name: _renamed(file.name) for file, part in zip(checkpoint.files, parts, strict=True) for name in part}
     old = checkpoint.index_file.content.get("metadata")

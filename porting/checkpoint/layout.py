@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,6 +42,27 @@ MAX_RANK = 64
 
 MAX_BYTES = 2**63 - 1
 """torch counts elements, strides and bytes in signed 64-bit integers."""
+
+
+def shape_fault(shape: Sequence[int], dtype: torch.dtype) -> str:
+    """Why no tensor can have a shape; empty when one can.
+
+    >>> shape_fault([1 << 40, 0, 1 << 40], torch.float32)
+    'its shape [1099511627776, 0, 1099511627776] overflows 64 bits'
+    """
+    if len(shape) > MAX_RANK:
+        return f"{len(shape)} dimensions; torch handles {MAX_RANK}"
+    span = dtype.itemsize
+    for size in shape:
+        span *= size or 1  # torch computes strides from the other sizes even when one is 0
+        if span > MAX_BYTES:
+            return f"its shape {shown_sizes(shape)} overflows 64 bits"
+    return ""
+
+
+def shown_sizes(sizes: Sequence[int]) -> str:
+    """A list of sizes for messages."""
+    return str(list(sizes)) if len(sizes) <= 8 else f"[{', '.join(map(str, sizes[:8]))}, …]"
 
 
 class Described(Protocol):

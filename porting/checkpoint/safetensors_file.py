@@ -10,6 +10,7 @@ and all faults are reported together.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,6 @@ from porting.checkpoint.errors import FAULTS_SHOWN, CheckpointError, FaultList, 
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import (
     MAX_BYTES,
-    MAX_RANK,
     PACKED_DTYPES,
     SAFETENSORS_DTYPES,
     Contents,
@@ -38,6 +38,8 @@ from porting.checkpoint.layout import (
     Extent,
     TensorInfo,
     WeightFile,
+    shape_fault,
+    shown_sizes,
 )
 from porting.checkpoint.names import check_names
 from porting.checkpoint.strict_json import Json, JsonError, parse
@@ -213,19 +215,14 @@ def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
 def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> str:
     """Why a range cannot hold the shape: no range, rank, overflow, or another number of bytes; else empty."""
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        return f"its data_offsets {_list(offsets)} are no range"
-    if len(shape) > MAX_RANK:
-        return f"{len(shape)} dimensions; torch handles {MAX_RANK}"
-    nbytes = span = dtype.itemsize
-    for size in shape:
-        nbytes *= size
-        span *= size or 1  # torch computes strides from the other sizes even when one is 0
-        if span > MAX_BYTES:
-            return f"its shape {_list(shape)} overflows 64 bits"
-    length = offsets[1] - offsets[0]
-    if length != nbytes:
-        needed = f"shape {_list(shape)} of {str(dtype).removeprefix('torch.')} needs {nbytes}"
-        return f"its range {_list(offsets)} has {length} bytes, and {needed}"
+        return f"its data_offsets {shown_sizes(offsets)} are no range"
+    reason = shape_fault(shape, dtype)
+    if reason:
+        return reason
+    length, count = offsets[1] - offsets[0], math.prod(shape) * dtype.itemsize
+    if length != count:
+        needed = f"shape {shown_sizes(shape)} of {str(dtype).removeprefix('torch.')} needs {count}"
+        return f"its range {shown_sizes(offsets)} has {length} bytes, and {needed}"
     return ""
 
 
@@ -290,10 +287,6 @@ def _check_coverage(extents: dict[str, Extent], start: int, size: int, faults: F
             f"{size - end} bytes after the last tensor belong to no tensor",
             hint=FETCH_AGAIN,
         )
-
-
-def _list(sizes: list[int]) -> str:
-    return str(sizes) if len(sizes) <= 8 else f"[{', '.join(map(str, sizes[:8]))}, …]"
 
 
 def _kind(value: Json) -> str:

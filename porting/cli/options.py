@@ -95,6 +95,16 @@ Fresh = Annotated[
 Trust = Annotated[
     bool, typer.Option("--trust", help="Allow the table to name a module outside of this library: it is imported.")
 ]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="CONTAINER",
+        help="What is written, such as dcp: what torch.distributed.checkpoint loads; dcp/model: nested under 'model'. "
+        "docs/containers.md lists all.",
+        show_default="safetensors",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
 ReferenceName = Annotated[
     str | None,

@@ -11,6 +11,7 @@ import torch
 
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.atomic import check_destination, explained, publish, sweep
+from porting.checkpoint.registry import SAFETENSORS
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
 from porting.converting.draft import Draft, draft_back, draft_into_port
@@ -199,7 +200,12 @@ def prepare(
         raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
     if shard_size is not None and shard_size < 1:
         raise _wrong(f"{option('shard_size', shard_size)}, expected a positive number of bytes")
-    chosen_writer(to)
+    writer, _ = chosen_writer(to)
+    if shard_size is not None and not writer.promises.shards:
+        message = (
+            f"{option('shard_size', shard_size)}: {writer.title} has no index, so that all tensors lie in one file"
+        )
+        raise _wrong(message, f"leave it out, or write {SAFETENSORS.title}")
     if reverse and (into is not None or architecture is not None or derive):
         raise _wrong(
             f"{option('reverse', True)} reads the port's tensors from the source: no module is built",

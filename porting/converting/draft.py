@@ -211,7 +211,7 @@ def _draft(
     for file in checkpoint.files:
         metadata |= file.metadata
     writer, part = chosen_writer(to)
-    size = shard_size if shard_size is not None else _same_division(checkpoint)
+    size = shard_size if shard_size is not None or not writer.promises.shards else _same_division(checkpoint)
     written = writer.outline(
         {one.name: one for one in recipes.tensors},
         metadata=metadata,

@@ -243,7 +243,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         "tensors": {
             name: {
                 "file": info.file,
-                "dtype": DTYPE_NAMES[info.dtype],
+                "dtype": DTYPE_NAMES.get(info.dtype, str(info.dtype)),
                 "shape": list(info.shape),
                 "digest": task.sources[name],
             }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,11 +33,13 @@ class Place:
         file: the file's name.
         start: its first byte there.
         dtype: its dtype there.
+        nbytes: its bytes there.
     """
 
     file: str
     start: int
     dtype: torch.dtype
+    nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +67,10 @@ def layout(files: Mapping[str, TensorFile]) -> Layout:
     """
     shards = {name: shard_around(file, where=name) for name, file in files.items()}
     places = {
-        tensor: Place(file=name, start=at, dtype=files[name].tensors[tensor].dtype)
+        tensor: Place(file=name, start=at, dtype=described.dtype, nbytes=described.nbytes)
         for name, shard in shards.items()
         for tensor, at in shard.offsets.items()
+        for described in [files[name].tensors[tensor]]
     }
     same = all(file.header is not None for file in files.values())
     return Layout(shards=shards, sizes={name: one.size for name, one in shards.items()}, places=places, same=same)
@@ -138,6 +142,22 @@ class Places:
             while view:
                 written = os.pwrite(descriptor, view, where)
                 view, where = view[written:], where + written
+
+    def seal(self, number: int, count: int) -> None:
+        """Write the checksums of a share of the tensors, once all processes have put their values.
+
+        Args:
+            number: which share.
+            count: of how many.
+        """
+        sealed = [(name, seal) for shard in self._layout.shards.values() for name, seal in shard.seals.items()]
+        for name, seal in sealed[number::count]:
+            place, crc = self._layout.places[name], 0
+            descriptor = self._descriptor(place.file)
+            for start in range(0, place.nbytes, PIECE):
+                crc = zlib.crc32(os.pread(descriptor, min(PIECE, place.nbytes - start), place.start + start), crc)
+            for at in seal.places:
+                os.pwrite(descriptor, seal.of(crc, place.nbytes), at)
 
     def _descriptor(self, file: str) -> int:
         if file not in self._open:

@@ -95,6 +95,8 @@ def write_shards(
         with crew.step(), Places(placed, temporary) as places:
             for step in steps:
                 _put(step, plan, module, places, copies, crew)
+        with crew.step(), Places(placed, temporary) as sealing:
+            sealing.seal(crew.rank, crew.count)
         with crew.step():
             stack.close()
     total = sum(crew.gather(infinite + places.infinite), start=Counter[str]())
