@@ -58,7 +58,7 @@ KNOWN = re.compile(
 )
 """What torch.save puts into the folder of an archive."""
 
-TORCH = Writer(name="torch.save", code=Code.BIN_ARCHIVE, again=SAVE_AGAIN, one_case=True)
+TORCH = Writer(name="torch.save", code=Code.BIN_ARCHIVE, again=SAVE_AGAIN, one_case=True, unchecked=True)
 
 
 def read_bin(source: ByteSource, *, name: str, locate: bool = True) -> Contents:

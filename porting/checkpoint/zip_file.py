@@ -55,6 +55,7 @@ class Writer:
         again: what to do about an archive of another program.
         methods: how it stores entries.
         one_case: names that differ only in case are the same to it.
+        unchecked: it can be told to write no checksums; then all of them are 0.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Writer:
     again: str
     methods: frozenset[int] = frozenset({STORED})
     one_case: bool = False
+    unchecked: bool = False
 
 
 class ZipEntry(NamedTuple):
@@ -268,9 +270,8 @@ def locate_all(source: ByteSource, archive: Archive) -> dict[str, ChecksummedRan
         CheckpointError: with every fault found.
     """
     faults = FaultList(source.where)
-    # torch.save can be told to write no checksums; then all of them are 0.
     code = archive.writer.code
-    checksums = any(entry.crc for entry in archive.entries.values())
+    checksums = not archive.writer.unchecked or any(entry.crc for entry in archive.entries.values())
     found: dict[str, ChecksummedRange] = {}
     end, last = 0, ""
     for name, entry in archive.entries.items():
