@@ -15,6 +15,7 @@ from porting.checkpoint.errors import CheckpointError
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.index import ShardedIndex
 from porting.checkpoint.layout import Contents
+from porting.checkpoint.npz import Npz
 from porting.checkpoint.safetensors_file import Safetensors
 from porting.checkpoint.sniff import foreign
 from porting.errors import Code, Fault, option
@@ -30,6 +31,7 @@ CONTAINERS: tuple[Container, ...] = (
     ShardedIndex(BIN),
     BIN,
     Distributed(),
+    Npz(),
 )
 
 ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endings)
