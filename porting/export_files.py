@@ -31,7 +31,7 @@ LARGEST = 64 << 20
 
 WEIGHTS = (
     *ENDINGS,
-    *(".ckpt", ".gguf", ".h5", ".index", ".msgpack", ".npz", ".onnx", ".ot", ".pickle", ".pkl", ".tflite"),
+    *(".ckpt", ".gguf", ".h5", ".index", ".msgpack", ".onnx", ".ot", ".pickle", ".pkl", ".tflite"),
 )
 """Endings of files of weights and of training states: they belong to the values that are replaced."""
 
@@ -117,7 +117,7 @@ def _weight_file(file: WeightFile, tensors: Mapping[str, Tensor], checkpoint: Ch
 def _renamed(name: str) -> str:
     """The name of a shard as safetensors: ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-…safetensors``."""
     stem, ending = os.path.splitext(name)
-    return name if ending == ".safetensors" else f"{stem.removeprefix('pytorch_')}.safetensors"
+    return name if ending in SAFETENSORS.endings else f"{stem.removeprefix('pytorch_')}{SAFETENSORS.endings[0]}"
 
 
 _NO_FILE = {Code.FILE_NOT_REGULAR, Code.FILE_MISSING}
