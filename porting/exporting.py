@@ -107,7 +107,7 @@ def export(
         dtype: cast floating-point weights to this; None keeps the module's dtypes (if it was loaded with ``dtype=``,
             those are not the checkpoint's, and values that were rounded then stay rounded).
         fresh: leave the module's new parameters out that no rule gives a name in a checkpoint; a warning names them.
-        to: another container than safetensors, as in :func:`porting.convert`: ``"dcp"``, ``"dcp/model"``.
+        to: another container than safetensors, as in :func:`porting.convert`.
         overwrite: replace a checkpoint that stands at ``path``.
 
     Returns:

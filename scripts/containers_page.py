@@ -49,7 +49,8 @@ def _yes(promised: bool) -> str:
 
 
 def _ranges(ranges: str) -> str:
-    return "without reading the rest" if ranges == "always" else "compressed ones from their beginning on"
+    alone = "without reading the rest"
+    return alone if ranges == "always" else f"{alone}; compressed ones from their beginning on"
 
 
 def _main(container: Container) -> str:

@@ -44,11 +44,11 @@ def open_checkpoint(
     """Opens a checkpoint and checks the headers of all its files; no tensor is read yet.
 
     Args:
-        source: a directory; a ``.safetensors`` file; a ``pytorch_model.bin``; the index of a sharded
-            checkpoint; or a model on the hub, ``"org/name"`` or ``"org/name@revision"``.  In a directory
-            safetensors files go before ``.bin`` files, and these before what ``torch.distributed.checkpoint``
-            saved; of the latter, ``"directory/model"`` is the state dict alone that was saved under ``"model"``.
-            A path that exists is never taken for a model on the hub.
+        source: a directory; a file of any container (docs/containers.md); the index of a sharded checkpoint; or a
+            model on the hub, ``"org/name"`` or ``"org/name@revision"``.  In a directory the containers go in the
+            order of :data:`porting.checkpoint.registry.CONTAINERS`, safetensors first; of what
+            ``torch.distributed.checkpoint`` saved, ``"directory/model"`` is the state dict alone that was saved under
+            ``"model"``.  A path that exists is never taken for a model on the hub.
         revision: a branch, tag or commit of a model on the hub.
         token: the hub's access token; True for the stored one, False for none.
         cache_dir: where files from the hub are kept; huggingface_hub's own cache when left out.

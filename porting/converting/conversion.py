@@ -103,7 +103,7 @@ def convert(
 ) -> Converted:
     """Turn a checkpoint into the port's layout, or back.
 
-    The output is a directory of safetensors files with the config, the tokenizer and a record of where everything came
+    The output is a directory of files of weights with the config, the tokenizer and a record of where everything came
     from.  It appears in one step when all of it is on the disk.  When the process dies before, the same call goes on
     where it stopped.  Its bytes depend on nothing but the input, the table and the options that shape it.
 
@@ -123,8 +123,9 @@ def convert(
             out that no rule gives a name in a checkpoint.
         trust: allow the table to name a module outside of this library.
         shard_size: bytes of tensors that one file may hold; None to divide as the input does.
-        to: ``"dcp"`` for a directory that ``torch.distributed.checkpoint`` loads, ``"dcp/model"`` for one in which the
-            tensors are nested under ``"model"``; None for safetensors.
+        to: another container than safetensors (docs/containers.md has all): ``"npz"`` for numpy, ``"dcp"`` for a
+            directory that ``torch.distributed.checkpoint`` loads, ``"dcp/model"`` for one in which the tensors are
+            nested under ``"model"``.
         threads: how many threads work; at least 1.
         memory: bytes for buffers, of all threads together; at least 1 MiB for each.
         sha256: record the SHA-256 of every file as well.

@@ -5,7 +5,7 @@ given digest; SHA-256 of the files is recorded as well when that is asked for.
 
 * of a tensor: of its bytes, in row-major order, as they lie in the file;
 * of a file of tensors that was written here: of what stands around them, followed by their digests (16 bytes each) in
-  the order of the data.  So all bytes count, and tensors can be written and checked in any order and by several threads;
+  the order of the data.  All bytes count, and tensors can be written and checked in any order and by several threads;
 * of any other file: of its bytes.
 """
 

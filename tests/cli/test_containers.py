@@ -17,21 +17,27 @@ from tests.cli.conftest import Run
 
 Tensors = dict[str, torch.Tensor]
 
+
+def _arrays(save: Callable[..., None], order: str = "<") -> Callable[[Tensors, Path], object]:
+    """Saves what numpy makes of tensors; big-endian, by columns."""
+
+    def write(tensors: Tensors, folder: Path) -> None:
+        arrays = {name: one.numpy() for name, one in tensors.items()}
+        if order == ">":
+            arrays = {name: np.asfortranarray(one.astype(one.dtype.newbyteorder(">"))) for name, one in arrays.items()}
+        save(folder / "model.npz", **arrays)
+
+    return write
+
+
 SAVERS: dict[str, Callable[[Tensors, Path], object]] = {
     "bin": lambda tensors, folder: torch.save(tensors, folder / "pytorch_model.bin"),
     "dcp": lambda tensors, folder: dcp_save(tensors, checkpoint_id=folder, no_dist=True),
-    "npz": lambda tensors, folder: np.savez(folder / "model.npz", **_arrays(tensors)),
-    "npz, compressed": lambda tensors, folder: np.savez_compressed(folder / "model.npz", **_arrays(tensors)),
-    "npz, big-endian columns": lambda tensors, folder: np.savez(
-        folder / "model.npz",
-        **{name: np.asfortranarray(one.astype(one.dtype.newbyteorder(">"))) for name, one in _arrays(tensors).items()},
-    ),
+    "npz": _arrays(np.savez),
+    "npz, compressed": _arrays(np.savez_compressed),
+    "npz, big-endian columns": _arrays(np.savez, ">"),
 }
 """The containers as the programs that they come from write them."""
-
-
-def _arrays(tensors: Tensors) -> dict[str, np.ndarray]:
-    return {name: one.numpy() for name, one in tensors.items()}
 
 
 @pytest.fixture(params=SAVERS)
