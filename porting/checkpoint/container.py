@@ -17,6 +17,7 @@ import torch
 from porting.checkpoint.errors import CheckpointError, FaultList
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described
+from porting.checkpoint.names import check_names
 from porting.errors import Code, Fault
 
 if TYPE_CHECKING:
@@ -277,12 +278,13 @@ class Container(ABC):
         return f"the format has no name for its dtype {dtype}", "convert it before it is written"
 
     def require_writable(self, tensors: Mapping[str, Described], *, where: str) -> None:
-        """See that every tensor can be written.
+        """See that every tensor can be written, and read again.
 
         Raises:
             CheckpointError: with every fault.
         """
         faults = FaultList(where)
+        check_names(tensors, faults)
         for name, tensor in tensors.items():
             reason, hint = self.refusal(name, tensor.dtype)
             if reason:

@@ -135,7 +135,7 @@ class Distributed(Container):
         Raises:
             CheckpointError: as of :meth:`Container.outline`; or this torch has no ``torch.distributed``.
         """
-        self.require_writable(tensors, where=where)
+        self.require_writable(tensors, where=f"{where}/{self.main}")
         groups = divided(tensors, shard_size)
         laid = [_shard(f"__0_{number}{self.endings[0]}", group) for number, group in enumerate(groups)]
         ranges = {name: place for _, places in laid for name, place in places.items()}

@@ -41,6 +41,7 @@ from porting.checkpoint.zip_file import (
     DEFLATED,
     FETCH_AGAIN,
     STORED,
+    UTF8,
     Directory,
     Writer,
     first_name,
@@ -127,6 +128,9 @@ class Npz(Container):
             if not entry.name.endswith(".npy"):
                 faults.add(Code.NPZ_FILE, f"the entry {quote(entry.name)} is no .npy array", hint=SAVE_AGAIN)
                 continue
+            if not entry.raw.isascii() and (not entry.flags & UTF8 or entry.name.encode() != entry.raw):
+                faults.add(Code.NPZ_FILE, f"the name of the entry {quote(entry.name)} is no UTF-8", hint=SAVE_AGAIN)
+                continue
             tensor = entry.name.removesuffix(".npy")
             array = _array(_Inflated(source, member, places), tensor, faults)
             if array is not None:
@@ -161,7 +165,7 @@ class Npz(Container):
         tied: Mapping[str, str] | None = None,
     ) -> Outline:
         """One file; every member stored, with the first day that zip knows for its date."""
-        self.require_writable(tensors, where=where)
+        self.require_writable(tensors, where=f"{where}/{self.main}")
         pieces: list[tuple[int, bytes]] = []
         offsets: dict[str, int] = {}
         seals: dict[str, tuple[int, int, int]] = {}

@@ -397,7 +397,7 @@ class Safetensors(Container):
         tied: Mapping[str, str] | None = None,
     ) -> Outline:
         """One file; or several, and an index of them."""
-        self.require_writable(tensors, where=where)
+        self.require_writable(tensors, where=f"{where}/{self.main}")
         groups = divided(tensors, shard_size)
         count = len(groups)
         names = [f"model-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)] if count > 1 else [self.main]

@@ -30,7 +30,10 @@ CENTRAL, LOCAL = struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s5H3I2H")
 DESCRIBED = 0x8
 """The flag of an entry whose checksum and sizes follow its bytes once more."""
 
-FLAGS = DESCRIBED | 0x800  # and names in UTF-8
+UTF8 = 0x800
+"""The flag of an entry whose name is UTF-8."""
+
+FLAGS = DESCRIBED | UTF8
 FOLDER = 0xFFFF
 """What says of an entry that it is a folder, in the manner of DOS; its upper half is for others."""
 
@@ -331,7 +334,7 @@ class Directory:
         version, size = (45 if wide else 20), min(nbytes, FULL)
         place = len(self.raw) + 16
         self.raw += CENTRAL.pack(
-            b"PK\1\2", version, version, 0x800, STORED, 0, DATE, crc, size, size,
+            b"PK\1\2", version, version, UTF8, STORED, 0, DATE, crc, size, size,
             len(name), len(extension), 0, 0, 0, 0, min(at, FULL),
         )  # fmt: skip
         self.raw += name + extension
@@ -359,5 +362,5 @@ def local_header(name: bytes, *, nbytes: int, crc: int, extra: bytes = b"") -> b
     """
     extension = struct.pack("<HHQQ", 1, 16, nbytes, nbytes) if nbytes >= FULL else b""
     version, size, fields = (45 if extension else 20), min(nbytes, FULL), extension + extra
-    head = LOCAL.pack(b"PK\3\4", version, 0x800, STORED, 0, DATE, crc, size, size, len(name), len(fields))
+    head = LOCAL.pack(b"PK\3\4", version, UTF8, STORED, 0, DATE, crc, size, size, len(name), len(fields))
     return head + name + fields

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.checkpoint.npz import APART, DTYPES, Npz
+from porting.checkpoint.registry import CONTAINERS
 from porting.checkpoint.zip_file import FULL
 from porting.comparing import diff, digest
 from porting.converting import convert, verify_files
@@ -108,7 +109,7 @@ def test_there_and_back_through_a_table(drawn: Drawn, deflated: bool) -> None:
 def source(tmp_path: Path) -> Path:
     dtypes = [one for one in DTYPES.values() if one != torch.complex128]
     tensors = {str(dtype).removeprefix("torch."): values((7, 3), dtype, seed) for seed, dtype in enumerate(dtypes)}
-    tensors |= {"wide": values((300, 400), torch.float32, 99), "scalar": torch.tensor(2.5), "a/b.c": torch.ones(3)}
+    tensors |= {"wide": values((300, 400), torch.float32, 99), "scalar": torch.tensor(2.5), "a/b.ç": torch.ones(3)}
     return write(tmp_path / "source", tensors | {"empty": torch.zeros(0, 3)})
 
 
@@ -209,6 +210,13 @@ def test_bfloat16_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["source"]
     convert(tmp_path / "source", tmp_path / "out", TABLE, to="npz", dtype=torch.float32)
     assert np.load(tmp_path / "out" / "model.npz")["a"].dtype == np.float32
+
+
+@pytest.mark.parametrize(("name", "told"), [("a\nb", "control character"), ("", "empty string"), ("a" * 5000, "5000")])
+def test_names_that_would_not_be_read_again_are_not_written(name: str, told: str) -> None:
+    for container in (one for one in CONTAINERS if one.promises.writes and not one.single):
+        with pytest.raises(CheckpointError, match=told):
+            container.outline({name: torch.ones(3)}, metadata={}, shard_size=None, where="out")
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../b", "a\\b", "c:/a", "a/.."])
@@ -438,6 +446,8 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("a member that is no .npy", lambda: npz(("a.npy", npy()), ("b.pkl", b"x")), "the entry 'b.pkl' is no .npy array"),
     ("a name twice", lambda: npz(("a.npy", npy()), ("a.npy", npy())), "the entry 'a.npy' stands twice"),
     ("a name with ..", lambda: npz(("../a.npy", npy())), "the entry '../a.npy' climbs out of the archive"),
+    ("a name in cp437", lambda: npz(("ab.npy", npy())).replace(b"ab.npy", b"\xe4b.npy"), "is no UTF-8"),
+    ("a name that is no UTF-8", lambda: npz(("äb.npy", npy())).replace("ä".encode(), b"\xff\xff"), "is no UTF-8"),
     ("an absolute name", lambda: npz(("/a.npy", npy())), "climbs out of the archive"),
     ("a folder", lambda: npz(("a.npy", npy()), ("b/", b"")), "the entry 'b/' is no .npy array"),
     ("encrypted", changed((b"PK\3\4", 6, 1), (b"PK\1\2", 8, 1)), "the entry 'a.npy' is encrypted"),
