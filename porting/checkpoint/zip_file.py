@@ -40,6 +40,9 @@ FOLDER = 0xFFFF
 FULL, FULL_SHORT = 0xFFFF_FFFF, 0xFFFF
 """What says of a number that it stands in the extension of 64 bits."""
 
+NEWEST = 63
+"""The last version of the format (6.3): no program writes a later one, and Python's zipfile refuses those."""
+
 STORED, DEFLATED = 0, 8
 LEVEL = 0x6
 """The flags in which some programs note how hard they compressed."""
@@ -175,7 +178,7 @@ def _listed(raw: bytes, count: int, source: ByteSource, writer: Writer, faults: 
     for _ in range(count):
         if position + CENTRAL.size > len(raw):
             raise _unreadable(source, writer, "it ends in the middle of an entry")
-        (magic, _, _, flags, method, _, _, crc, packed, size, named, extra, comment, disk, _, kind, at) = (
+        (magic, _, needed, flags, method, _, _, crc, packed, size, named, extra, comment, disk, _, kind, at) = (
             CENTRAL.unpack(raw[position : position + CENTRAL.size])
         )
         begin = position + CENTRAL.size
@@ -184,7 +187,7 @@ def _listed(raw: bytes, count: int, source: ByteSource, writer: Writer, faults: 
             raise _unreadable(source, writer, "an entry is none")
         packed, size, at = _wide(packed, size, at, raw[begin + named : begin + named + extra], source, writer)
         entry = ZipEntry(name.decode("utf-8", "replace"), name, flags, method, crc, packed, size, at)
-        _check_entry(entry, bool(comment or disk or kind & FOLDER), source.size, writer, faults)
+        _check_entry(entry, bool(comment or disk or kind & FOLDER or needed > NEWEST), source.size, writer, faults)
         yield entry
     if position != len(raw):
         raise _unreadable(source, writer, "bytes are left behind its last entry")
