@@ -55,6 +55,7 @@ class Code(StrEnum):
     INDEX_TENSOR = "index-tensor"
     INDEX_TOTAL = "index-total"
     LINK_LEAVES_CHECKPOINT = "link-leaves-checkpoint"
+    NPZ_FILE = "npz-file"
     RECORD_INVALID = "record-invalid"
     REMOTE_CODE = "remote-code"
     SAFETENSORS_HEADER = "safetensors-header"

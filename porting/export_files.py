@@ -13,12 +13,15 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint, CheckpointError, TensorFile, WeightFile
 from porting.checkpoint.config import CONFIG_NAME, parse_config
+from porting.checkpoint.container import Container
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.names import COMPANIONS, SAFETENSORS, SAFETENSORS_INDEX
+from porting.checkpoint.names import COMPANIONS
+from porting.checkpoint.registry import ENDINGS, SAFETENSORS, writer_of
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, told
 from porting.notation.field import held, value_of, with_field
 from porting.opening import Folder, Member
+from porting.target import TargetError
 
 METADATA = {"format": "pt"}
 """transformers looks for it: weights saved by torch."""
@@ -27,31 +30,73 @@ LARGEST = 64 << 20
 """Bytes.  Tokenizers stay below; what is larger in a checkpoint's directory is weights or data."""
 
 WEIGHTS = (
-    ".bin", ".ckpt", ".distcp", ".gguf", ".h5", ".index", ".msgpack", ".npz", ".onnx", ".ot", ".pickle", ".pkl", ".pt",
-    ".pth", ".safetensors", ".safetensors.index.json", ".bin.index.json", ".tflite",
-)  # fmt: skip
+    *ENDINGS,
+    *(".ckpt", ".gguf", ".h5", ".index", ".msgpack", ".onnx", ".ot", ".pickle", ".pkl", ".tflite"),
+)
 """Endings of files of weights and of training states: they belong to the values that are replaced."""
 
 
-def weight_files(checkpoint: Checkpoint | None, tensors: Mapping[str, Tensor]) -> dict[str, Content]:
-    """The tensors as files, divided as the followed checkpoint divides them.
+def chosen_writer(to: str | None) -> tuple[Container, str]:
+    """What is written, as :func:`porting.checkpoint.registry.writer_of`.
+
+    Raises:
+        TargetError: ``to`` says nothing that can be written.
+    """
+    try:
+        return writer_of(to)
+    except CheckpointError as error:
+        raise TargetError(error.faults) from error
+
+
+def protected(checkpoint: Checkpoint) -> list[Path]:
+    """What must not be written to: the checkpoint's directory, or the files when they were named themselves."""
+    if checkpoint.path is None:
+        return []
+    if is_single_file(checkpoint):
+        return [checkpoint.path / file.name for file in checkpoint.files]
+    return [checkpoint.path]
+
+
+def weight_files(
+    checkpoint: Checkpoint | None, tensors: Mapping[str, Tensor], *, to: str | None, where: str
+) -> dict[str, Content]:
+    """The tensors as files, divided as the followed checkpoint divides them; of another container, as one file.
 
     A file whose tensors still have the names, dtypes and shapes it had is written with its own header, so that equal
     values give equal bytes.  Pickled files become safetensors.  Tensors that no file had go into the last.  The files
     of a distributed checkpoint, divided as its processes were, become one.
+
+    Args:
+        checkpoint: what is followed; None for nothing.
+        tensors: what is written; they need have no values yet.
+        to: the container, as :func:`chosen_writer` takes it.
+        where: the destination, for messages.
+
+    Raises:
+        CheckpointError: a tensor cannot be written.
+        TargetError: ``to`` says nothing that can be written.
     """
-    if checkpoint is None or any(file.format == "dcp" for file in checkpoint.files):
-        return {SAFETENSORS: TensorFile(tensors=tensors, metadata=METADATA)}
+    writer, part = chosen_writer(to)
+    if writer is not SAFETENSORS:
+        made = writer.outline(tensors, metadata=METADATA, shard_size=None, where=where, part=part)
+        files: dict[str, Content] = {
+            shard.name: TensorFile(tensors={name: tensors[name] for name in shard.tensors}, shard=shard)
+            for shard in made.shards
+        }
+        return files | dict(made.files)
+    if checkpoint is None or (checkpoint.index_file is None and len(checkpoint.files) > 1):
+        return {SAFETENSORS.main: TensorFile(tensors=tensors, metadata=METADATA)}
     parts = [{name: tensors[name] for name in file.names if name in tensors} for file in checkpoint.files]
     parts[-1].update({name: tensor for name, tensor in tensors.items() if name not in checkpoint.tensors})
-    files = [_weight_file(file, part, checkpoint) for file, part in zip(checkpoint.files, parts, strict=True)]
+    laid = [_weight_file(file, part, checkpoint) for file, part in zip(checkpoint.files, parts, strict=True)]
     if checkpoint.index_file is None:
-        return {SAFETENSORS: files[0]}
+        return {SAFETENSORS.main: laid[0]}
     named: dict[str, Content] = {
-        _renamed(old.name): new for old, new in zip(checkpoint.files, files, strict=True) if new.tensors
+        _renamed(old.name): new for old, new in zip(checkpoint.files, laid, strict=True) if new.tensors
     }
-    if all(file.header is not None for file in files):
-        return {**named, SAFETENSORS_INDEX: checkpoint.index_file.raw}
+    index_name = f"{SAFETENSORS.main}.index.json"
+    if all(file.header is not None for file in laid):
+        return {**named, index_name: checkpoint.index_file.raw}
     home = {name: _renamed(file.name) for file, part in zip(checkpoint.files, parts, strict=True) for name in part}
     old = checkpoint.index_file.content.get("metadata")
     size = sum(tensor.nbytes for tensor in tensors.values())
@@ -59,7 +104,7 @@ def weight_files(checkpoint: Checkpoint | None, tensors: Mapping[str, Tensor]) -
         "metadata": {**(old if isinstance(old, dict) else {}), "total_size": size},
         "weight_map": {name: home[name] for name in tensors},
     }
-    return {**named, SAFETENSORS_INDEX: _json(index)}
+    return {**named, index_name: _json(index)}
 
 
 def _weight_file(file: WeightFile, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> TensorFile:
@@ -72,7 +117,7 @@ def _weight_file(file: WeightFile, tensors: Mapping[str, Tensor], checkpoint: Ch
 def _renamed(name: str) -> str:
     """The name of a shard as safetensors: ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-…safetensors``."""
     stem, ending = os.path.splitext(name)
-    return name if ending == ".safetensors" else f"{stem.removeprefix('pytorch_')}.safetensors"
+    return name if ending in SAFETENSORS.endings else f"{stem.removeprefix('pytorch_')}{SAFETENSORS.endings[0]}"
 
 
 _NO_FILE = {Code.FILE_NOT_REGULAR, Code.FILE_MISSING}

@@ -17,7 +17,7 @@ from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, option
 from porting.export_config import exported_config, whole_config
-from porting.export_files import companions, is_single_file, weight_files
+from porting.export_files import chosen_writer, companions, protected, weight_files
 from porting.lineage import Provenance, provenance
 from porting.loading import PortingWarning, cast, expected, same_bits
 from porting.notation.table import Table
@@ -82,6 +82,7 @@ def export(
     architecture: str | None = None,
     dtype: torch.dtype | None = None,
     fresh: bool = False,
+    to: str | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write a module as a directory that ``transformers.AutoModel.from_pretrained`` loads.
@@ -106,6 +107,7 @@ def export(
         dtype: cast floating-point weights to this; None keeps the module's dtypes (if it was loaded with ``dtype=``,
             those are not the checkpoint's, and values that were rounded then stay rounded).
         fresh: leave the module's new parameters out that no rule gives a name in a checkpoint; a warning names them.
+        to: another container than safetensors, as in :func:`porting.convert`.
         overwrite: replace a checkpoint that stands at ``path``.
 
     Returns:
@@ -125,6 +127,7 @@ def export(
     ...     porting.diff(porting.embedded_checkpoint(), made.path).equal
     True
     """
+    chosen_writer(to)
     module = unwrapped(module)
     spread = is_sharded(module)
     values = {} if spread else _values(module)
@@ -145,7 +148,7 @@ def export(
         origin = imagined(module, chosen, whole_config(module, chosen, config), architecture)
 
     if spread:
-        exported = _from_shards(module, origin, Path(path), config, architecture, dtype, overwrite=overwrite)
+        exported = _from_shards(module, origin, Path(path), config, architecture, dtype, to=to, overwrite=overwrite)
         _warn(exported)
         return exported
     tensors, copied, not_written = _tensors(origin, values)
@@ -155,9 +158,9 @@ def export(
     if checkpoint is not None:
         files, left = companions(checkpoint)
     files[CONFIG_NAME] = exported_config(module, origin, config, architecture, tensors)
-    files |= weight_files(checkpoint, tensors)
-    protected = [one for one in (checkpoint, record.checkpoint if record is not None else None) if one is not None]
-    places = [place for one in protected for place in _places(one)]
+    files |= weight_files(checkpoint, tensors, to=to, where=str(path))
+    kept = [one for one in (checkpoint, record.checkpoint if record is not None else None) if one is not None]
+    places = [place for one in kept for place in protected(one)]
     write_directory(path, files, overwrite=overwrite, sources=places, confirm=mapped)
 
     result = Exported(
@@ -204,6 +207,7 @@ def _from_shards(
     architecture: str | None,
     dtype: torch.dtype | None,
     *,
+    to: str | None,
     overwrite: bool,
 ) -> Exported:
     """Write a module that is spread over processes, in all of them, into files like those that it came from.
@@ -221,7 +225,7 @@ def _from_shards(
     files, left = companions(checkpoint)
     beside = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
     beside[CONFIG_NAME] = exported_config(module, origin, config, architecture, described)
-    contents = weight_files(checkpoint, described)
+    contents = weight_files(checkpoint, described, to=to, where=str(path))
     beside |= {name: one for name, one in contents.items() if isinstance(one, bytes | Member)}
     weights = {name: one for name, one in contents.items() if isinstance(one, TensorFile)}
     written, infinite = write_shards(
@@ -233,7 +237,7 @@ def _from_shards(
         beside,
         path,
         overwrite=overwrite,
-        sources=_places(checkpoint),
+        sources=protected(checkpoint),
     )
     proven = {"arange", "zeros", *(name for step in origin.plan.steps for name in step.sources)}
     return Exported(
@@ -340,15 +344,6 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dic
         if tensor.is_floating_point() and torch.finfo(tensor.dtype).max > torch.finfo(dtype).max
     }
     return result, {name: count for name, count in infinite.items() if count}
-
-
-def _places(checkpoint: Checkpoint) -> list[Path]:
-    """What must not be written to: the checkpoint's directory, or the files when they were named themselves."""
-    if checkpoint.path is None:
-        return []
-    if is_single_file(checkpoint):
-        return [checkpoint.path / file.name for file in checkpoint.files]
-    return [checkpoint.path]
 
 
 def _warn(result: Exported) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint.errors import CheckpointError
-from porting.checkpoint.files import LocalFile
+from porting.checkpoint.files import ByteSource
 from porting.errors import Code, Fault
 from porting.plan.clipping import window
 from porting.plan.copies import Copy
@@ -93,7 +93,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
 
 
-def _require_booleans(raw: Tensor, file: LocalFile, name: str) -> None:
+def _require_booleans(raw: Tensor, file: ByteSource, name: str) -> None:
     if raw.numel() and int(raw.max()) > 1:
         message = f"tensor {name!r}: a boolean is stored as the byte {int(raw.max())}; only 0 and 1 are"
         hint = "the file is damaged: fetch it again"

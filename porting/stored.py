@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.files import LocalFile
+from porting.checkpoint.files import Readable
 from porting.checkpoint.layout import Extent
 from porting.plan.clipping import clip_source, row_major
 from porting.plan.copies import Copy
@@ -18,12 +18,12 @@ class Stored:
     """A part of a move that reads from one file.
 
     Attributes:
-        file: the file.
+        file: the file, or what its bytes are decoded to.
         extent: where in it the piece of the source lies that is read from.
         copy: the part; its source is counted in elements from the beginning of the extent, as they lie there.
     """
 
-    file: LocalFile
+    file: Readable
     extent: Extent
     copy: Copy
 

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ EXECUTIONS = {
     "header": 200_000,
     "index": 200_000,
     "archive": 50_000,
+    "arrays": 50_000,
     "pickle": 200_000,
     "metadata": 100_000,
     "config": 100_000,
@@ -69,6 +71,28 @@ def archive(raw: bytes) -> object:
     from porting.checkpoint.bin_file import _Bytes, read_bin
 
     return quietly(lambda: read_bin(_Bytes(raw, "f"), name="f"))
+
+
+def arrays(raw: bytes) -> object:
+    """A whole ``.npz``; the headers that are read here are those that numpy reads."""
+    import numpy as np
+
+    from porting.checkpoint.bin_file import _Bytes
+    from porting.checkpoint.npz import Npz
+
+    def read() -> object:
+        found = Npz().read(_Bytes(raw, "f"), name="f")
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            for name, info in found.tensors.items():
+                # Elements that are damaged are an error here when they are read, and one of numpy's already now.
+                with contextlib.suppress(zipfile.BadZipFile, zlib.error), archive.open(f"{name}.npy") as member:
+                    version = np.lib.format.read_magic(member)
+                    heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                    if version in heads and heads[version](member)[0] != info.shape:
+                        raise AssertionError("numpy reads another shape")
+        return found
+
+    return quietly(read)
 
 
 def pickle(raw: bytes) -> object:
@@ -148,7 +172,7 @@ def torch(raw: bytes) -> object:
 
 TARGETS: dict[str, Target] = {
     one.__name__: one
-    for one in (header, index, archive, pickle, metadata, config, table, name, axes, expression, torch)
+    for one in (header, index, archive, arrays, pickle, metadata, config, table, name, axes, expression, torch)
 }
 
 
@@ -182,6 +206,8 @@ def seeds(target: str) -> Iterable[bytes]:
             yield b'{"metadata": {"total_size": 12}, "weight_map": {"a": "s-1.safetensors", "b": "s-2.safetensors"}}'
         case "archive" | "pickle":
             yield from _states(target)
+        case "arrays":
+            yield from _arrays()
         case "torch":
             from tests.checkpoint.test_bin_against_torch import states
 
@@ -220,6 +246,20 @@ def _states(target: str) -> Iterable[bytes]:
         buffer = io.BytesIO()
         torch.save({"a": shared}, buffer, _use_new_zipfile_serialization=False)
         yield buffer.getvalue()
+
+
+def _arrays() -> Iterable[bytes]:
+    import numpy as np
+
+    for save in (np.savez, np.savez_compressed):
+        for one in (
+            np.arange(6.0).reshape(2, 3),
+            np.asfortranarray(np.arange(6, dtype=">i4").reshape(2, 3)),
+            np.zeros((0, 2)),
+        ):
+            buffer = io.BytesIO()
+            save(buffer, a=one, b=np.float32(1))
+            yield buffer.getvalue()
 
 
 def _described() -> Iterable[bytes]:
@@ -261,6 +301,7 @@ def fuzz(target: str, runs: int, folder: Path, seed: int) -> None:
     with atheris.instrument_imports(include=["porting"]):
         import porting.checkpoint.bin_file
         import porting.checkpoint.config
+        import porting.checkpoint.npz
         import porting.notation  # noqa: F401  # what is imported here is followed
     corpus = folder / "corpus"
     corpus.mkdir()

@@ -198,8 +198,9 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             of = node.func.value if isinstance(node.func, ast.Attribute) else None
+            words = ("folder", "content", "container", "place", "root", "made", "files", "model")
             ours = isinstance(of, ast.Name | ast.Attribute | ast.Call) and any(
-                word in ast.unparse(of) for word in ("folder", "content", "place", "root", "made", "files", "model")
+                word in ast.unparse(of) for word in words
             )
             if called in opening and not (ours and module not in own):
                 found.add(module)

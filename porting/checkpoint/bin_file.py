@@ -2,7 +2,7 @@
 
 The archive holds ``data.pkl``, the structure, and one record of raw bytes per storage
 (https://pytorch.org/docs/stable/notes/serialization.html).  Its own table of contents is checked first
-(:mod:`porting.checkpoint.torch_zip`), then the pickle is read by a machine that can only describe tensors
+(:mod:`porting.checkpoint.zip_file`), then the pickle is read by a machine that can only describe tensors
 (:mod:`porting.checkpoint.state_pickle`), then each tensor's extent is checked against the record that it lies in.
 ``torch.load`` does neither check of the records' sizes when it maps a file.
 
@@ -16,19 +16,33 @@ from __future__ import annotations
 import re
 import tarfile
 import zlib
+from dataclasses import replace
 
 import torch
 
+from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import ChecksummedRange, Contents, Extent
 from porting.checkpoint.state_dict import read_tensors
 from porting.checkpoint.state_pickle import StateMachine, StorageRef, TensorSpec, describe
-from porting.checkpoint.torch_zip import FETCH_AGAIN, MAX_DIRECTORY, SAVE_AGAIN, ZipEntry, locate_all, read_archive
-from porting.checkpoint.torch_zip import locate as locate_entry
+from porting.checkpoint.zip_file import (
+    FETCH_AGAIN,
+    MAX_DIRECTORY,
+    Archive,
+    Writer,
+    ZipEntry,
+    bad_archive,
+    first_name,
+    is_archive,
+    locate_all,
+    read_archive,
+)
+from porting.checkpoint.zip_file import locate as locate_entry
 from porting.errors import Code, Fault
 from porting.limits import charge
 
+SAVE_AGAIN = "save the state dict again with torch.save"
 SAVED_AGAIN = "the checkpoint is damaged: fetch it, or save it, again"
 
 SMALL = {
@@ -38,6 +52,13 @@ SMALL = {
     ".storage_alignment": re.compile(rb"[0-9]{1,6}"),
 }
 """What the records have to hold that torch reads besides the pickle."""
+
+KNOWN = re.compile(
+    r"data\.pkl|version|byteorder|data/[^/]+|\.data/serialization_id|\.format_version|\.storage_alignment"
+)
+"""What torch.save puts into the folder of an archive."""
+
+TORCH = Writer(name="torch.save", code=Code.BIN_ARCHIVE, again=SAVE_AGAIN, one_case=True, unchecked=True)
 
 
 def read_bin(source: ByteSource, *, name: str, locate: bool = True) -> Contents:
@@ -108,7 +129,7 @@ ONE = "tensor"
 
 def _read_archive(source: ByteSource, *, locate: bool) -> tuple[StateMachine, object, dict[str, ChecksummedRange]]:
     """What the pickle of an archive describes, with the machine that read it, and where its storages lie."""
-    archive = read_archive(source)
+    archive = _archive(source)
     entries = archive.entries
     for name, expected in SMALL.items():
         if name in entries:
@@ -137,6 +158,30 @@ def _read_archive(source: ByteSource, *, locate: bool) -> tuple[StateMachine, ob
     return machine, value, records
 
 
+def _archive(source: ByteSource) -> Archive:
+    """The archive, its entries by their names in its folder, once they are those of torch.save."""
+    if not is_archive(source):
+        message = "this is neither a zip archive nor an older file of torch.save"
+        fault = Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=FETCH_AGAIN)
+        raise UnrecognisedError(fault, source, Bin.title)
+    archive = read_archive(source, TORCH)
+    root = next(iter(archive.entries), "").partition("/")[0]
+    found = {name.removeprefix(f"{root}/"): entry for name, entry in archive.entries.items()}
+    if "constants.pkl" in found:
+        what = "a TorchScript program, which would have to be run to be read"
+        raise _bad_archive(source, what, "save the model's state dict instead")
+    structures = sum(name.endswith("/data.pkl") for name in archive.entries)
+    if structures != 1 or "data.pkl" not in found:
+        what = f"{structures} entries named data.pkl" if structures > 1 else "no data.pkl"
+        raise _bad_archive(source, f"a zip archive with {what}, so not one that torch.save wrote", SAVE_AGAIN)
+    faults = FaultList(source.where)
+    for name, entry in found.items():
+        if not entry.name.startswith(f"{root}/") or not KNOWN.fullmatch(name):
+            faults.add(Code.BIN_ARCHIVE, f"the entry {quote(entry.name)} is none of torch.save's", hint=SAVE_AGAIN)
+    faults.raise_if_any()
+    return replace(archive, entries=found)
+
+
 def _record_bytes(source: ByteSource, entry: ZipEntry) -> bytes:
     """The bytes of a small record, its checksum verified."""
     if entry.size > MAX_DIRECTORY:
@@ -147,7 +192,7 @@ def _record_bytes(source: ByteSource, entry: ZipEntry) -> bytes:
         )
     charge("metadata", entry.size, where=source.where)
     faults = FaultList(source.where)
-    record, _ = locate_entry(source, entry, faults)
+    record, _ = locate_entry(source, entry, TORCH, faults)
     faults.raise_if_any()
     raw = source.pread(record.start, record.stop - record.start)
     if entry.crc and zlib.crc32(raw) != entry.crc:  # torch.save can be told to write no checksums; then they are 0
@@ -158,7 +203,7 @@ def _record_bytes(source: ByteSource, entry: ZipEntry) -> bytes:
 
 
 def _bad_archive(source: ByteSource, message: str, hint: str) -> CheckpointError:
-    return CheckpointError(Fault(code=Code.BIN_ARCHIVE, where=source.where, message=message, hint=hint))
+    return bad_archive(source, TORCH, message, hint)
 
 
 class _Bytes:
@@ -250,3 +295,23 @@ def _records(
 
 def _damaged(source: ByteSource, message: str, hint: str = FETCH_AGAIN) -> CheckpointError:
     return CheckpointError(Fault(code=Code.BIN_ARCHIVE, where=source.where, message=message, hint=hint))
+
+
+class Bin(Container):
+    """A state dict that ``torch.save`` wrote: a zip archive, or the older pickles in a row."""
+
+    name = "bin"
+    title = "a state dict that torch.save wrote"
+    endings = (".bin", ".pt", ".pth")
+    main = "pytorch_model.bin"
+    promises = Promises(writes=False, checksums=True, transformers=True)
+
+    def sniff(self, source: ByteSource) -> FileKind | None:
+        """Whether the file begins with the pickle of an archive, or with the magic number of the older format."""
+        if not first_name(source).endswith("/data.pkl") and not is_legacy(source):
+            return None
+        return FileKind(self.title, "rename it to end in .bin")
+
+    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
+        """As :func:`read_bin`."""
+        return read_bin(source, name=name, locate=locate)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import torch
 
-from porting.checkpoint.dcp import locate
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
-from porting.checkpoint.files import ByteSource, LocalFile
+from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
 from porting.checkpoint.layout import ChecksummedRange, Contents, Extent, TensorInfo, WeightFile
 from porting.errors import Code, Fault, nearest, told
@@ -28,13 +27,13 @@ class StoredBox:
     Attributes:
         starts: where the box begins in the tensor, axis by axis.
         sizes: its sizes.
-        file: the file.
-        extent: where in it the elements of the box lie.
+        file: what it is read from: the file, or what its bytes are decoded to.
+        extent: where in that the elements of the box lie.
     """
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
-    file: LocalFile
+    file: Readable
     extent: Extent
 
 
@@ -82,7 +81,7 @@ class Checkpoint:
         self.index = index.content if index is not None else None
         self.shared: tuple[frozenset[str], ...] = tuple(chain.from_iterable(part.shared for part in contents))
         self._sources = sources
-        self._verified: set[tuple[str, int]] = set()
+        self._verified: set[tuple[str, str, int]] = set()
         self.tensors: Mapping[str, TensorInfo]
         self._extents: Mapping[str, Extent]
         if len(contents) == 1:
@@ -90,7 +89,7 @@ class Checkpoint:
         else:
             self.tensors = {name: info for part in contents for name, info in part.tensors.items()}
             self._extents = {name: extent for part in contents for name, extent in part.extents.items()}
-        self._chunks = {name: chunks for part in contents for name, chunks in part.chunks.items()}
+        self._chunks = {name: (part, chunks) for part in contents for name, chunks in part.chunks.items()}
         self._located: dict[str, tuple[StoredBox, ...]] = {}
         self.warnings = (*notes, *self._check(contents, index), *self._remote_code())
 
@@ -116,17 +115,16 @@ class Checkpoint:
         found = self._located.get(name)
         if found is None:
             if name in self._chunks:
-                chunks = [(chunk, self.file(chunk.file)) for chunk in self._chunks[name]]
+                part, chunks = self._chunks[name]
+                files = [self.file(chunk.file) for chunk in chunks]
                 found = tuple(
-                    StoredBox(chunk.starts, chunk.sizes, source, locate(source, chunk, info))
-                    for chunk, source in chunks
+                    StoredBox(chunk.starts, chunk.sizes, file, part.locate(file, chunk, info))
+                    for chunk, file in zip(chunks, files, strict=True)
                 )
             else:
-                found = (
-                    StoredBox(
-                        (0,) * len(info.shape), info.shape, self.file(info.file, tensor=name), self._extents[name]
-                    ),
-                )
+                file, extent = self.file(info.file, tensor=name), self._extents[name]
+                source = extent.decode(file) if extent.decode is not None else file
+                found = (StoredBox((0,) * len(info.shape), info.shape, source, extent),)
             self._located[name] = found
         if verify:
             for piece in found:
@@ -155,13 +153,19 @@ class Checkpoint:
             )
         return source
 
+    @property
+    def in_chunks(self) -> bool:
+        """Whether tensors lie in chunks that were saved by themselves, of which a process may need a few."""
+        return bool(self._chunks)
+
     def maps(self, name: str) -> bool:
         """Whether :meth:`read` gives a view of the mapped file, and copies nothing."""
         pieces = self.pieces(name, verify=False)
         if len(pieces) != 1:
             return False
         extent, info = pieces[0].extent, self.tensors[name]
-        return extent.start % info.dtype.itemsize == 0 and info.nbytes <= extent.stop - extent.start
+        aligned = extent.start % info.dtype.itemsize == 0
+        return extent.decode is None and aligned and info.nbytes <= extent.stop - extent.start
 
     def require_unchanged(self, tensors: Iterable[torch.Tensor]) -> None:
         """See that those of some tensors that are views of its mapped files have the values that they were read with.
@@ -265,9 +269,12 @@ class Checkpoint:
             values.append(source.view(extent.start, extent.stop, torch.uint8))
         return torch.equal(values[0], values[1])
 
-    def _verify_checksum(self, source: LocalFile, record: ChecksummedRange | None) -> None:
+    def _verify_checksum(self, source: ByteSource, record: ChecksummedRange | None) -> None:
         """Reads a record once and compares its CRC-32 with the archive's."""
-        if record is None or record.crc is None or (source.where, record.start) in self._verified:
+        if record is None or record.crc is None:
+            return
+        key = source.where, record.name, record.start
+        if key in self._verified:
             return
         crc = 0
         for start in range(record.start, record.stop, CHECKSUM_PIECE):
@@ -275,9 +282,9 @@ class Checkpoint:
         if crc != record.crc:
             message = f"the checksum of the record {quote(record.name)} does not match its bytes"
             raise self._fault(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
-        self._verified.add((source.where, record.start))
+        self._verified.add(key)
 
-    def _as_bool(self, flat: torch.Tensor, source: LocalFile, name: str) -> torch.Tensor:
+    def _as_bool(self, flat: torch.Tensor, source: ByteSource, name: str) -> torch.Tensor:
         if flat.numel() and int(flat.max()) > 1:
             message = f"tensor {quote(name)}: a boolean is stored as the byte {int(flat.max())}; only 0 and 1 are"
             raise self._fault(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")

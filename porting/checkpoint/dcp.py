@@ -1,77 +1,154 @@
-"""A checkpoint of ``torch.distributed.checkpoint`` as a directory: its ``.metadata``, and the files with the chunks."""
+"""A checkpoint of ``torch.distributed.checkpoint`` as a directory: its ``.metadata``, and the files with the chunks.
+
+It is read and written.  The ``.metadata`` is a pickle, the only one that is ever written here, because that is what
+torch reads.  It is made of torch's own classes with names, sizes and numbers in them, and holds no weight.  Without a
+memo (``fast``) its bytes follow from these alone, and not from which of them happened to be one object.
+"""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+import pickle
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from porting.checkpoint.bin_file import locate_tensor
+from porting.checkpoint.container import Container, Found, Outline, Place, Promises, Seal, Shard, divided, open_all
+from porting.checkpoint.dcp_archive import frame
 from porting.checkpoint.dcp_metadata import SAVE_AGAIN, DistributedContents, read_metadata
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile
-from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
+from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Described, Extent, TensorInfo, WeightFile
 from porting.checkpoint.names import DCP_METADATA
 from porting.checkpoint.state_dict import SHARED
 from porting.errors import Code, Fault, nearest
 from porting.limits import charge
 
+UNCONSOLIDATED = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
+"""What torch's ``HuggingFaceStorageWriter`` calls the files of one process, where it does not put them together."""
+
+PUT_TOGETHER = "save it again with enable_consolidation of torch's HuggingFaceStorageWriter switched on"
+
 SHOWN = 3
 """Entries that are named of those that are no tensors."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Distributed:
-    """What was opened.
+class Distributed(Container):
+    """A directory of ``torch.distributed.checkpoint``."""
 
-    Attributes:
-        contents: all tensors with the ``.metadata``, and the other files.
-        sources: the files.
-        notes: what should be known.
-    """
+    name = "dcp"
+    title = "a distributed checkpoint"
+    endings = (".distcp",)
+    main = DCP_METADATA
+    surroundings = "what stands around its tensors"
+    parts = True
+    together = True
+    promises = Promises(writes=True, shards=True, checksums=True)
 
-    contents: tuple[Contents, ...]
-    sources: Mapping[str, ByteSource]
-    notes: tuple[Fault, ...]
+    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
+        """No file of it can be read by itself.
+
+        Raises:
+            CheckpointError: always.
+        """
+        fault = self.fragment(name, where=source.where)
+        raise CheckpointError(fault or Fault(code=Code.FORMAT_WRONG, where=source.where, message=f"not {self.title}"))
+
+    def open(self, place: Place, main: str, *, part: str = "", locate: bool = True) -> Found:
+        """Open a distributed checkpoint; each chunk lies inside of its file, and no two share a byte but those of ties.
+
+        ``part`` is the state dict that is meant, of those that are nested in it: ``model`` takes the tensors whose
+        names begin with ``model.``, without that.
+        """
+        sources = open_all(place, [main])
+        metadata = sources[main]
+        found = read_metadata(metadata)
+        notes = _notes(found, part=part, location=place.location, where=metadata.where)
+        if part:
+            found = _part(found, part, metadata.where)
+        first = _files(found)
+        sources |= open_all(place, first)
+        shared = _check_ranges(found, sources, metadata.where)
+        described = WeightFile(name=main, size=metadata.size, format=self.name, metadata={}, names=())
+        whole = Contents(
+            file=described, tensors=found.tensors, extents={}, shared=shared, chunks=found.chunks, locate=_locate
+        )
+        contents = [whole]
+        held: dict[str, list[str]] = {name: [] for name in first}
+        for name, info in found.tensors.items():
+            held.setdefault(info.file, []).append(name)
+        for name in first:
+            file = WeightFile(
+                name=name, size=sources[name].size, format=self.name, metadata={}, names=tuple(held[name])
+            )
+            contents.append(Contents(file=file, tensors={}, extents={}))
+        return Found(contents=tuple(contents), sources=sources, notes=notes)
+
+    def others(self, place: Place, main: str) -> tuple[str, ...]:
+        """The files with the chunks."""
+        return tuple(_files(read_metadata(place.open(main))))
+
+    def fragment(self, name: str, *, where: str) -> Fault | None:
+        """Of a file of one process: that it is one of several."""
+        if UNCONSOLIDATED.fullmatch(name):
+            message = "this is what one process saved of a distributed model, with parts of tensors in it"
+            return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=PUT_TOGETHER)
+        if name != self.main and not name.endswith(self.endings):
+            return None
+        message = "this is one file of a distributed checkpoint"
+        hint = f"pass its directory, {Path(where).parent}"
+        return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=hint)
+
+    def incomplete(self, names: Collection[str], *, where: str) -> Fault | None:
+        """Of a save that did not come to its end, or that was not put together."""
+        pieces = [name for name in names if name.endswith(self.endings)]
+        if pieces:
+            message = f"holds {len(pieces)} files of a distributed checkpoint and no {self.main}, which is written last"
+            hint = "the save did not come to its end: save it again"
+            return Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint)
+        parts = sorted(name for name in names if UNCONSOLIDATED.fullmatch(name))
+        if not parts:
+            return None
+        message = (
+            f"holds parts of tensors, as torch saves them unconsolidated ({parts[0]} and {len(parts) - 1} more): "
+            "nothing says how large a tensor is, so that a file that is missing would not show"
+        )
+        return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=PUT_TOGETHER)
+
+    def outline(
+        self,
+        tensors: Mapping[str, Described],
+        *,
+        metadata: Mapping[str, str],
+        shard_size: int | None,
+        where: str,
+        part: str = "",
+        tied: Mapping[str, str] | None = None,
+    ) -> Outline:
+        """Every tensor a chunk of its own, and a ``.metadata``; of other names, torch has to know the places as well.
+
+        Raises:
+            CheckpointError: as of :meth:`Container.outline`; or this torch has no ``torch.distributed``.
+        """
+        self.require_writable(tensors, where=f"{where}/{self.main}")
+        groups = divided(tensors, shard_size)
+        laid = [_shard(f"__0_{number}{self.endings[0]}", group) for number, group in enumerate(groups)]
+        ranges = {name: place for _, places in laid for name, place in places.items()}
+        files = {self.main: _metadata(tensors, tied or {}, ranges, part)}
+        return Outline(shards=tuple(shard for shard, _ in laid), files=files)
 
 
-def read_distributed(
-    open_all: Callable[[Collection[str]], dict[str, ByteSource]], *, part: str, location: str
-) -> Distributed:
-    """Open a distributed checkpoint; each chunk lies inside of its file, and no two share a byte but those of ties.
-
-    Args:
-        open_all: opens files of the directory by their names.
-        part: the state dict that is meant, of those that are nested in it: ``model`` takes the tensors whose names
-            begin with ``model.``, without that.  Empty for all, as they are.
-        location: what the user passed, for messages.
-
-    Raises:
-        CheckpointError: with every fault found.
-    """
-    sources = open_all([DCP_METADATA])
-    metadata = sources[DCP_METADATA]
-    found = read_metadata(metadata)
-    notes = _notes(found, part=part, location=location, where=metadata.where)
-    if part:
-        found = _part(found, part, metadata.where)
-    first = {chunk.file: None for chunks in found.chunks.values() for chunk in chunks}
-    sources |= open_all(first)
-    shared = _check_ranges(found, sources, metadata.where)
-    described = WeightFile(name=DCP_METADATA, size=metadata.size, format="dcp", metadata={}, names=())
-    contents = [Contents(file=described, tensors=found.tensors, extents={}, shared=shared, chunks=found.chunks)]
-    held: dict[str, list[str]] = {name: [] for name in first}
-    for name, info in found.tensors.items():
-        held.setdefault(info.file, []).append(name)
-    for name in first:
-        file = WeightFile(name=name, size=sources[name].size, format="dcp", metadata={}, names=tuple(held[name]))
-        contents.append(Contents(file=file, tensors={}, extents={}))
-    return Distributed(contents=tuple(contents), sources=sources, notes=notes)
+def _files(found: DistributedContents) -> dict[str, None]:
+    """The files that chunks lie in, each once."""
+    return {chunk.file: None for chunks in found.chunks.values() for chunk in chunks}
 
 
-def locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
+def _locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
     """Where the elements of a chunk lie in its file, once the archive around them is seen to hold them.
 
     Raises:
@@ -204,3 +281,68 @@ def _check_ranges(
     made = sum(info.nbytes for info in found.tensors.values()) - SHARED * stored
     charge("made", max(made, 0), where=where)
     return tuple(frozenset(names) for (_, _, chunks), names in ties.items() if chunks and len(names) > 1)
+
+
+# --------------------------------------------------------------------------------------------------- writing
+
+Ranges = Mapping[str, tuple[str, int, int]]
+"""For each tensor the file, the place and the length of the archive that holds it."""
+
+
+def _shard(name: str, group: Mapping[str, Described]) -> tuple[Shard, Ranges]:
+    pieces: list[tuple[int, bytes]] = []
+    offsets: dict[str, int] = {}
+    seals: dict[str, Seal] = {}
+    ranges: dict[str, tuple[str, int, int]] = {}
+    at = 0
+    for tensor, described in group.items():
+        made = frame(described.dtype, described.shape, at=at)
+        offsets[tensor] = at + len(made.front)
+        seals[tensor] = Seal(places=tuple(at + seal for seal in made.seals))
+        ranges[tensor] = name, at, made.size
+        pieces += [(at, made.front), (at + made.size - len(made.back), made.back)]
+        at += made.size
+    # The metadata gives no place to a tensor without elements.
+    hidden = frozenset(tensor for tensor, described in group.items() if 0 in described.shape)
+    shard = Shard(
+        name=name, size=at, frame=tuple(pieces), offsets=offsets, tensors=tuple(group), seals=seals, hidden=hidden
+    )
+    return shard, ranges
+
+
+def _metadata(tensors: Mapping[str, Described], tied: Mapping[str, str], ranges: Ranges, part: str) -> bytes:
+    """The pickle of torch's own objects that describes all of it.
+
+    Raises:
+        CheckpointError: this torch has no ``torch.distributed``.
+    """
+    try:
+        from torch.distributed.checkpoint.filesystem import _StorageInfo  # noqa: PLC0415 - a heavy import
+        from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415 - as above
+            STORAGE_TYPES,
+            ChunkStorageMetadata,
+            Metadata,
+            MetadataIndex,
+            TensorProperties,
+            TensorStorageMetadata,
+        )
+    except ImportError as error:
+        message = "this build of torch has no torch.distributed.checkpoint, whose metadata it should be"
+        raise CheckpointError(Fault(code=Code.OPTION_REFUSED, message=message)) from error
+
+    before = (part,) if part else ()
+    stored = {name: name for name in tensors} | {name: own for name, own in tied.items() if own in tensors}
+    state: dict[str, STORAGE_TYPES] = {}
+    storage = {}
+    planner = {}
+    for name, own in stored.items():
+        shape, path = torch.Size(tensors[own].shape), (*before, name)
+        chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(shape)), sizes=shape)
+        state[".".join(path)] = TensorStorageMetadata(TensorProperties(dtype=tensors[own].dtype), shape, [chunk])
+        storage[MetadataIndex(".".join(path), [0] * len(shape), 0)] = _StorageInfo(*ranges[own])
+        planner[".".join(path)] = path
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=4)
+    pickler.fast = True
+    pickler.dump(Metadata(state_dict_metadata=state, planner_data=planner, storage_data=storage, version="1.0.0"))
+    return file.getvalue()

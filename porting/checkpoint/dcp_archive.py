@@ -16,16 +16,12 @@ from dataclasses import dataclass, field
 import torch
 
 from porting.checkpoint.state_pickle import STORAGES
-
-LARGE = 0xFFFF_FFFF
-"""Where a number needs the zip64 extension."""
+from porting.checkpoint.zip_file import Directory, local_header
 
 ALIGNED = 64
 """Bytes: the largest unit that any processor asks for."""
 
 ROOT = "archive"
-DATE = 0x21
-"""The first day that the format knows, 1980-01-01: the same bytes at any time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +52,16 @@ def frame(dtype: torch.dtype, shape: Sequence[int], *, at: int) -> Frame:
         numel *= size
     nbytes = numel * dtype.itemsize
     front = b""
-    directory = b""
-    entries = 0
+    directory = Directory()
     for name, raw in (("data.pkl", _pickle(dtype, shape)), ("byteorder", b"little"), ("version", b"3\n")):
-        directory += _central(name, len(front), len(raw), zlib.crc32(raw))
-        front += _local(name, len(raw), zlib.crc32(raw), b"") + raw
-        entries += 1
-    begun = len(front)
-    bare = len(_local("data/0", nbytes, 0, _padding(0)))
-    front += _local("data/0", nbytes, 0, _padding((-at - begun - bare) % ALIGNED))
+        directory.add(_name(name), at=len(front), nbytes=len(raw), crc=zlib.crc32(raw))
+        front += local_header(_name(name), nbytes=len(raw), crc=zlib.crc32(raw)) + raw
+    begun, last = len(front), _name("data/0")
+    bare = len(local_header(last, nbytes=nbytes, crc=0, extra=_padding(0)))
+    front += local_header(last, nbytes=nbytes, crc=0, extra=_padding((-at - begun - bare) % ALIGNED))
     end = len(front) + nbytes
-    seals = (begun + 14, end + len(directory) + 16)
-    directory += _central("data/0", begun, nbytes, 0)
-    back = directory + _end(entries + 1, len(directory), end)
+    seals = (begun + 14, end + directory.add(last, at=begun, nbytes=nbytes, crc=0))
+    back = directory.end(end)
     return Frame(front=front, back=back, seals=seals, size=end + len(back))
 
 
@@ -76,42 +69,9 @@ def _name(name: str) -> bytes:
     return f"{ROOT}/{name}".encode()
 
 
-def _sizes(nbytes: int) -> tuple[int, bytes]:
-    """What the fields of an entry's size say, and the extension when that is not enough."""
-    return (nbytes, b"") if nbytes < LARGE else (LARGE, struct.pack("<HHQQ", 1, 16, nbytes, nbytes))
-
-
 def _padding(count: int) -> bytes:
     """An extra field that fills ``count`` bytes more than its own four, by the name that torch gives to it."""
     return b"FB" + struct.pack("<H", count) + b"Z" * count
-
-
-def _local(name: str, nbytes: int, crc: int, padding: bytes) -> bytes:
-    size, extension = _sizes(nbytes)
-    version, extra = (45 if extension else 20), extension + padding
-    head = struct.pack(
-        "<4s5H3I2H", b"PK\3\4", version, 0x800, 0, 0, DATE, crc, size, size, len(_name(name)), len(extra)
-    )
-    return head + _name(name) + extra
-
-
-def _central(name: str, at: int, nbytes: int, crc: int) -> bytes:
-    size, extension = _sizes(nbytes)
-    version = 45 if extension else 20
-    head = struct.pack(
-        "<4s6H3I5H2I", b"PK\1\2", version, version, 0x800, 0, 0, DATE, crc, size, size,
-        len(_name(name)), len(extension), 0, 0, 0, 0, at,
-    )  # fmt: skip
-    return head + _name(name) + extension
-
-
-def _end(entries: int, length: int, at: int) -> bytes:
-    """The end of the central directory; ``at`` is where that begins."""
-    wide = b""
-    if at >= LARGE:
-        wide = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, entries, entries, length, at)
-        wide += struct.pack("<4sIQI", b"PK\6\7", 0, at + length, 1)
-    return wide + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, entries, entries, length, min(at, LARGE), 0)
 
 
 # --------------------------------------------------------------------------------------------------- the pickle

@@ -42,6 +42,36 @@ class ByteSource(Protocol):
         ...  # pragma: no cover
 
 
+class Readable(ByteSource, Protocol):
+    """What the elements of tensors are read from: a file, or what a part of one is decoded to."""
+
+    path: Path
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a writable buffer with the bytes of elements from ``offset`` on.
+
+        Raises:
+            CheckpointError: they cannot be read, or are damaged.
+        """
+        ...  # pragma: no cover
+
+    def read_rows(self, rows: Sequence[memoryview], offset: int) -> None:
+        """Fill several writable buffers with the bytes from ``offset`` on, one after the other."""
+        ...  # pragma: no cover
+
+    def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """The elements from byte ``start`` to ``stop``, 1-D; of a file, a view of its private mapping."""
+        ...  # pragma: no cover
+
+    def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """The same in anonymous memory."""
+        ...  # pragma: no cover
+
+    def require_unchanged(self) -> None:
+        """Raises: CheckpointError when the file is not the one whose header was read."""
+        ...  # pragma: no cover
+
+
 class LocalFile:
     """A regular file, opened for reading; closed when it is no longer referred to.
 

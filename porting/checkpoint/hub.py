@@ -9,30 +9,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 
 from porting.checkpoint.config import CONFIG_NAME, MAX_CONFIG, parse_config
 from porting.checkpoint.errors import CheckpointError, HubError
-from porting.checkpoint.files import ByteSource
+from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.hub_errors import explained, is_unreachable
 from porting.checkpoint.hub_guard import Guard, guarded
-from porting.checkpoint.index import MAX_INDEX, ShardIndex, parse_index
-from porting.checkpoint.names import (
-    BIN,
-    BIN_INDEX,
-    COMPANIONS,
-    INDEX_ENDINGS,
-    SAFETENSORS,
-    SAFETENSORS_INDEX,
-    ModelId,
-    choose_weights,
-)
+from porting.checkpoint.index import MAX_INDEX
+from porting.checkpoint.names import COMPANIONS, ModelId
+from porting.checkpoint.registry import MAINS, choose, container_of
 from porting.checkpoint.remote_file import RemoteFile
 from porting.errors import Code, Fault
 from porting.opening import read_file
@@ -52,19 +44,26 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteModel:
-    """A model of which only headers are read."""
+    """A model of which only headers are read: a place of files, with the one that stands for its weights."""
 
     location: str
     repo: str
     commit: str
     token: str | bool | None
-    main: str
-    index: ShardIndex | None
-    config: dict[str, object]
+    main: str = ""
+    config: Mapping[str, object] = field(default_factory=dict)
 
     def open(self, name: str) -> ByteSource:
         """One of its files, by range requests."""
         return RemoteFile(self.repo, name, commit=self.commit, token=self.token)
+
+    def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
+        """The whole of a small file, and how messages call it."""
+        file = self.open(name)
+        if file.size > limit:
+            message = f"{file.size} bytes, where at most {limit} can be meant"
+            raise _fault(Code.FILE_TOO_LARGE, file.where, message, "choose another revision")
+        return file.pread(0, file.size), file.where
 
 
 def is_offline(local_files_only: bool) -> bool:
@@ -90,12 +89,13 @@ def download(
     if is_offline(local_files_only):
         return _cached(model, cache_dir)
     try:
-        commit, names = _resolve(model, token)
-        main = _choose(model, commit, names, token)
+        there, names = _resolve(model, token)
+        main, commit = choose(names, there), there.commit
         fetch = _Fetcher(model, commit, token, cache_dir)
         root = fetch([main, *(name for name in COMPANIONS if name in names)])
-        if main.endswith(INDEX_ENDINGS):
-            fetch(_read_index(root, main).shards)
+        others = _others(_CachedPlace(root, str(model)), main)
+        if others:
+            fetch(others)
     except HubError as error:
         if is_unreachable(error):
             with suppress(HubError):
@@ -112,24 +112,16 @@ def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
         HubError: the hub does not give access to it.
         CheckpointError: the model has no weights, or a faulty index.
     """
-    commit, names = _resolve(model, token)
-    main = _choose(model, commit, names, token)
+    there, names = _resolve(model, token)
+    main = choose(names, there)
     config: dict[str, object] = {}
     if CONFIG_NAME in names:
-        raw, where = _small(model, commit, CONFIG_NAME, token, MAX_CONFIG)
+        raw, where = there.read(CONFIG_NAME, limit=MAX_CONFIG)
         config = parse_config(raw, where=where)
-    return RemoteModel(
-        location=str(model),
-        repo=model.repo,
-        commit=commit,
-        token=token,
-        main=main,
-        index=_remote_index(model, commit, main, token) if main.endswith(INDEX_ENDINGS) else None,
-        config=config,
-    )
+    return replace(there, main=main, config=config)
 
 
-def _resolve(model: ModelId, token: str | bool | None) -> tuple[str, set[str]]:
+def _resolve(model: ModelId, token: str | bool | None) -> tuple[RemoteModel, set[str]]:
     """The commit that the revision stands for now, and the files at its top."""
     timeout = constants.HF_HUB_ETAG_TIMEOUT
     with explained(str(model)):
@@ -139,25 +131,29 @@ def _resolve(model: ModelId, token: str | bool | None) -> tuple[str, set[str]]:
         )
         if info.sha is None or not COMMIT.fullmatch(info.sha):
             raise ValueError("no commit in the answer")
-        return info.sha, {sibling.rfilename for sibling in info.siblings or ()}
+        there = RemoteModel(location=str(model), repo=model.repo, commit=info.sha, token=token)
+        return there, {sibling.rfilename for sibling in info.siblings or ()}
 
 
-def _choose(model: ModelId, commit: str, names: set[str], token: str | bool | None) -> str:
-    return choose_weights(names, where=str(model), read_index=lambda name: _remote_index(model, commit, name, token))
+@dataclass(frozen=True)
+class _CachedPlace:
+    """A snapshot in the cache, whose files are links into it."""
+
+    root: Path
+    location: str
+
+    def open(self, name: str) -> ByteSource:
+        return LocalFile(self.root / name)
+
+    def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
+        path = self.root / name
+        return read_file(path, limit=limit), str(path)
 
 
-def _remote_index(model: ModelId, commit: str, name: str, token: str | bool | None) -> ShardIndex:
-    raw, where = _small(model, commit, name, token, MAX_INDEX)
-    return parse_index(raw, name=name, where=where)
-
-
-def _small(model: ModelId, commit: str, name: str, token: str | bool | None, limit: int) -> tuple[bytes, str]:
-    """The bytes of a small file, and how messages call it."""
-    file = RemoteFile(model.repo, name, commit=commit, token=token)
-    if file.size > limit:
-        message = f"{file.size} bytes, where at most {limit} can be meant"
-        raise _fault(Code.FILE_TOO_LARGE, file.where, message, "choose another revision")
-    return file.pread(0, file.size), file.where
+def _others(place: _CachedPlace, main: str) -> tuple[str, ...]:
+    """The files that belong to the one that stands for the weights."""
+    container = container_of(main)
+    return container.others(place, main) if container is not None else ()
 
 
 class _Fetcher:
@@ -201,7 +197,7 @@ def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapsho
     directory = os.fspath(cache_dir) if cache_dir is not None else None
     found: dict[str, Path] = {}
     with explained(str(model)):
-        for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX, CONFIG_NAME):
+        for name in (*MAINS, CONFIG_NAME):
             path = try_to_load_from_cache(model.repo, name, cache_dir=directory, revision=model.revision)
             if isinstance(path, str):  # else it is not there, or known not to exist
                 found[name] = Path(path)
@@ -209,21 +205,12 @@ def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapsho
     if not found:
         raise _hub_fault(model, "nothing of it is in the cache, and the hub is not to be asked", online)
     root = next(iter(found.values())).parent
-    weights = [name for name in found if name != CONFIG_NAME]
-    missing = [name for name in weights if name.endswith(INDEX_ENDINGS) for name in _missing_shards(root, name)]
+    weights, place = [name for name in found if name != CONFIG_NAME], _CachedPlace(root, str(model))
+    missing = [other for name in weights for other in _others(place, name) if not (root / other).exists()]
     if not weights or missing:
         what = "; ".join(missing[:3]) + (" …" if len(missing) > 3 else "") if missing else "its weights"
         raise _hub_fault(model, f"the cache holds a part of it and lacks {what}", online)
     return Snapshot(root=root, commit=root.name)
-
-
-def _missing_shards(root: Path, index: str) -> list[str]:
-    return [shard for shard in _read_index(root, index).shards if not (root / shard).exists()]
-
-
-def _read_index(root: Path, name: str) -> ShardIndex:
-    path = root / name
-    return parse_index(read_file(path, limit=MAX_INDEX), name=name, where=str(path))
 
 
 def _remember(root: Path, revision: str, commit: str) -> None:

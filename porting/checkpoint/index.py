@@ -11,8 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from porting.checkpoint.bin_file import Bin
+from porting.checkpoint.container import Container, Found, Place, open_all
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
-from porting.checkpoint.layout import TensorInfo
+from porting.checkpoint.files import ByteSource
+from porting.checkpoint.layout import Contents, TensorInfo
+from porting.checkpoint.safetensors_file import Safetensors
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault
 from porting.printable import is_printable
@@ -25,6 +29,9 @@ LONGEST = 255
 
 PLAIN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}")
 """A name that nothing is wrong with; an index may have a million of them."""
+
+SHARDS: Mapping[str, Container] = {".safetensors": Safetensors(), ".bin": Bin()}
+"""What an index may lead to, by the endings of the shards."""
 
 WRITE_AGAIN = "fetch the index again, or save the checkpoint again"
 
@@ -80,7 +87,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
                     hint="do not use this index unless you know who wrote it",
                 )
     endings = {os.path.splitext(shard)[1] for shard in shards}  # ten times as fast as a path of each
-    if not faults and endings not in ({".safetensors"}, {".bin"}):
+    if not faults and (len(endings) > 1 or not endings <= SHARDS.keys()):
         faults.add(
             Code.INDEX_SHARD,
             "its shards do not all end in .safetensors or all in .bin: " + ", ".join(map(quote, shards)),
@@ -166,3 +173,46 @@ def total_size_warning(index: ShardIndex, tensors: Mapping[str, TensorInfo], *, 
 
 def _invalid(where: str, message: str) -> CheckpointError:
     return CheckpointError(Fault(code=Code.INDEX_INVALID, where=where, message=message, hint=WRITE_AGAIN))
+
+
+class ShardedIndex(Container):
+    """An index and the shards that it names.
+
+    Args:
+        of: what its shards usually are; its name is that of their single file with an ending behind.
+    """
+
+    name = "index"
+    title = "an index of shards"
+
+    def __init__(self, of: Container) -> None:
+        self.endings = (f"{of.endings[0]}.index.json",)
+        self.main = f"{of.main}.index.json"
+        self.single = of.main
+        self.promises = of.promises
+
+    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
+        """An index holds no tensor; its shards do.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise _invalid(source.where, "an index of shards holds no tensor itself")
+
+    def open(self, place: Place, main: str, *, part: str = "", locate: bool = True) -> Found:
+        """Open every shard, as what its ending says."""
+        index = _read(place, main)
+        sources = open_all(place, index.shards)
+        contents = tuple(
+            SHARDS[os.path.splitext(name)[1]].read(sources[name], name=name, locate=locate) for name in index.shards
+        )
+        return Found(contents=contents, sources=sources, index=index)
+
+    def others(self, place: Place, main: str) -> tuple[str, ...]:
+        """The shards."""
+        return _read(place, main).shards
+
+
+def _read(place: Place, name: str) -> ShardIndex:
+    raw, where = place.read(name, limit=MAX_INDEX)
+    return parse_index(raw, name=name, where=where)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from porting.checkpoint.files import LocalFile, Readable
 
 SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -41,6 +44,39 @@ MAX_BYTES = 2**63 - 1
 """torch counts elements, strides and bytes in signed 64-bit integers."""
 
 
+def shape_fault(shape: Sequence[int], dtype: torch.dtype) -> str:
+    """Why no tensor can have a shape; empty when one can.
+
+    >>> shape_fault([1 << 40, 0, 1 << 40], torch.float32)
+    'its shape [1099511627776, 0, 1099511627776] overflows 64 bits'
+    """
+    if len(shape) > MAX_RANK:
+        return f"{len(shape)} dimensions; torch handles {MAX_RANK}"
+    span = dtype.itemsize
+    for size in shape:
+        span *= size or 1  # torch computes strides from the other sizes even when one is 0
+        if span > MAX_BYTES:
+            return f"its shape {shown_sizes(shape)} overflows 64 bits"
+    return ""
+
+
+def shown_sizes(sizes: Sequence[int]) -> str:
+    """A list of sizes for messages."""
+    return str(list(sizes)) if len(sizes) <= 8 else f"[{', '.join(map(str, sizes[:8]))}, …]"
+
+
+class Described(Protocol):
+    """What is known of a tensor before it is read or written."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorInfo:
     """One tensor as its file's header describes it.
@@ -62,7 +98,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChecksummedRange:
-    """A range of a ``.bin`` file that carries a checksum.
+    """A range of a file that carries a checksum.
 
     Attributes:
         start: the first byte, counted from the beginning of the file.
@@ -86,12 +122,15 @@ class Extent:
         stop: one past the last byte.
         stride: steps in elements, as :meth:`torch.Tensor.stride` counts them; None when contiguous.
         record: the checksummed record that it lies in, or None (safetensors has no checksums).
+        decode: opens what the elements are read from, and the places are counted in, where the file has them in
+            another form: compressed, or with the other byte order.  None when they lie in the file itself.
     """
 
     start: int
     stop: int
     stride: tuple[int, ...] | None = None
     record: ChecksummedRange | None = None
+    decode: Callable[[LocalFile], Readable] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,20 +159,24 @@ class WeightFile:
     Attributes:
         name: its name inside the checkpoint, such as ``model-00001-of-00002.safetensors``.
         size: bytes.
-        format: ``"safetensors"``, ``"bin"`` (a state dict saved with ``torch.save``) or ``"dcp"`` (part of a
-            checkpoint of ``torch.distributed.checkpoint``).
+        format: the name of its container: ``"safetensors"``, ``"bin"`` (a state dict saved with ``torch.save``),
+            ``"dcp"`` (part of a checkpoint of ``torch.distributed.checkpoint``).
         metadata: the ``__metadata__`` of a safetensors file, strings to strings; ``{}`` when it has none.
         names: its tensors, in the order of its header; of a distributed checkpoint, those that begin in it.
         header: the JSON text of a safetensors file with its padding, without the eight bytes of length that
-            stand in front of it; None for a ``.bin``.  With it a file is written again byte for byte.
+            stand in front of it; None for other containers.  With it a file is written again byte for byte.
     """
 
     name: str
     size: int
-    format: Literal["safetensors", "bin", "dcp"]
+    format: str
     metadata: Mapping[str, str]
     names: tuple[str, ...]
     header: bytes | None = field(default=None, repr=False)
+
+
+def _nowhere(file: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
+    raise ValueError(f"{file.where} has no chunks, and one of {info.name!r} is asked for: {chunk}")  # a bug of ours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +189,7 @@ class Contents:
         extents: where each lies.
         shared: groups of names that stand for one and the same range of a storage.
         chunks: of the tensors of a distributed checkpoint, which have no extent, the boxes that make them up.
+        locate: finds where the elements of a chunk lie, once its file is open.
     """
 
     file: WeightFile
@@ -153,3 +197,4 @@ class Contents:
     extents: Mapping[str, Extent] = field(repr=False)
     shared: tuple[frozenset[str], ...] = ()
     chunks: Mapping[str, tuple[Chunk, ...]] = field(default_factory=dict, repr=False)
+    locate: Callable[[LocalFile, Chunk, TensorInfo], Extent] = field(default=_nowhere, repr=False)

@@ -14,24 +14,34 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
+from porting.checkpoint.container import (
+    Container,
+    FileKind,
+    Outline,
+    Promises,
+    Shard,
+    UnrecognisedError,
+    divided,
+    nbytes,
+)
 from porting.checkpoint.errors import FAULTS_SHOWN, CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import (
     MAX_BYTES,
-    MAX_RANK,
     PACKED_DTYPES,
     SAFETENSORS_DTYPES,
     Contents,
+    Described,
     Extent,
     TensorInfo,
     WeightFile,
+    shape_fault,
+    shown_sizes,
 )
 from porting.checkpoint.names import check_names
-from porting.checkpoint.sniff import sniff, wrong_format
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault, nearest
 from porting.printable import NAME_SHOWN
@@ -136,13 +146,9 @@ def _shown(raw: bytes) -> str:
 
 
 def _unreadable(source: ByteSource, message: str, *, hint: str = FETCH_AGAIN) -> CheckpointError:
-    """The error for a header that cannot be read at all: what the file is instead, where that can be told."""
-    finding = sniff(source)
-    if finding is not None and finding.what != "a safetensors file":
-        fault = wrong_format(source, "a safetensors file")
-        if fault is not None:
-            return CheckpointError(fault)
-    return CheckpointError(Fault(code=Code.SAFETENSORS_HEADER, where=source.where, message=message, hint=hint))
+    """The error for a header that cannot be read at all."""
+    fault = Fault(code=Code.SAFETENSORS_HEADER, where=source.where, message=message, hint=hint)
+    return UnrecognisedError(fault, source, Safetensors.title)
 
 
 def _metadata(value: Json, faults: FaultList) -> dict[str, str]:
@@ -209,19 +215,14 @@ def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
 def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> str:
     """Why a range cannot hold the shape: no range, rank, overflow, or another number of bytes; else empty."""
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        return f"its data_offsets {_list(offsets)} are no range"
-    if len(shape) > MAX_RANK:
-        return f"{len(shape)} dimensions; torch handles {MAX_RANK}"
-    nbytes = span = dtype.itemsize
-    for size in shape:
-        nbytes *= size
-        span *= size or 1  # torch computes strides from the other sizes even when one is 0
-        if span > MAX_BYTES:
-            return f"its shape {_list(shape)} overflows 64 bits"
-    length = offsets[1] - offsets[0]
-    if length != nbytes:
-        needed = f"shape {_list(shape)} of {str(dtype).removeprefix('torch.')} needs {nbytes}"
-        return f"its range {_list(offsets)} has {length} bytes, and {needed}"
+        return f"its data_offsets {shown_sizes(offsets)} are no range"
+    reason = shape_fault(shape, dtype)
+    if reason:
+        return reason
+    length, count = offsets[1] - offsets[0], math.prod(shape) * dtype.itemsize
+    if length != count:
+        needed = f"shape {shown_sizes(shape)} of {str(dtype).removeprefix('torch.')} needs {count}"
+        return f"its range {shown_sizes(offsets)} has {length} bytes, and {needed}"
     return ""
 
 
@@ -288,10 +289,6 @@ def _check_coverage(extents: dict[str, Extent], start: int, size: int, faults: F
         )
 
 
-def _list(sizes: list[int]) -> str:
-    return str(sizes) if len(sizes) <= 8 else f"[{', '.join(map(str, sizes[:8]))}, …]"
-
-
 def _kind(value: Json) -> str:
     if value is None:
         return "null"
@@ -300,18 +297,6 @@ def _kind(value: Json) -> str:
 
 
 DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
-
-
-class HeaderTensor(Protocol):
-    """What a header says of a tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its extents."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,12 +324,7 @@ class Header:
         return 8 + len(self.text) + self.data
 
 
-def nbytes(tensor: HeaderTensor) -> int:
-    """The bytes of a tensor's elements."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-def new_header(tensors: Mapping[str, HeaderTensor], metadata: Mapping[str, str] | None, *, where: str) -> Header:
+def new_header(tensors: Mapping[str, Described], metadata: Mapping[str, str] | None, *, where: str) -> Header:
     """A canonical header.
 
     Args:
@@ -377,3 +357,59 @@ def new_header(tensors: Mapping[str, HeaderTensor], metadata: Mapping[str, str] 
     # What is written can be read again: the same parser judges names, sizes and metadata.
     parse_header(text, where=where, name=Path(where).name, size=8 + len(text) + end)
     return Header(text=text, offsets=offsets, data=end)
+
+
+def shard_of(name: str, header: Header, tensors: Mapping[str, Described]) -> Shard:
+    """A file with that header."""
+    data = len(header.prefix)
+    offsets = {tensor: data + offset for tensor, offset in header.offsets.items()}
+    return Shard(name=name, size=header.size, frame=((0, header.prefix),), offsets=offsets, tensors=tuple(tensors))
+
+
+class Safetensors(Container):
+    """A safetensors file."""
+
+    name = "safetensors"
+    title = "a safetensors file"
+    endings = (".safetensors",)
+    main = "model.safetensors"
+    promises = Promises(writes=True, metadata=True, shards=True, transformers=True)
+
+    def sniff(self, source: ByteSource) -> FileKind | None:
+        """Whether the file begins with a length that fits, and then a JSON object."""
+        head = source.pread(0, min(source.size, 9))
+        if head[8:] != b"{" or int.from_bytes(head[:8], "little") > source.size - 8:
+            return None
+        return FileKind(self.title, "rename it to end in .safetensors")
+
+    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
+        """As :func:`read_header`; its places cost nothing more."""
+        return read_header(source, name=name)
+
+    def outline(
+        self,
+        tensors: Mapping[str, Described],
+        *,
+        metadata: Mapping[str, str],
+        shard_size: int | None,
+        where: str,
+        part: str = "",
+        tied: Mapping[str, str] | None = None,
+    ) -> Outline:
+        """One file; or several, and an index of them."""
+        self.require_writable(tensors, where=f"{where}/{self.main}")
+        groups = divided(tensors, shard_size)
+        count = len(groups)
+        names = [f"model-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)] if count > 1 else [self.main]
+        shards = tuple(
+            shard_of(name, new_header(group, metadata, where=f"{where}/{name}"), group)
+            for name, group in zip(names, groups, strict=True)
+        )
+        if count == 1:
+            return Outline(shards=shards)
+        content = {
+            "metadata": {"total_size": sum(map(nbytes, tensors.values()))},
+            "weight_map": {name: shard.name for shard in shards for name in shard.tensors},
+        }
+        raw = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+        return Outline(shards=shards, files={f"{self.main}.index.json": raw})

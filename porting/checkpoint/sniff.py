@@ -1,26 +1,18 @@
-"""Saying what a file is, when it is not what its name says."""
+"""What a file is that no container reads, by its first bytes."""
 
 from __future__ import annotations
 
 import re
-import tarfile
-from typing import NamedTuple
 
+from porting.checkpoint.container import FileKind
 from porting.checkpoint.files import ByteSource
-from porting.errors import Code, Fault, option, told
+from porting.errors import option, told
 
 _TOML = re.compile(rb"\[\[?[a-z_]+\]\]?\s|[a-z_]+ *= ")
 
 
-class FileKind(NamedTuple):
-    """What a file turned out to be, and what to do about it."""
-
-    what: str
-    hint: str
-
-
-def sniff(source: ByteSource) -> FileKind | None:
-    """What the file is by its first bytes; None when they say nothing."""
+def foreign(source: ByteSource) -> FileKind | None:
+    """What the file is that is of no container; None when its first bytes say nothing."""
     head = source.pread(0, min(source.size, 1024))
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:
@@ -29,8 +21,6 @@ def sniff(source: ByteSource) -> FileKind | None:
         return FileKind("a Git-LFS pointer", "run `git lfs pull` in its directory")
     if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
         return FileKind("an HTML page", "it is what the server answered instead of the file: log in and fetch it again")
-    if is_safetensors(source):
-        return FileKind("a safetensors file", "rename it to end in .safetensors")
     if head.startswith(b"PK\x03\x04"):
         return FileKind("a zip archive", "if torch.save made it, rename it to end in .bin")
     return _by_magic(head, text, source)
@@ -85,30 +75,3 @@ def _by_text(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
             "an interrupted download left it: fetch it again",
         )
     return None
-
-
-def is_safetensors(source: ByteSource) -> bool:
-    """Whether the file begins as a safetensors file does: a length that fits, then a JSON object."""
-    if source.size < 10:
-        return False
-    head = source.pread(0, 9)
-    return head[8:] == b"{" and int.from_bytes(head[:8], "little") <= source.size - 8
-
-
-def is_tar(source: ByteSource) -> bool:
-    """Whether the file is a tar archive, as torch before 0.1.10 wrote them."""
-    block = source.pread(0, min(source.size, tarfile.BLOCKSIZE))
-    return len(block) == tarfile.BLOCKSIZE and block[257:262] == b"ustar"
-
-
-def wrong_format(source: ByteSource, expected: str) -> Fault | None:
-    """The fault that names what the file is instead of ``expected``; None when that cannot be told."""
-    finding = sniff(source)
-    if finding is None:
-        return None
-    return Fault(
-        code=Code.FORMAT_WRONG,
-        where=source.where,
-        message=f"this is {finding.what}, not {expected}",
-        hint=finding.hint,
-    )

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from porting.checkpoint.bin_file import read_bin
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.config import read_config
-from porting.checkpoint.dcp import read_distributed
+from porting.checkpoint.container import Found, Place, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, HubError, quote
-from porting.checkpoint.files import ByteSource, LocalFile
-from porting.checkpoint.index import MAX_INDEX, ShardIndex, parse_index
-from porting.checkpoint.layout import Contents
-from porting.checkpoint.names import (
-    BIN_ENDINGS,
-    DCP_ENDING,
-    DCP_METADATA,
-    DCP_PART,
-    INDEX_ENDINGS,
-    PUT_TOGETHER,
-    choose_weights,
-    parse_model_id,
+from porting.checkpoint.files import LocalFile
+from porting.checkpoint.names import parse_model_id
+from porting.checkpoint.registry import (
+    CONTAINERS,
+    EXPECTED,
+    MARKS,
+    choose,
+    container_of,
+    explained,
+    sniff,
+    wrong_kind,
 )
-from porting.checkpoint.safetensors_file import read_header
-from porting.checkpoint.sniff import is_safetensors, wrong_format
 from porting.errors import Code, Fault, nearest
 from porting.limits import spending
 from porting.opening import Folder, read_file
 
 if TYPE_CHECKING:
     from porting.checkpoint.hub import RemoteModel
-
-ENOUGH = 1000
-"""After so many files that cannot be opened, no other is tried."""
-
-Opener = Callable[[str], ByteSource]
 
 
 def open_checkpoint(
@@ -53,11 +44,11 @@ def open_checkpoint(
     """Opens a checkpoint and checks the headers of all its files; no tensor is read yet.
 
     Args:
-        source: a directory; a ``.safetensors`` file; a ``pytorch_model.bin``; the index of a sharded
-            checkpoint; or a model on the hub, ``"org/name"`` or ``"org/name@revision"``.  In a directory
-            safetensors files go before ``.bin`` files, and these before what ``torch.distributed.checkpoint``
-            saved; of the latter, ``"directory/model"`` is the state dict alone that was saved under ``"model"``.
-            A path that exists is never taken for a model on the hub.
+        source: a directory; a file of any container (docs/containers.md); the index of a sharded checkpoint; or a
+            model on the hub, ``"org/name"`` or ``"org/name@revision"``.  In a directory the containers go in the
+            order of :data:`porting.checkpoint.registry.CONTAINERS`, safetensors first; of what
+            ``torch.distributed.checkpoint`` saved, ``"directory/model"`` is the state dict alone that was saved under
+            ``"model"``.  A path that exists is never taken for a model on the hub.
         revision: a branch, tag or commit of a model on the hub.
         token: the hub's access token; True for the stored one, False for none.
         cache_dir: where files from the hub are kept; huggingface_hub's own cache when left out.
@@ -99,9 +90,11 @@ def _open(
         if path.is_dir():
             return _open_directory(path, location=text, follow_links=follow_links)
         return _open_file(path, location=text, follow_links=follow_links)
-    if (path.parent / DCP_METADATA).is_file():
-        return open_distributed(Folder(path.parent, follow_links=follow_links), location=text, part=path.name)
-    model = parse_model_id(text, revision=revision) if isinstance(source, str) else None
+    for one in CONTAINERS:
+        if one.parts and (path.parent / one.main).is_file():
+            place = LocalPlace(Folder(path.parent, follow_links=follow_links), location=text)
+            return open_weights(place, one.main, part=path.name)
+    model = parse_model_id(text, revision=revision, files=(*MARKS, ".json")) if isinstance(source, str) else None
     if model is None:
         message = "no such file or directory, and no possible name of a model on the hub"
         raise _fault(Code.CHECKPOINT_NOT_FOUND, text, message, "check the path; models are org/name@revision")
@@ -128,130 +121,100 @@ def _meant_path(path: Path, text: str) -> Iterator[Fault]:
         yield Fault(code=Code.CHECKPOINT_NOT_FOUND, where=text, message=message, hint=hint or "check the path")
 
 
+class LocalPlace:
+    """A directory on this machine.
+
+    Args:
+        folder: the directory.
+        location: what the user passed, for messages.
+        named: the file that the user named, which may be a link to anywhere; what it drags in may not.
+    """
+
+    def __init__(self, folder: Folder, *, location: str, named: str = "") -> None:
+        self.folder = folder
+        self.location = location
+        self._named = named
+
+    def open(self, name: str) -> LocalFile:
+        """One of its files."""
+        return LocalFile(self.folder.path / name if name == self._named else self.folder.open(name))
+
+    def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
+        """The whole of a small file, and how messages call it."""
+        path = self.folder.path / name
+        return read_file(path, limit=limit) if name == self._named else self.folder.read(name, limit=limit), str(path)
+
+
 def _open_directory(root: Path, *, location: str, follow_links: bool = False, commit: str | None = None) -> Checkpoint:
-    folder = Folder(root, follow_links=follow_links)
-    main = choose_weights(folder.names(), where=location, read_index=lambda name: _read_index(folder, name))
-    if main == DCP_METADATA:
-        return open_distributed(folder, location=location)
-    return _open_main(folder, main, location=location, commit=commit)
+    place = LocalPlace(Folder(root, follow_links=follow_links), location=location)
+    return open_weights(place, choose(place.folder.names(), place), commit=commit)
 
 
 def _open_file(path: Path, *, location: str, follow_links: bool) -> Checkpoint:
-    if DCP_PART.fullmatch(path.name):
-        message = "this is what one process saved of a distributed model, with parts of tensors in it"
-        raise _fault(Code.FORMAT_WRONG, location, message, PUT_TOGETHER)
-    if path.name.endswith((*INDEX_ENDINGS, ".safetensors", *BIN_ENDINGS)):
-        # A file that was named itself may be a link to anywhere; what it drags in with it may not.
-        return _open_main(Folder(path.parent, follow_links=follow_links), path.name, location=location, named=True)
-    if path.name == DCP_METADATA or path.name.endswith(DCP_ENDING):
-        message = "this is one file of a distributed checkpoint"
-        raise _fault(Code.FORMAT_WRONG, location, message, f"pass its directory, {path.parent}")
+    for one in CONTAINERS:
+        fault = one.fragment(path.name, where=location)
+        if fault is not None:
+            raise CheckpointError(fault)
+    if container_of(path.name) is not None:
+        folder = Folder(path.parent, follow_links=follow_links)
+        return open_weights(LocalPlace(folder, location=location, named=path.name), path.name)
     file = LocalFile(path)
-    if is_safetensors(file):
-        hint = "rename it to end in .safetensors"
-        raise _fault(Code.FORMAT_WRONG, location, "a safetensors file whose name does not say so", hint)
-    expected = "a checkpoint (.safetensors, .bin, or an index of shards)"
-    fault = wrong_format(file, expected)
-    if fault is not None:
-        raise CheckpointError(fault)
-    raise _fault(Code.FORMAT_WRONG, location, f"this is not {expected}", "check the path")
+    kind = sniff(file)
+    if kind is None:
+        raise _fault(Code.FORMAT_WRONG, location, f"this is not {EXPECTED}", "check the path")
+    if any(kind == one.sniff(file) for one in CONTAINERS):
+        raise _fault(Code.FORMAT_WRONG, location, f"{kind.what} whose name does not say so", kind.hint)
+    raise CheckpointError(wrong_kind(file, kind, EXPECTED))
 
 
-def _open_main(
-    folder: Folder, main: str, *, location: str, named: bool = False, commit: str | None = None
-) -> Checkpoint:
-    """Opens the weights that ``main`` stands for: one file, or an index and its shards."""
-
-    def opener(name: str) -> ByteSource:
-        return LocalFile(folder.path / name if named and name == main else folder.open(name))
-
-    index = _read_index(folder, main, named=named) if main.endswith(INDEX_ENDINGS) else None
-    shards = index.shards if index is not None else (main,)
-    sources = _open_all(shards, opener)
-    contents = [_read_contents(sources[name], name) for name in shards]
-    return Checkpoint(
-        location=location,
-        path=folder.path,
-        config=read_config(folder),
-        contents=contents,
-        sources=sources,
-        index=index,
-        commit=commit,
-    )
-
-
-def open_distributed(folder: Folder, *, location: str, part: str = "") -> Checkpoint:
-    """Opens what ``torch.distributed.checkpoint`` saved; ``part`` of it, where it nests several state dicts.
+def open_weights(place: LocalPlace, main: str, *, part: str = "", commit: str | None = None) -> Checkpoint:
+    """Open the weights of a directory that a file stands for.
 
     Args:
-        folder: the directory that the files lie in.
-        location: what the user passed, for messages.
-        part: the name that the state dict was saved under; empty for all, as they are.
+        place: the directory.
+        main: a file of weights or an index of them.
+        part: the state dict that is meant, of those that are nested in it; empty for all, as they are.
+        commit: the commit of the hub that the directory is a snapshot of.
 
     Raises:
         CheckpointError: with every fault found in its files.
     """
-
-    def open_all(names: Collection[str]) -> dict[str, ByteSource]:
-        return _open_all(names, lambda name: LocalFile(folder.open(name)))
-
-    found = read_distributed(open_all, part=part, location=location)
+    found = _found(place, main, part=part)
     return Checkpoint(
-        location=location,
-        path=folder.path,
-        config=read_config(folder),
+        location=place.location,
+        path=place.folder.path,
+        config=read_config(place.folder),
         contents=found.contents,
         sources=found.sources,
-        index=None,
+        index=found.index,
+        commit=commit,
         notes=found.notes,
     )
 
 
 def _open_remote(model: RemoteModel) -> Checkpoint:
     """Opens the headers of a model on the hub."""
-    index = model.index
-    shards = index.shards if index is not None else (model.main,)
-    sources = {name: model.open(name) for name in shards}
+    found = _found(model, model.main, locate=False)
     return Checkpoint(
         location=model.location,
         path=None,
         config=model.config,
-        contents=[_read_contents(sources[name], name, locate=False) for name in shards],
+        contents=found.contents,
         sources={},
-        index=index,
+        index=found.index,
         commit=model.commit,
+        notes=found.notes,
     )
 
 
-def _open_all(names: Collection[str], opener: Opener) -> dict[str, ByteSource]:
-    """Every file, or an error that names all that cannot be opened."""
-    sources: dict[str, ByteSource] = {}
-    faults: list[Fault] = []
-    for name in names:
-        try:
-            sources[name] = opener(name)
-        except CheckpointError as error:
-            faults += error.faults
-        if len(faults) >= ENOUGH:
-            message = f"of {len(names)} files these cannot be opened; the others were not tried"
-            faults.append(Fault(code=faults[-1].code, where=str(Path(faults[-1].where).parent), message=message))
-            break
-    if faults:
-        raise CheckpointError(faults)
-    return sources
-
-
-def _read_contents(source: ByteSource, name: str, *, locate: bool = True) -> Contents:
-    if name.endswith(".safetensors"):
-        return read_header(source, name=name)
-    return read_bin(source, name=name, locate=locate)
-
-
-def _read_index(folder: Folder, name: str, *, named: bool = False) -> ShardIndex:
-    """The index of that name; one that the user named may be a link to anywhere."""
-    path = folder.path / name
-    raw = read_file(path, limit=MAX_INDEX) if named else folder.read(name, limit=MAX_INDEX)
-    return parse_index(raw, name=name, where=str(path))
+def _found(place: Place, main: str, *, part: str = "", locate: bool = True) -> Found:
+    container = container_of(main)
+    if container is None:
+        raise ValueError(f"{main!r} is no file of weights")  # a bug of ours: it was chosen for its name
+    try:
+        return container.open(place, main, part=part, locate=locate)
+    except UnrecognisedError as error:
+        raise explained(error) from error
 
 
 def _fault(code: Code, where: str, message: str, hint: str) -> CheckpointError:

@@ -10,7 +10,7 @@ from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, ChecksummedRange, Contents, Extent, TensorInfo, WeightFile
 from porting.checkpoint.names import check_names
 from porting.checkpoint.state_pickle import TensorSpec, describe
-from porting.checkpoint.torch_zip import FETCH_AGAIN
+from porting.checkpoint.zip_file import FETCH_AGAIN
 from porting.errors import Code, Fault
 from porting.limits import charge
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,10 +16,12 @@ import torch
 
 from porting.checkpoint.atomic import check_destination, new_directory, new_file, refused, reserve, write_all
 from porting.checkpoint.checkpoint import Checkpoint
+from porting.checkpoint.container import Shard
 from porting.checkpoint.errors import FaultList, quote
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.names import DCP_ENDING, SAFETENSORS, check_names
-from porting.checkpoint.safetensors_file import DTYPE_NAMES, new_header, parse_header
+from porting.checkpoint.names import check_names
+from porting.checkpoint.registry import MARKS, SAFETENSORS
+from porting.checkpoint.safetensors_file import DTYPE_NAMES, Header, new_header, parse_header, shard_of
 from porting.errors import Code
 from porting.opening import Folder, Member
 
@@ -27,18 +31,20 @@ PIECE = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
-    """What a safetensors file is to hold.
+    """What a file of weights is to hold: a safetensors file, or one that a container has laid out.
 
     Attributes:
         tensors: names to tensors, in the order in which the header is to list them.
         metadata: strings for the header's ``__metadata__``; None for none, and with ``header``.
         header: the header of an earlier file, to be reproduced byte for byte: its names, dtypes and shapes
             have to be those of ``tensors``.
+        shard: the file around ``tensors``, as :meth:`Container.outline` gives it; None for a safetensors file.
     """
 
     tensors: Mapping[str, torch.Tensor] = field(repr=False)
     metadata: Mapping[str, str] | None = None
     header: bytes | None = field(default=None, repr=False)
+    shard: Shard | None = field(default=None, repr=False)
 
 
 Content: TypeAlias = "bytes | Path | Member | TensorFile"
@@ -111,8 +117,8 @@ def files_like(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> d
     """The weight files of a checkpoint with other values in them, for :func:`write_directory`.
 
     Tensors that agree with the checkpoint's in names, dtypes and shapes give its very files: shards, headers
-    and index byte for byte.  Otherwise, and for ``.bin`` files, they give a single ``model.safetensors`` in
-    the mapping's order.
+    and index byte for byte.  Otherwise, and for other containers than safetensors, they give a single
+    ``model.safetensors`` in the mapping's order.
 
     Args:
         checkpoint: whose files to follow.
@@ -122,8 +128,8 @@ def files_like(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> d
         (info.dtype, info.shape) == (tensors[name].dtype, tuple(tensors[name].shape))
         for name, info in checkpoint.tensors.items()
     )
-    if not same or any(file.format != "safetensors" for file in checkpoint.files):
-        return {SAFETENSORS: TensorFile(tensors=tensors, metadata={"format": "pt"})}
+    if not same or any(file.header is None for file in checkpoint.files):
+        return {SAFETENSORS.main: TensorFile(tensors=tensors, metadata={"format": "pt"})}
     files: dict[str, Content] = {
         file.name: TensorFile(tensors={name: tensors[name] for name in file.names}, header=file.header)
         for file in checkpoint.files
@@ -139,16 +145,29 @@ def files_like(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> d
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A file about to be written: its size, and its bytes in pieces."""
+    """A file about to be written: its size, and its bytes in pieces.
+
+    Attributes:
+        size: its bytes.
+        pieces: they follow each other.
+        seals: once all pieces are taken, what is written over some of them, with its place.
+    """
 
     size: int
     pieces: Iterable[memoryview | bytes]
+    seals: Callable[[], Iterable[tuple[int, bytes]]] = tuple
+
+    def write(self, descriptor: int) -> None:
+        """Write all of it."""
+        for piece in self.pieces:
+            write_all(descriptor, piece)
+        for at, raw in self.seals():
+            os.pwrite(descriptor, raw, at)
 
 
 def _write(path: Path, plan: _Plan, *, overwrite: bool) -> None:
     with new_file(path, size=plan.size, overwrite=overwrite) as descriptor:
-        for piece in plan.pieces:
-            write_all(descriptor, piece)
+        plan.write(descriptor)
 
 
 def _write_member(folder: Folder, name: str, plan: _Plan) -> None:
@@ -156,8 +175,7 @@ def _write_member(folder: Folder, name: str, plan: _Plan) -> None:
     descriptor = folder.write(name)
     try:
         reserve(descriptor, plan.size)
-        for piece in plan.pieces:
-            write_all(descriptor, piece)
+        plan.write(descriptor)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -181,7 +199,7 @@ def _file_pieces(file: LocalFile) -> Iterator[bytes]:
 
 
 def _plan(content: TensorFile, *, where: str) -> _Plan:
-    """The header and the order of the tensors' bytes."""
+    """The bytes of a file of tensors."""
     faults = FaultList(where)
     check_names(content.tensors, faults)
     for name, tensor in content.tensors.items():
@@ -191,19 +209,40 @@ def _plan(content: TensorFile, *, where: str) -> _Plan:
     if sys.byteorder != "little":
         faults.add(Code.TENSOR_UNWRITABLE, "this machine is big-endian, and the format is little-endian")
     faults.raise_if_any()
-    if content.header is not None:
-        header, order = content.header, _order_of(content, content.header, where)
-    else:
-        fresh = new_header(content.tensors, content.metadata, where=where)
-        header, order = fresh.text, list(fresh.offsets)
-    size = 8 + len(header) + sum(content.tensors[name].nbytes for name in order)
-    return _Plan(size=size, pieces=_pieces(header, content.tensors, order))
+    shard = shard_around(content, where=where)
+    crcs = dict.fromkeys(shard.seals, 0)
+
+    def pieces() -> Iterator[memoryview | bytes]:
+        parts: list[tuple[int, bytes | str]] = [*shard.frame, *((at, name) for name, at in shard.offsets.items())]
+        for _, part in sorted(parts, key=itemgetter(0)):
+            if isinstance(part, bytes):
+                yield part
+                continue
+            for piece in tensor_bytes(content.tensors[part]):
+                if part in crcs:
+                    crcs[part] = zlib.crc32(piece, crcs[part])
+                yield piece
+
+    def seals() -> Iterator[tuple[int, bytes]]:
+        for name, seal in shard.seals.items():
+            raw = seal.of(crcs[name], content.tensors[name].nbytes)
+            yield from ((at, raw) for at in seal.places)
+
+    return _Plan(size=shard.size, pieces=pieces(), seals=seals)
 
 
-def _pieces(header: bytes, tensors: Mapping[str, torch.Tensor], order: list[str]) -> Iterator[memoryview | bytes]:
-    yield len(header).to_bytes(8, "little") + header
-    for name in order:
-        yield from tensor_bytes(tensors[name])
+def shard_around(content: TensorFile, *, where: str) -> Shard:
+    """All of a file but its tensors, which need have no values.
+
+    Raises:
+        CheckpointError: they do not fit an earlier file's header, or a name or a size cannot be written.
+    """
+    if content.shard is not None:
+        return content.shard
+    name = Path(where).name
+    if content.header is None:
+        return shard_of(name, new_header(content.tensors, content.metadata, where=where), content.tensors)
+    return shard_of(name, _header_of(content, content.header, where), content.tensors)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
@@ -227,8 +266,8 @@ def _unwritable(tensor: torch.Tensor) -> str:
     return ""
 
 
-def _order_of(content: TensorFile, header: bytes, where: str) -> list[str]:
-    """The order of the data under an earlier file's header, once the tensors are seen to fit it."""
+def _header_of(content: TensorFile, header: bytes, where: str) -> Header:
+    """An earlier file's header, once the tensors are seen to fit it."""
     tensors = content.tensors
     size = 8 + len(header) + sum(tensor.nbytes for tensor in tensors.values())
     parsed = parse_header(header, where=where, name=Path(where).name)
@@ -258,7 +297,10 @@ def _order_of(content: TensorFile, header: bytes, where: str) -> list[str]:
     if parsed.file.size != size:
         faults.add(Code.HEADER_MISMATCH, f"the header describes {parsed.file.size} bytes, not {size}", hint=hint)
     faults.raise_if_any()
-    return sorted(tensors, key=lambda name: parsed.extents[name].start)
+    begin = 8 + len(header)
+    order = sorted(tensors, key=lambda name: parsed.extents[name].start)
+    offsets = {name: parsed.extents[name].start - begin for name in order}
+    return Header(text=header, offsets=offsets, data=size - begin)
 
 
 def check_replaceable(destination: Path) -> None:
@@ -271,6 +313,6 @@ def check_replaceable(destination: Path) -> None:
     folders = sorted(entry.name for entry in entries if entry.is_dir())
     if folders:
         raise refused(destination, f"holds the folder {quote(folders[0])}, which would be lost", "remove it yourself")
-    known = (".safetensors", ".bin", DCP_ENDING, "config.json")
+    known = (*MARKS, "config.json")
     if entries and not any(entry.name.endswith(known) for entry in entries):
         raise refused(destination, "holds files and no checkpoint", "choose another destination")

@@ -52,15 +52,6 @@ ShardSize = Annotated[
         show_default="as the source is divided",
     ),
 ]  # fmt: skip
-To = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        metavar="FORMAT",
-        help="dcp: what torch.distributed.checkpoint loads; dcp/model: nested under 'model'.",
-        show_default="safetensors",
-    ),
-]
 Memory = Annotated[
     int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="For buffers, of all threads.")
 ]
@@ -86,7 +77,7 @@ def convert(
     fresh: options.Fresh = False,
     trust: options.Trust = False,
     shard_size: ShardSize = None,
-    to: To = None,
+    to: options.To = None,
     threads: Threads = 2,
     memory: Memory = "64MiB",  # type: ignore[assignment]  # the parser makes a number of it
     sha256: Sha256 = False,

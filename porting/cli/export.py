@@ -27,6 +27,7 @@ def export(
     dtype: options.CastDType = None,
     fresh: options.Fresh = False,
     trust: options.Trust = False,
+    to: options.To = None,
     overwrite: Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
@@ -40,28 +41,33 @@ def export(
       porting export ./exported
       porting export ./my-checkpoint ./exported
       porting export ./my-checkpoint ./half --dtype bfloat16
+      porting export ./my-checkpoint ./start --to dcp/model
       porting export ./my-checkpoint ./exported --table my_table.toml --into my_model.py:build
     """
     with Screen("export", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
+        from porting.checkpoint.registry import writer_of
         from porting.exporting import export as save
         from porting.loading import load as fill
 
         origin, path = options.source_and_destination(source, destination)
+        container, part = writer_of(to)
         make = options.builder(into, trust=trust)
         checkpoint = open_checkpoint(origin)
         with screen.working("exporting") as tell:
             tell("loading", 0, 0)
             module = fill(checkpoint, make, table, architecture=architecture, fresh=fresh, trust=trust)
             tell("writing", 0, 0)
-            written = save(module, table, path, dtype=options.dtype_of(dtype), fresh=fresh, overwrite=overwrite)
+            cast = options.dtype_of(dtype)
+            written = save(module, table, path, dtype=cast, fresh=fresh, to=to, overwrite=overwrite)
             tell("comparing", 0, 0)
             differing = _differing(checkpoint, path)
         nbytes = sum((path / name).stat().st_size for name in written.files)
         verdict = "byte for byte those of the checkpoint"
         if differing:
-            other = all(file.format != "safetensors" for file in checkpoint.files)
-            verdict = f"{'safetensors in the place of' if other else 'not the same bytes:'} {', '.join(differing)}"
+            other = all(file.format != container.name for file in checkpoint.files)
+            kept = f"{container.name} in the place of" if other else "not the same bytes:"
+            verdict = f"{kept} {', '.join(differing)}"
         screen.document({**asdict(written), "path": str(written.path), "bytes": nbytes, "differing": differing})
         screen.facts(
             {
@@ -77,7 +83,7 @@ def export(
             }
         )
         same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        screen.next("verify" if _plan(module).table.probes else "check", str(path), *same)
+        screen.next("verify" if _plan(module).table.probes else "check", str(path / part), *same)
 
 
 def _differing(checkpoint: Checkpoint, destination: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +15,7 @@ from porting.frames import users_line
 
 if TYPE_CHECKING:  # torch takes a second to import, which `porting --help` need not wait for
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from porting.verification import Case
 
@@ -94,6 +93,16 @@ Fresh = Annotated[
 ]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Allow the table to name a module outside of this library: it is imported.")
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="CONTAINER",
+        help="What is written, such as dcp: what torch.distributed.checkpoint loads; dcp/model: nested under 'model'. "
+        "docs/containers.md lists all.",
+        show_default="safetensors",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
 ReferenceName = Annotated[
@@ -223,7 +232,7 @@ def reference_of(name: str | None, *, trust: bool) -> Callable[..., object] | Pa
 
 
 def batch_of(path: str | None) -> list[Case] | None:
-    """The batch in a file of arrays, or those of a recording.
+    """The batch in a file of tensors, or those of a recording.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -234,38 +243,8 @@ def batch_of(path: str | None) -> list[Case] | None:
     from porting.verification import Case
     from porting.verification.recorded_trace import recorded_inputs
 
-    if path.endswith(".npz"):
-        return [Case(Path(path).name, _arrays(path))]
     file = open_checkpoint(path)
     recorded = recorded_inputs(file)
     if recorded:
         return list(recorded)
     return [Case(Path(path).name, {name: file.read(name, own=True) for name in file.tensors})]
-
-
-def _arrays(path: str) -> dict[str, Tensor]:
-    """The arrays of a file that ``numpy.savez`` wrote; objects in it are never unpickled.
-
-    Raises:
-        CheckpointError: it is no such file.
-    """
-    import zipfile
-    import zlib
-
-    import numpy as np
-    import torch
-
-    from porting.checkpoint import CheckpointError
-    from porting.limits import charge
-    from porting.opening import open_file
-
-    opened = open_file(Path(path))
-    try:
-        with os.fdopen(opened.descriptor, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            inflated = sum(one.file_size - one.compress_size for one in file.zip.infolist())
-            charge("made", max(inflated, 0), where=path)
-            return {name: torch.from_numpy(file[name]) for name in file.files}
-    except (ValueError, TypeError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        message = f"it is no file of arrays that numpy.savez wrote: {error}"
-        hint = "its arrays are the arguments of one batch by their names"
-        raise CheckpointError(Fault(code=Code.NO_INPUTS, where=path, message=message, hint=hint)) from error

@@ -11,9 +11,9 @@ import torch
 
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.atomic import check_destination, explained, publish, sweep
+from porting.checkpoint.registry import SAFETENSORS
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
-from porting.converting.distributed import part_of
 from porting.converting.draft import Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST
 from porting.converting.processes import Team, agreed, current_team, told_to_all
@@ -22,7 +22,7 @@ from porting.converting.proving import prove_same
 from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, option, told
-from porting.export_files import is_single_file
+from porting.export_files import chosen_writer, protected
 from porting.loading import Into
 from porting.notation.table import Table
 from porting.plan.plan import LeftOut
@@ -103,7 +103,7 @@ def convert(
 ) -> Converted:
     """Turn a checkpoint into the port's layout, or back.
 
-    The output is a directory of safetensors files with the config, the tokenizer and a record of where everything came
+    The output is a directory of files of weights with the config, the tokenizer and a record of where everything came
     from.  It appears in one step when all of it is on the disk.  When the process dies before, the same call goes on
     where it stopped.  Its bytes depend on nothing but the input, the table and the options that shape it.
 
@@ -123,8 +123,9 @@ def convert(
             out that no rule gives a name in a checkpoint.
         trust: allow the table to name a module outside of this library.
         shard_size: bytes of tensors that one file may hold; None to divide as the input does.
-        to: ``"dcp"`` for a directory that ``torch.distributed.checkpoint`` loads, ``"dcp/model"`` for one in which the
-            tensors are nested under ``"model"``; None for safetensors.
+        to: another container than safetensors (docs/containers.md has all): ``"npz"`` for numpy, ``"dcp"`` for a
+            directory that ``torch.distributed.checkpoint`` loads, ``"dcp/model"`` for one in which the tensors are
+            nested under ``"model"``.
         threads: how many threads work; at least 1.
         memory: bytes for buffers, of all threads together; at least 1 MiB for each.
         sha256: record the SHA-256 of every file as well.
@@ -200,7 +201,12 @@ def prepare(
         raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
     if shard_size is not None and shard_size < 1:
         raise _wrong(f"{option('shard_size', shard_size)}, expected a positive number of bytes")
-    part_of(to)
+    writer, _ = chosen_writer(to)
+    if shard_size is not None and not writer.promises.shards:
+        message = (
+            f"{option('shard_size', shard_size)}: {writer.title} has no index, so that all tensors lie in one file"
+        )
+        raise _wrong(message, f"leave it out, or write {SAFETENSORS.title}")
     if reverse and (into is not None or architecture is not None or derive):
         raise _wrong(
             f"{option('reverse', True)} reads the port's tensors from the source: no module is built",
@@ -210,7 +216,7 @@ def prepare(
         raise _wrong(f"{option('like')} is for the way back", f"pass {option('reverse', True)}, or leave it out")
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
-    sources = [place for one in (checkpoint, followed) if one is not None for place in _places(one)]
+    sources = [place for one in (checkpoint, followed) if one is not None for place in protected(one)]
     if path.exists() and not overwrite:
         sweep(path)  # a process that died between the directory's appearing and its own tidying up
     check_destination(path, overwrite=overwrite, sources=sources)
@@ -318,15 +324,6 @@ def _converted(draft: Draft, path: Path, written: Written, progress: Progress) -
         resumed=progress.resumed,
         progress=progress,
     )
-
-
-def _places(checkpoint: Checkpoint) -> list[Path]:
-    """What must not be written to: the checkpoint's directory, or the files when they were named themselves."""
-    if checkpoint.path is None:
-        return []
-    if is_single_file(checkpoint):
-        return [checkpoint.path / file.name for file in checkpoint.files]
-    return [checkpoint.path]
 
 
 def _wrong(message: str, hint: str = "") -> TargetError:

@@ -4,10 +4,8 @@ They find accidents, a flipped bit or a file cut short, and are no defence again
 given digest; SHA-256 of the files is recorded as well when that is asked for.
 
 * of a tensor: of its bytes, in row-major order, as they lie in the file;
-* of a safetensors file: of what stands in front of the data, followed by the digests of its tensors (16 bytes each) in
-  the order of the data.  The format leaves no byte between, so all bytes count, and tensors can be written and checked
-  in any order and by several threads;
-* of a file of a distributed checkpoint that was written here: the same, of all that stands around its tensors;
+* of a file of tensors that was written here: of what stands around them, followed by their digests (16 bytes each) in
+  the order of the data.  All bytes count, and tensors can be written and checked in any order and by several threads;
 * of any other file: of its bytes.
 """
 
@@ -19,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
-from porting.checkpoint.files import LocalFile
+from porting.checkpoint.files import LocalFile, Readable
 
 ALGORITHM = "xxh3-128"
 PIECE = 1 << 18
@@ -70,7 +68,7 @@ class Sum:
         return self._state.hexdigest()
 
 
-def of_range(file: LocalFile, start: int, stop: int, buffer: memoryview) -> str:
+def of_range(file: Readable, start: int, stop: int, buffer: memoryview) -> str:
     """The digest of a range of a file, read into ``buffer`` piece by piece."""
     state = xxhash.xxh3_128()
     while start < stop:

@@ -12,16 +12,14 @@ import torch
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.config import CONFIG_NAME
+from porting.checkpoint.container import Outline
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.names import DCP_METADATA
 from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
-from porting.converting.distributed import outline_distributed, part_of
-from porting.converting.output_files import Outline, outline
 from porting.converting.record import RECORD, read_record, versions
 from porting.converting.reverse_table import held, places_of, sources_of
 from porting.errors import Code, Fault, option
-from porting.export_files import METADATA, companions, config_bytes, config_of, is_single_file
+from porting.export_files import METADATA, chosen_writer, companions, config_bytes, config_of, is_single_file
 from porting.loading import Into, maker
 from porting.notation.table import Table
 from porting.opening import Folder, Member
@@ -212,14 +210,17 @@ def _draft(
     metadata = dict(METADATA)
     for file in checkpoint.files:
         metadata |= file.metadata
-    size = shard_size if shard_size is not None else _same_division(checkpoint)
-    part = part_of(to)
-    if part is None:
-        written = outline(recipes.tensors, metadata, shard_size=size, where=where)
-    else:
-        written, kept[DCP_METADATA] = outline_distributed(recipes, shard_size=size, part=part)
-    if written.index is not None:
-        kept[written.index[0]] = written.index[1]
+    writer, part = chosen_writer(to)
+    size = shard_size if shard_size is not None or not writer.promises.shards else _same_division(checkpoint)
+    written = writer.outline(
+        {one.name: one for one in recipes.tensors},
+        metadata=metadata,
+        shard_size=size,
+        where=where,
+        part=part,
+        tied=recipes.tied,
+    )
+    kept |= written.files
     return Draft(
         checkpoint=checkpoint,
         like=like,
@@ -243,6 +244,6 @@ def _same_division(checkpoint: Checkpoint) -> int | None:
 
     A distributed checkpoint is divided as its processes were, which says nothing of how large a file should be.
     """
-    if len(checkpoint.files) == 1 or any(file.format == "dcp" for file in checkpoint.files):
+    if len(checkpoint.files) == 1 or checkpoint.index is None:
         return None
     return max(sum(checkpoint.tensors[name].nbytes for name in file.names) for file in checkpoint.files)

@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from porting.checkpoint import CheckpointError
+from porting.checkpoint.container import Container
 from porting.checkpoint.errors import quote
 from porting.checkpoint.files import LocalFile
-from porting.checkpoint.names import DCP_ENDING
-from porting.checkpoint.safetensors_file import read_header
-from porting.checkpoint.source import open_distributed
+from porting.checkpoint.registry import container_of, read
+from porting.checkpoint.source import LocalPlace, open_weights
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
-from porting.converting.distributed import part_of
 from porting.converting.record import RECORD, Record, read_record
 from porting.converting.thread_pool import work
 from porting.errors import Code, Fault, PortingError, grouped_lines
+from porting.export_files import chosen_writer
 from porting.opening import Folder, is_plain
 
 
@@ -146,7 +146,7 @@ def _nobody_looks() -> None:
 
 
 class _Chunks:
-    """Where the tensors of a distributed checkpoint lie, as its metadata says."""
+    """Where the tensors of a container lie whose files are only read together, such as a distributed checkpoint."""
 
     def __init__(self, root: Folder, record: Record) -> None:
         self._root = root
@@ -156,14 +156,15 @@ class _Chunks:
         self._opened = False
 
     def of(self, file: str) -> Mapping[str, tuple[int, int]]:
-        """The tensors of a file, in the order of the data, and where their bytes begin and end.
+        """The tensors of a file, and where their bytes begin and end.
 
         Raises:
             PortingError: the metadata, or an archive around a tensor, is damaged; or the record names no part.
         """
         if not self._opened:
-            part = part_of(self._to or None) or ""
-            checkpoint = open_distributed(self._root, location=str(self._root.path), part=part)
+            container, part = chosen_writer(self._to or None)
+            place = LocalPlace(self._root, location=str(self._root.path))
+            checkpoint = open_weights(place, container.main, part=part)
             for name in checkpoint.tensors:
                 if name not in self._names:  # another name of one that is
                     continue
@@ -171,7 +172,13 @@ class _Chunks:
                     places = self._found.setdefault(piece.file.path.name, {})
                     places[name] = piece.extent.start, piece.extent.stop
             self._opened = True
-        return dict(sorted(self._found.get(file, {}).items(), key=lambda one: one[1]))
+        return self._found.get(file, {})
+
+
+def _holds_tensors(container: Container, name: str) -> bool:
+    """Whether a file is one in which ``convert`` wrote tensors: no index, and no other description of them."""
+    described = container.single or (container.together and name == container.main)
+    return container.promises.writes and not described
 
 
 class _Checked:
@@ -201,42 +208,44 @@ class _Checked:
                 if self._file.size != self._entry.get("size"):
                     self._problem = f"it has {self._file.size} bytes, and {self._entry.get('size')!r} were written"
         self.bytes = self._file.size if self._file is not None else 0
+        self._container = container_of(name)
+        if self._container is not None and not _holds_tensors(self._container, name):
+            self._container = None
 
     def jobs(self) -> Iterator[tuple[int, partial[None]]]:
-        """What is to be read: the tensors of a file of weights, or all of another."""
+        """What is to be read: the tensors of a file of weights, or all of another; what is no tensor's is at once."""
         if self._file is None or self._problem:
             return
-        if self.name.endswith(DCP_ENDING):
-            yield from self._in_chunks(self._file)
-            return
-        if not self.name.endswith(".safetensors"):
+        if self._container is None:
             yield self._file.size, partial(self._read_all, self._file)
             return
-        try:
-            contents = read_header(self._file, name=self.name)
-        except CheckpointError as error:
-            self._problem = f"its header is damaged: {error.faults[0].message}"
+        places = self._places(self._container, self._file)
+        if places is None:
             return
-        header = contents.file.header or b""
-        self._front = len(header).to_bytes(8, "little") + header
-        self._order = sorted(contents.extents, key=lambda one: contents.extents[one].start)
-        for tensor, extent in contents.extents.items():
-            yield extent.stop - extent.start, partial(self._read, self._file, tensor, extent.start, extent.stop)
-
-    def _in_chunks(self, file: LocalFile) -> Iterator[tuple[int, partial[None]]]:
-        """The tensors of a file of a distributed checkpoint; what stands around them is read at once."""
-        try:
-            places = self._chunks.of(self.name)
-        except PortingError as error:
-            self._problem = f"its tensors cannot be found: {error.faults[0].message}"
-            return
-        self._order = list(places)
+        self._order = sorted(places, key=lambda one: places[one][0])
         end = 0
-        for tensor, (start, stop) in places.items():
-            self._front += file.pread(end, start - end)
+        for tensor in self._order:
+            start, stop = places[tensor]
+            self._front += self._file.pread(end, start - end)
             end = stop
-            yield stop - start, partial(self._read, file, tensor, start, stop)
-        self._front += file.pread(end, file.size - end)
+        self._front += self._file.pread(end, self._file.size - end)
+        for tensor, (start, stop) in places.items():
+            yield stop - start, partial(self._read, self._file, tensor, start, stop)
+
+    def _places(self, container: Container, file: LocalFile) -> Mapping[str, tuple[int, int]] | None:
+        """Where the tensors of a file of weights begin and end; None when that cannot be told, which is then noted."""
+        try:
+            if container.together:
+                return self._chunks.of(self.name)
+            extents = read(container, file, name=self.name).extents
+        except PortingError as error:
+            what = "its tensors cannot be found" if container.together else "its header is damaged"
+            self._problem = f"{what}: {error.faults[0].message}"
+            return None
+        if any(extent.decode is not None for extent in extents.values()):
+            self._problem = "its tensors are stored in another form than they were written in"
+            return None
+        return {name: (extent.start, extent.stop) for name, extent in extents.items()}
 
     def _read(self, file: LocalFile, tensor: str, start: int, stop: int, buffer: memoryview) -> None:
         self.found[tensor] = of_range(file, start, stop, buffer)
@@ -252,9 +261,7 @@ class _Checked:
     @property
     def _surroundings(self) -> str:
         """What of the file is no tensor's."""
-        if not self._front:
-            return "it"
-        return "what stands around its tensors" if self.name.endswith(DCP_ENDING) else "its header"
+        return self._container.surroundings if self._container is not None and self._front else "it"
 
     def problems(self, *, sha256: bool) -> Iterator[str]:
         """What is not as it was written."""

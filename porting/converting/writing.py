@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
+from porting.checkpoint.container import Shard
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.safetensors_file import DTYPE_NAMES
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
@@ -18,7 +19,6 @@ from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
 from porting.converting.making import Made, Maker
 from porting.converting.output import Output, write_at
-from porting.converting.output_files import Shard
 from porting.converting.processes import Team, same_everywhere, shares
 from porting.converting.progress import Meter
 from porting.converting.record import RECORD, record_bytes, versions
@@ -125,7 +125,8 @@ class _Task:
 
     def make(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
         """Make this process's share, except for tensors that an earlier one has made and that are still right."""
-        every = [(shard, one) for shard in self._draft.outline.shards for one in shard.recipes]
+        recipes = {one.name: one for one in self._draft.recipes.tensors}
+        every = [(shard, recipes[name]) for shard in self._draft.outline.shards for name in shard.tensors]
         mine = [every[job] for job in self._share([one.nbytes for _, one in every])]
         self._left.update(shard.name for shard, _ in mine)
         self._meter.expect(len(mine), sum(one.nbytes for _, one in mine))
@@ -149,8 +150,10 @@ class _Task:
             made = maker.make(recipe, descriptor, at)
             self._journal.made(recipe.name, made)
             self._meter.finished()
-        for place in shard.seals.get(recipe.name, ()):
-            write_at(descriptor, made.crc.to_bytes(4, "little"), place)
+        seal = shard.seals.get(recipe.name)
+        if seal is not None:
+            for place in seal.places:
+                write_at(descriptor, seal.of(made.crc, recipe.nbytes), place)
         with self._lock:
             self.made[recipe.name] = made
             self.sources.update(made.sources)
@@ -240,7 +243,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         "tensors": {
             name: {
                 "file": info.file,
-                "dtype": DTYPE_NAMES[info.dtype],
+                "dtype": DTYPE_NAMES.get(info.dtype, str(info.dtype)),
                 "shape": list(info.shape),
                 "digest": task.sources[name],
             }
@@ -249,9 +252,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
     }
     files: dict[str, dict[str, object]] = {}
     for shard in draft.outline.shards:
-        # The metadata of a distributed checkpoint gives no place to a tensor without elements.
-        placed = [name for name in shard.offsets if shard.by_name[name].nbytes or not shard.seals]
-        digests = [task.made[name].digest for name in placed]
+        digests = [task.made[name].digest for name in shard.offsets if name not in shard.hidden]
         files[shard.name] = {"size": shard.size, "digest": of_framed(_frame(shard, place), digests)}
     for name, digest in small.items():
         files[name] = {"size": place.files.status(name).st_size, "digest": digest}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import TensorFile
-from porting.checkpoint.safetensors_file import new_header, parse_header
+from porting.checkpoint.container import Shard
+from porting.checkpoint.write import shard_around
 from porting.plan.copies import Copy
 from porting.sharding.ranges import pieces, run_of
 
@@ -31,11 +33,13 @@ class Place:
         file: the file's name.
         start: its first byte there.
         dtype: its dtype there.
+        nbytes: its bytes there.
     """
 
     file: str
     start: int
     dtype: torch.dtype
+    nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +47,13 @@ class Layout:
     """The files.
 
     Attributes:
-        prefixes: what each begins with.
+        shards: each, without its tensors.
         sizes: the bytes of each.
         places: the tensors.
         same: whether all of it is as in the checkpoint that is followed.
     """
 
-    prefixes: Mapping[str, bytes] = field(repr=False)
+    shards: Mapping[str, Shard] = field(repr=False)
     sizes: Mapping[str, int]
     places: Mapping[str, Place]
     same: bool
@@ -61,17 +65,15 @@ def layout(files: Mapping[str, TensorFile]) -> Layout:
     Raises:
         CheckpointError: a name or a size cannot be written.
     """
-    prefixes, sizes = {}, {}
-    places: dict[str, Place] = {}
-    for name, file in files.items():
-        text = file.header if file.header is not None else new_header(file.tensors, file.metadata, where=name).text
-        parsed = parse_header(text, where=name, name=name)
-        prefixes[name] = len(text).to_bytes(8, "little") + text
-        sizes[name] = parsed.file.size
-        for tensor, extent in parsed.extents.items():
-            places[tensor] = Place(file=name, start=extent.start, dtype=parsed.tensors[tensor].dtype)
+    shards = {name: shard_around(file, where=name) for name, file in files.items()}
+    places = {
+        tensor: Place(file=name, start=at, dtype=described.dtype, nbytes=described.nbytes)
+        for name, shard in shards.items()
+        for tensor, at in shard.offsets.items()
+        for described in [files[name].tensors[tensor]]
+    }
     same = all(file.header is not None for file in files.values())
-    return Layout(prefixes=prefixes, sizes=sizes, places=places, same=same)
+    return Layout(shards=shards, sizes={name: one.size for name, one in shards.items()}, places=places, same=same)
 
 
 class Places:
@@ -140,6 +142,22 @@ class Places:
             while view:
                 written = os.pwrite(descriptor, view, where)
                 view, where = view[written:], where + written
+
+    def seal(self, number: int, count: int) -> None:
+        """Write the checksums of a share of the tensors, once all processes have put their values.
+
+        Args:
+            number: which share.
+            count: of how many.
+        """
+        sealed = [(name, seal) for shard in self._layout.shards.values() for name, seal in shard.seals.items()]
+        for name, seal in sealed[number::count]:
+            place, crc = self._layout.places[name], 0
+            descriptor = self._descriptor(place.file)
+            for start in range(0, place.nbytes, PIECE):
+                crc = zlib.crc32(os.pread(descriptor, min(PIECE, place.nbytes - start), place.start + start), crc)
+            for at in seal.places:
+                os.pwrite(descriptor, seal.of(crc, place.nbytes), at)
 
     def _descriptor(self, file: str) -> int:
         if file not in self._open:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.errors import CheckpointError, quote
-from porting.checkpoint.files import LocalFile
+from porting.checkpoint.files import Readable
 from porting.errors import Code, Fault
 from porting.plan.clipping import clip
 from porting.plan.copies import Copy
@@ -77,8 +77,7 @@ class Ranges:
         """
         info = self.checkpoint.tensors[copy.source]
         # Of a chunk of a distributed checkpoint a process may need a little: its checksum would take all of it.
-        verify = not any(file.format == "dcp" for file in self.checkpoint.files)
-        for one in stored(copy, self.checkpoint, verify=verify):
+        for one in stored(copy, self.checkpoint, verify=not self.checkpoint.in_chunks):
             for part in pieces(one.copy, max(PIECE // info.dtype.itemsize, 1)):
                 values = self._box(replace(one, copy=part), info.dtype)
                 if info.dtype == torch.bool:
@@ -117,7 +116,7 @@ class Ranges:
         shaped = found.view([copy.sizes[one] for one in order])
         return shaped.permute([order.index(one) for one in range(len(order))]).reshape(copy.sizes)
 
-    def _scattered(self, file: LocalFile, begins: Tensor, found: Tensor) -> None:
+    def _scattered(self, file: Readable, begins: Tensor, found: Tensor) -> None:
         """Read short runs, those that are near each other at once.
 
         Args:

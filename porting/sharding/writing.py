@@ -95,6 +95,8 @@ def write_shards(
         with crew.step(), Places(placed, temporary) as places:
             for step in steps:
                 _put(step, plan, module, places, copies, crew)
+        with crew.step(), Places(placed, temporary) as sealing:
+            sealing.seal(crew.rank, crew.count)
         with crew.step():
             stack.close()
     total = sum(crew.gather(infinite + places.infinite), start=Counter[str]())
@@ -139,7 +141,9 @@ def _begin(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member])
         try:
             reserve(descriptor, size)
             os.ftruncate(descriptor, size)
-            write_all(descriptor, placed.prefixes[name])
+            for at, raw in placed.shards[name].frame:
+                os.lseek(descriptor, at, os.SEEK_SET)
+                write_all(descriptor, raw)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

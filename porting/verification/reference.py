@@ -12,6 +12,7 @@ from torch import nn
 
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
+from porting.checkpoint.registry import named
 from porting.errors import Code, Fault, PortingError, VerifyError, nearest, option
 
 TYPES = "type_vocab_size"
@@ -55,8 +56,8 @@ def load_reference(
     config: Any = make.config_class
     given: dict[str, Any] = {}
     alone = Path(checkpoint.location).is_file()  # transformers would read what it finds in the directory, not this file
-    distributed = any(file.format == "dcp" for file in checkpoint.files)  # it reads none of them
-    if alone or distributed or untouched:
+    unread = not all(named(file.format).promises.transformers for file in checkpoint.files)
+    if alone or unread or untouched:
         given["state_dict"] = {name: checkpoint.read(name) for name in checkpoint.tensors}
     if hasattr(make, "set_experts_implementation"):  # the first releases with 5 have one way for experts
         given["experts_implementation"] = "eager"

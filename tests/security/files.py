@@ -12,6 +12,7 @@ from torch import arange, ones
 
 from tests.checkpoint.hostile import entry, index, st_file
 from tests.checkpoint.test_index import HOSTILE_INDEX, OTHER, SHARD
+from tests.checkpoint.test_npz import HOSTILE as HOSTILE_ARRAYS
 from tests.checkpoint.test_safetensors_file import FINE, HOSTILE
 from tests.security.rows import Row, Words, file_row, folder_row
 
@@ -213,3 +214,5 @@ INDEXES = [
     folder_row("index", "beside a single file", "two sets of weights", both_kinds),
     folder_row("index", "a wrong total and a stray shard", "total_size is 99", good, code=0),
 ]
+
+NPZ: list[Row] = [file_row("npz", "model.npz", what, told, content) for what, content, told in HOSTILE_ARRAYS]

@@ -487,8 +487,8 @@ def _damaged(raw: bytearray, entry: int, listed: int) -> None:
     ("array", "change", "told"),
     [
         (np.ones((2, 3), np.int64), _flagged, "is encrypted"),
-        (np.ones((2, 3), np.int64), _unknown_method, "compression method"),
-        (np.ones((2, 3), np.int64), _damaged, "no file of arrays"),
+        (np.ones((2, 3), np.int64), _unknown_method, "stores or deflates them"),
+        (np.ones((2, 3), np.int64), _damaged, "cannot be inflated"),
         (np.zeros(1 << 26, np.int64), None, "bytes that repeat others"),
     ],
     ids=["encrypted", "another method", "damaged", "a bomb"],

@@ -136,9 +136,11 @@ def load_by_torch(folder: Path, count: int) -> Result:
 
 
 def export_again(folder: Path, count: int) -> list[str]:
-    """What was saved is loaded, and exported as a directory of safetensors."""
+    """What was saved is loaded, and exported as a directory of safetensors; and in each other container."""
     module = cut_by_columns(own.Own(own.SIZES), mesh_of(count))
     porting.load(folder / "grid-4" / "model", module, folder / "own.toml")
+    for to in ("npz", "dcp"):
+        porting.export(module, folder / "own.toml", folder / f"exported-{count}-{to}", to=to)
     return [*porting.export(module, folder / "own.toml", folder / f"exported-{count}").files]
 
 

@@ -118,6 +118,19 @@ def test_it_is_exported_from_shards_as_from_one_process(ran: Path, count: int, t
 
 
 @pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("to", ["npz", "dcp"])
+def test_another_container_is_exported_from_shards_as_from_one_process(
+    ran: Path, count: int, to: str, tmp_path: Path
+) -> None:
+    """Each process writes its ranges, and a share of the checksums when all have."""
+    whole = own.filled(ran / "grid-4" / "model", ran / "own.toml")
+    porting.export(whole, ran / "own.toml", tmp_path / "whole", to=to)
+    own.assert_same_files(ran / f"exported-{count}-{to}", tmp_path / "whole")
+    made = open_checkpoint(tmp_path / "whole")
+    assert {name: made.read(name).shape for name in made.tensors}, "its checksums are compared as it is read"
+
+
+@pytest.mark.parametrize("count", [2, 4])
 def test_the_lines_of_the_documentation_do_what_they_say(ran: Path, count: int) -> None:
     assert [one["documented"] for one in results(ran, count)] == [[]] * count
 

@@ -1,0 +1,388 @@
+"""What a container of tensors is to the rest of the library: recognised, read and laid out, with promises about that.
+
+A container is one file with a subclass of :class:`Container`, and one entry in :mod:`porting.checkpoint.registry`.
+Where its files lie, on this machine or on the hub, it does not know: a :class:`Place` gives it their bytes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+import torch
+
+from porting.checkpoint.errors import CheckpointError, FaultList
+from porting.checkpoint.files import ByteSource
+from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described
+from porting.checkpoint.names import check_names
+from porting.errors import Code, Fault
+
+if TYPE_CHECKING:
+    from porting.checkpoint.index import ShardIndex
+
+ENOUGH = 1000
+"""After so many files that cannot be opened, no other is tried."""
+
+DTYPES = frozenset(SAFETENSORS_DTYPES.values())
+"""The dtypes that the library carries from container to container."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promises:
+    """What holds for every file of a container; ``docs/containers.md`` shows it as a table.
+
+    Attributes:
+        writes: ``convert`` and ``export`` write it.  The next four are about that.
+        dtypes: the dtypes that it stores exactly; others are refused.
+        metadata: the strings of a safetensors header are kept.
+        shards: the tensors can be divided among several files.
+        deterministic: the same tensors give the same bytes at any time and on any machine.
+        resumable: a conversion that was killed goes on where it stopped.
+        ranges: a part of a tensor is read without the rest of the file; ``"stored"`` when that holds for members that
+            are not compressed.
+        checksums: it has checksums of the elements, which are compared when they are read.
+        headers: of a model on the hub, names and shapes are read without downloading the weights.
+        transformers: ``from_pretrained`` reads it.
+    """
+
+    writes: bool
+    dtypes: frozenset[torch.dtype] = DTYPES
+    metadata: bool = False
+    shards: bool = False
+    deterministic: bool = True
+    resumable: bool = True
+    ranges: str = "always"
+    checksums: bool = False
+    headers: bool = True
+    transformers: bool = False
+
+
+class FileKind(NamedTuple):
+    """What a file turned out to be, and what to do about it."""
+
+    what: str
+    hint: str
+
+
+class UnrecognisedError(CheckpointError):
+    """A file does not begin or end as its container's do: it may be something else.
+
+    Args:
+        fault: what was expected there.
+        source: the file.
+        title: what it should be.
+    """
+
+    def __init__(self, fault: Fault, source: ByteSource, title: str) -> None:
+        super().__init__(fault)
+        self.source = source
+        self.title = title
+
+
+class Place(Protocol):
+    """Where the files of a checkpoint lie: a directory, or a model on the hub."""
+
+    @property
+    def location(self) -> str:
+        """What the user passed, for messages."""
+        ...  # pragma: no cover
+
+    def open(self, name: str) -> ByteSource:
+        """The bytes of one of its files.
+
+        Raises:
+            CheckpointError: they cannot be had.
+        """
+        ...  # pragma: no cover
+
+    def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
+        """The whole of a small file, and how messages call it.
+
+        Raises:
+            CheckpointError: it cannot be had, or is larger than ``limit``.
+        """
+        ...  # pragma: no cover
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was opened.
+
+    Attributes:
+        contents: what the headers of the files of weights say.
+        sources: the files.
+        index: the index that names them; None when there is none.
+        notes: what should be known and changes no value.
+    """
+
+    contents: tuple[Contents, ...]
+    sources: Mapping[str, ByteSource]
+    index: ShardIndex | None = None
+    notes: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seal:
+    """A checksum that is known only when a tensor's elements are written.
+
+    Attributes:
+        places: where in the file it stands, 4 bytes each, little-endian.
+        before: the CRC-32 of the bytes in front of the elements that it is taken over as well; 0 for none.
+    """
+
+    places: tuple[int, ...]
+    before: int = 0
+
+    def of(self, crc: int, nbytes: int) -> bytes:
+        """Its bytes.
+
+        Args:
+            crc: the CRC-32 of the elements.
+            nbytes: how many bytes they have.
+        """
+        return (_shifted(self.before, nbytes) ^ crc).to_bytes(4, "little")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of weights that is to be written: all of its bytes but those of the tensors.
+
+    Attributes:
+        name: its name.
+        size: its bytes.
+        frame: what stands around the tensors, each piece with its place.
+        offsets: the place of each tensor's first byte, in the order of the data.
+        tensors: its tensors, in the order in which they are listed.
+        seals: checksums of the tensors that have any.
+        hidden: tensors whose place no reader learns, since they have no elements.
+    """
+
+    name: str
+    size: int
+    frame: tuple[tuple[int, bytes], ...] = field(repr=False)
+    offsets: Mapping[str, int]
+    tensors: tuple[str, ...]
+    seals: Mapping[str, Seal] = field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """All files of weights that are to be written.
+
+    Attributes:
+        shards: the files.
+        files: what else belongs to the container, such as an index, by name.
+    """
+
+    shards: tuple[Shard, ...]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return sum(shard.size for shard in self.shards) + sum(map(len, self.files.values()))
+
+
+class Container(ABC):
+    """A kind of files that hold tensors.
+
+    Attributes:
+        name: what ``--to`` and :attr:`WeightFile.format` call it.
+        title: what a file of it is called in messages.
+        endings: those of the names of its files, the usual one first.
+        main: the file that stands for the weights in a directory; it alone is named to open them.
+        single: the name of the one file that an index may lead to; empty for what is no index.
+        surroundings: what messages call the bytes that are no tensor's.
+        parts: several state dicts may be nested in it; ``DIRECTORY/part`` and ``--to name/part`` mean one.
+        together: its files can only be read all together.
+        promises: what it does.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    endings: tuple[str, ...]
+    main: str
+    single: str = ""
+    surroundings: ClassVar[str] = "its header"
+    parts: ClassVar[bool] = False
+    together: ClassVar[bool] = False
+    promises: Promises
+
+    def sniff(self, source: ByteSource) -> FileKind | None:
+        """Whether a file is of this container by its bytes: what it is then, and what to do; None when it is not."""
+        return None
+
+    @abstractmethod
+    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
+        """What one file says of its tensors, each checked against the file.
+
+        Args:
+            source: its bytes; only headers are read.
+            name: its name inside of the checkpoint.
+            locate: find where the bytes of the tensors lie; without it a remote file is asked for less.
+
+        Raises:
+            CheckpointError: with every fault found.
+            UnrecognisedError: it may be another kind of file.
+        """
+
+    def open(self, place: Place, main: str, *, part: str = "", locate: bool = True) -> Found:
+        """Open the files that ``main`` stands for.
+
+        Args:
+            place: where they lie.
+            main: the file that was named or chosen.
+            part: the state dict that is meant, of those that are nested in it; empty for all.
+            locate: as of :meth:`read`.
+
+        Raises:
+            CheckpointError: with every fault found.
+        """
+        sources = open_all(place, [main])
+        return Found(contents=(self.read(sources[main], name=main, locate=locate),), sources=sources)
+
+    def others(self, place: Place, main: str) -> tuple[str, ...]:
+        """The files that have to be there beside ``main``.
+
+        Raises:
+            CheckpointError: ``main`` does not say so.
+        """
+        return ()
+
+    def fragment(self, name: str, *, where: str) -> Fault | None:
+        """Why a file of that name cannot be opened by itself; None when it can, or is not of this container."""
+        return None
+
+    def incomplete(self, names: Collection[str], *, where: str) -> Fault | None:
+        """Why a directory that holds files of this container and no main one cannot be opened; None when it has none.
+
+        Args:
+            names: the files that are there.
+            where: the directory, for messages.
+        """
+        return None
+
+    def refusal(self, name: str, dtype: torch.dtype) -> tuple[str, str]:
+        """Why a tensor cannot be written, and what to do about it; the reason is empty when it can.
+
+        Args:
+            name: the tensor.
+            dtype: its dtype.
+        """
+        if dtype in self.promises.dtypes:
+            return "", ""
+        return f"the format has no name for its dtype {dtype}", "convert it before it is written"
+
+    def require_writable(self, tensors: Mapping[str, Described], *, where: str) -> None:
+        """See that every tensor can be written, and read again.
+
+        Raises:
+            CheckpointError: with every fault.
+        """
+        faults = FaultList(where)
+        check_names(tensors, faults)
+        for name, tensor in tensors.items():
+            reason, hint = self.refusal(name, tensor.dtype)
+            if reason:
+                faults.add(Code.TENSOR_UNWRITABLE, reason, tensor=name, hint=hint)
+        faults.raise_if_any()
+
+    def outline(
+        self,
+        tensors: Mapping[str, Described],
+        *,
+        metadata: Mapping[str, str],
+        shard_size: int | None,
+        where: str,
+        part: str = "",
+        tied: Mapping[str, str] | None = None,
+    ) -> Outline:
+        """Lay tensors out in files: every byte but those of the elements, and their checksums.
+
+        Args:
+            tensors: what is to be written, in its order.
+            metadata: strings that are kept where the container has room for them.
+            shard_size: bytes of tensors that one file may hold; a larger tensor has a file of its own.  None for one
+                file.
+            where: the destination, for messages.
+            part: the state dict that they are nested in; empty for none.
+            tied: other names of some of them.
+
+        Raises:
+            CheckpointError: a tensor or a name cannot be written.
+        """
+        raise NotImplementedError(f"{self.name} is not written")  # its promises say so; asking is a bug of ours
+
+
+def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
+    """Every file, or an error that names all that cannot be opened."""
+    names = list(names)
+    sources: dict[str, ByteSource] = {}
+    faults: list[Fault] = []
+    for name in names:
+        try:
+            sources[name] = place.open(name)
+        except CheckpointError as error:
+            faults += error.faults
+        if len(faults) >= ENOUGH:
+            message = f"of {len(names)} files these cannot be opened; the others were not tried"
+            faults.append(Fault(code=faults[-1].code, where=str(Path(faults[-1].where).parent), message=message))
+            break
+    if faults:
+        raise CheckpointError(faults)
+    return sources
+
+
+def divided(tensors: Mapping[str, Described], shard_size: int | None) -> list[dict[str, Described]]:
+    """Tensors in groups of at most ``shard_size`` bytes; a larger one is a group of its own."""
+    groups: list[dict[str, Described]] = [{}]
+    filled = 0
+    for name, tensor in tensors.items():
+        count = nbytes(tensor)
+        if groups[-1] and shard_size is not None and filled + count > shard_size:
+            groups.append({})
+            filled = 0
+        groups[-1][name] = tensor
+        filled += count
+    return groups
+
+
+def nbytes(tensor: Described) -> int:
+    """The bytes of a tensor's elements."""
+    return torch.Size(tensor.shape).numel() * tensor.dtype.itemsize
+
+
+# ------------------------------------------------------------------------------- CRC-32 of bytes after others
+
+_POLYNOMIAL = 0xEDB88320
+
+
+def _shifted(crc: int, nbytes: int) -> int:
+    """What a CRC-32 adds to that of the ``nbytes`` bytes behind: the product with x to the power of their bits.
+
+    Polynomials over GF(2) modulo that of CRC-32, as of zlib's ``crc32_combine``.
+
+    >>> import zlib
+    >>> _shifted(zlib.crc32(b"front"), 4) ^ zlib.crc32(b"back") == zlib.crc32(b"frontback")
+    True
+    """
+    power, bits = 1 << 30, 8 * nbytes  # x itself; the highest bit is the constant
+    while bits:
+        if bits & 1:
+            crc = _product(power, crc)
+        power = _product(power, power)
+        bits >>= 1
+    return crc
+
+
+def _product(one: int, other: int) -> int:
+    found = 0
+    for place in range(31, -1, -1):
+        if one >> place & 1:
+            found ^= other
+        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    return found

@@ -1,0 +1,513 @@
+"""numpy's archive of arrays: a zip file of ``.npy`` files, which are stored or deflated.
+
+Each member begins with a magic number, a version and the text of a Python dictionary of dtype, order and shape
+(https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html); the elements follow to its end.  Members that
+are stored are read by ranges, as any file.  Deflated ones are inflated from their beginning as they are read, in memory
+that does not depend on their size; where somebody goes back, places to go on from are kept, a bounded number of them.
+Objects in an array are pickles, and none is ever read.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import math
+import re
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Lock
+
+import numpy as np
+import torch
+
+from porting.checkpoint.container import Container, FileKind, Outline, Promises, Seal, Shard, UnrecognisedError, nbytes
+from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.files import ByteSource, LocalFile
+from porting.checkpoint.layout import (
+    ChecksummedRange,
+    Contents,
+    Described,
+    Extent,
+    TensorInfo,
+    WeightFile,
+    shape_fault,
+    shown_sizes,
+)
+from porting.checkpoint.names import check_names
+from porting.checkpoint.zip_file import (
+    DEFLATED,
+    FETCH_AGAIN,
+    STORED,
+    UTF8,
+    Directory,
+    Writer,
+    first_name,
+    is_archive,
+    local_header,
+    locate_all,
+    read_archive,
+)
+from porting.errors import Code, Fault, told
+from porting.limits import charge, reading
+
+SAVE_AGAIN = "save the arrays again with numpy.savez"
+NUMPY = Writer(name="numpy.savez", code=Code.NPZ_FILE, again=SAVE_AGAIN, methods=frozenset({STORED, DEFLATED}))
+
+MAGIC = b"\x93NUMPY"
+LONGEST = 10_000
+"""Bytes of the text in front of an array; numpy reads no longer one either."""
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "b1": torch.bool, "u1": torch.uint8, "i1": torch.int8, "u2": torch.uint16, "i2": torch.int16, "f2": torch.float16,
+    "u4": torch.uint32, "i4": torch.int32, "f4": torch.float32, "u8": torch.uint64, "i8": torch.int64,
+    "f8": torch.float64, "c8": torch.complex64, "c16": torch.complex128,
+}  # fmt: skip
+"""What numpy and torch both have, by numpy's kind and size."""
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+NO_NUMBERS = {
+    "O": ("Python objects, which are pickles; none is read, since that could run code", "save arrays of numbers"),
+    "V": (
+        "bytes without a type, as numpy writes bfloat16 and float8 of ml_dtypes: which of these it was is lost",
+        "save it as float32, which holds every value of these types",
+    ),
+    "S": ("text", "save arrays of numbers"),
+    "U": ("text", "save arrays of numbers"),
+    "M": ("dates", "save arrays of numbers"),
+    "m": ("spans of time", "save arrays of numbers"),
+}
+"""What arrays hold that are no tensors, by numpy's kinds, and what to do about it."""
+
+ALIGNED = 64
+"""Elements begin at a multiple of so many bytes in a file that is written here, as numpy has it within a member."""
+
+PIECE = 1 << 16
+"""Bytes of a compressed member that are read at a time."""
+
+APART = 1 << 22
+"""Bytes of an inflated member between two places that are kept to go on from."""
+
+MOST_PLACES = 128
+"""Such places of one file, 50 kB each; the oldest is given up for a new one."""
+
+
+class Npz(Container):
+    """An ``.npz`` file of numpy."""
+
+    name = "npz"
+    title = "an .npz file of numpy"
+    endings = (".npz",)
+    main = "model.npz"
+    surroundings = "what stands around its tensors"
+    promises = Promises(writes=True, dtypes=frozenset(NAMES), ranges="stored", checksums=True)
+
+    def sniff(self, source: ByteSource) -> FileKind | None:
+        """Whether the file is a zip archive whose first member is an array."""
+        return FileKind(self.title, "rename it to end in .npz") if first_name(source).endswith(".npy") else None
+
+    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
+        """What the archive says of its arrays; the beginning of each member is read, since the shape stands there."""
+        if not is_archive(source):
+            message = "this is no zip archive, so not one that numpy.savez wrote"
+            fault = Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=FETCH_AGAIN)
+            raise UnrecognisedError(fault, source, self.title)
+        archive = read_archive(source, NUMPY)
+        placed = locate_all(source, archive)
+        inflated = sum(entry.size - entry.packed for entry in archive.entries.values())
+        charge("made", max(inflated, 0), where=source.where)
+        faults = FaultList(source.where)
+        places = _Places()
+        tensors: dict[str, TensorInfo] = {}
+        extents: dict[str, Extent] = {}
+        for entry in archive.entries.values():
+            member = _Member(entry.name, placed[entry.name], entry.size, deflated=entry.method == DEFLATED)
+            if not entry.name.endswith(".npy"):
+                faults.add(Code.NPZ_FILE, f"the entry {quote(entry.name)} is no .npy array", hint=SAVE_AGAIN)
+                continue
+            if not entry.raw.isascii() and (not entry.flags & UTF8 or entry.name.encode() != entry.raw):
+                faults.add(Code.NPZ_FILE, f"the name of the entry {quote(entry.name)} is no UTF-8", hint=SAVE_AGAIN)
+                continue
+            tensor = entry.name.removesuffix(".npy")
+            array = _array(_Inflated(source, member, places), tensor, faults)
+            if array is not None:
+                tensors[tensor] = TensorInfo(
+                    name=tensor, shape=array.shape, dtype=array.dtype, nbytes=member.size - array.start, file=name
+                )
+                extents[tensor] = array.extent(member, places)
+        check_names(tensors, faults)
+        faults.raise_if_any()
+        file = WeightFile(name=name, size=source.size, format=self.name, metadata={}, names=tuple(tensors))
+        return Contents(file=file, tensors=tensors, extents=extents)
+
+    def refusal(self, name: str, dtype: torch.dtype) -> tuple[str, str]:
+        """Of a dtype that numpy lacks, and of a name that is no place inside of an archive."""
+        parts = name.split("/")
+        if ".." in parts or not parts[0] or "\\" in name or ":" in parts[0] or "\0" in name:
+            return "an archive's member of that name would lie outside of it", "rename it"
+        if dtype in NAMES:
+            return "", ""
+        wider = told(called="pass dtype=torch.float32", typed="pass --dtype float32")
+        hint = f"{wider}, which holds every value of it, or write safetensors" if dtype.is_floating_point else ""
+        return f"numpy has no {str(dtype).removeprefix('torch.')}, so that an .npz file cannot hold it", hint
+
+    def outline(
+        self,
+        tensors: Mapping[str, Described],
+        *,
+        metadata: Mapping[str, str],
+        shard_size: int | None,
+        where: str,
+        part: str = "",
+        tied: Mapping[str, str] | None = None,
+    ) -> Outline:
+        """One file; every member stored, with the first day that zip knows for its date."""
+        self.require_writable(tensors, where=f"{where}/{self.main}")
+        pieces: list[tuple[int, bytes]] = []
+        offsets: dict[str, int] = {}
+        seals: dict[str, tuple[int, int, int]] = {}
+        directory, at = Directory(), 0
+        for tensor, described in tensors.items():
+            name, count = f"{tensor}.npy".encode("utf-8", "surrogatepass"), nbytes(described)
+            bare = len(local_header(name, nbytes=len(_header(described, 0)) + count, crc=0))
+            header = _header(described, at + bare)
+            front = local_header(name, nbytes=len(header) + count, crc=0) + header
+            seals[tensor] = at + 14, directory.add(name, at=at, nbytes=len(header) + count, crc=0), zlib.crc32(header)
+            pieces.append((at, front))
+            offsets[tensor] = at + len(front)
+            at = offsets[tensor] + count
+        end = directory.end(at)
+        shard = Shard(
+            name=self.main,
+            size=at + len(end),
+            frame=(*pieces, (at, end)),
+            offsets=offsets,
+            tensors=tuple(tensors),
+            seals={name: Seal(places=(one, at + other), before=crc) for name, (one, other, crc) in seals.items()},
+        )
+        return Outline(shards=(shard,))
+
+
+def _header(described: Described, at: int) -> bytes:
+    """What stands in front of an array's elements (version 1.0), filled with spaces to a multiple of :data:`ALIGNED`.
+
+    Args:
+        described: the array.
+        at: where in the file it begins.
+    """
+    descr = np.dtype(NAMES[described.dtype]).newbyteorder("<").str
+    text = repr({"descr": descr, "fortran_order": False, "shape": tuple(described.shape)}).encode()
+    padding = -(at + len(MAGIC) + 4 + len(text) + 1) % ALIGNED
+    return MAGIC + b"\1\0" + (len(text) + padding + 1).to_bytes(2, "little") + text + b" " * padding + b"\n"
+
+
+# --------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A member of an archive.
+
+    Attributes:
+        name: its name.
+        record: where its bytes lie in the file, and their checksum once they are inflated.
+        size: how many bytes it has then.
+        deflated: whether it is compressed.
+    """
+
+    name: str
+    record: ChecksummedRange
+    size: int
+    deflated: bool
+
+
+@dataclass(frozen=True)
+class _Array:
+    """What the beginning of a member says.
+
+    Attributes:
+        shape, dtype: of the tensor.
+        start: where in the member the elements begin.
+        columns: the first axis is the fastest (Fortran's order).
+        swapped: the elements are big-endian.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    columns: bool
+    swapped: bool
+
+    def extent(self, member: _Member, places: _Places) -> Extent:
+        """Where the elements lie: in the file, or in what the member is decoded to."""
+        stride = None
+        if self.columns and len(self.shape) > 1:
+            stride = tuple(math.prod(self.shape[:axis]) for axis in range(len(self.shape)))
+        if not (member.deflated or self.swapped):
+            begin = member.record.start
+            return Extent(start=begin + self.start, stop=member.record.stop, stride=stride, record=member.record)
+        whole = replace(member.record, start=0, stop=member.size)
+        decode = partial(_Decoded, member=member, places=places, order=NAMES[self.dtype] if self.swapped else "")
+        return Extent(start=self.start, stop=member.size, stride=stride, record=whole, decode=decode)
+
+
+def _array(source: _Inflated, name: str, faults: FaultList) -> _Array | None:
+    """What a member says of its array; None when it has a fault, which is then noted."""
+    try:
+        text, start = _text(source, name)
+        return _parsed(text, start, source.size)
+    except _ArrayError as error:
+        faults.add(Code.NPZ_FILE, error.message, tensor=name, hint=error.hint)
+        return None
+
+
+class _ArrayError(Exception):
+    """A member is no array that can be read."""
+
+    def __init__(self, message: str, hint: str = SAVE_AGAIN) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def _text(source: _Inflated, name: str) -> tuple[bytes, int]:
+    """The dictionary in front of an array, and where the elements begin."""
+    begin = source.pread(0, min(source.size, 12))
+    if not begin.startswith(MAGIC) or len(begin) < 12 or begin[6] not in {1, 2, 3}:
+        raise _ArrayError("it does not begin as an .npy file of version 1, 2 or 3 does")
+    width = 2 if begin[6] == 1 else 4
+    length = int.from_bytes(begin[8 : 8 + width], "little")
+    start = 8 + width + length
+    if length > LONGEST or start > source.size:
+        raise _ArrayError(f"its header is said to have {length} bytes; it has {source.size}, and {LONGEST} are read")
+    charge("metadata", length, where=source.where)
+    return source.pread(8 + width, length), start
+
+
+def _parsed(text: bytes, start: int, size: int) -> _Array:
+    try:
+        with reading():
+            found = ast.literal_eval(text.decode("utf-8").strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _ArrayError("its header is no dictionary of Python's plain values") from error
+    match found:
+        case {"descr": descr, "fortran_order": bool(columns), "shape": tuple(shape), **rest} if not rest:
+            pass
+        case _:
+            raise _ArrayError("its header does not say descr, fortran_order and shape, and nothing else")
+    if not all(type(one) is int and one >= 0 for one in shape):
+        raise _ArrayError(f"its shape {quote(shape)} is no tuple of sizes")
+    dtype, swapped = _dtype(descr)
+    reason = shape_fault(shape, dtype)
+    if reason:
+        raise _ArrayError(reason)
+    needed = math.prod(shape) * dtype.itemsize
+    if size - start != needed:
+        kind = str(dtype).removeprefix("torch.")
+        raise _ArrayError(f"it has {size - start} bytes, and shape {shown_sizes(shape)} of {kind} needs {needed}")
+    return _Array(shape=shape, dtype=dtype, start=start, columns=columns, swapped=swapped)
+
+
+def _dtype(descr: object) -> tuple[torch.dtype, bool]:
+    """The dtype that a header means, and whether its elements are big-endian."""
+    if isinstance(descr, list):
+        raise _ArrayError("its elements are records of several fields", "save each field as an array of its own")
+    parts = re.fullmatch(r"([<>|])([A-Za-z])([0-9]{0,9})", descr) if isinstance(descr, str) else None
+    if parts is None:
+        raise _ArrayError(f"its descr {quote(descr)} is none of numpy's")
+    order, kind, width = parts.groups()
+    if kind in NO_NUMBERS:
+        what, hint = NO_NUMBERS[kind]
+        raise _ArrayError(f"its descr is {descr!r}: {what}", hint)
+    dtype = DTYPES.get(kind + width)
+    if dtype is None or (order == "|") != (dtype.itemsize == 1):
+        raise _ArrayError(f"its descr {quote(descr)} is no dtype that torch has", "save it as float64 or int64")
+    return dtype, order == ">"
+
+
+class _Places:
+    """States of inflating the members of one file, from which it can go on; a bounded number of them."""
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[tuple[str, int], _State] = OrderedDict()
+        self._lock = Lock()
+
+    def keep(self, name: str, state: _State) -> None:
+        """Remember a state of a member."""
+        with self._lock:
+            self._states.setdefault((name, state.position // APART), state.copy())
+            if len(self._states) > MOST_PLACES:
+                self._states.popitem(last=False)
+
+    def before(self, name: str, position: int) -> _State | None:
+        """The last state at or before a position; None for the beginning."""
+        with self._lock:
+            known = [one for (member, _), one in self._states.items() if member == name and one.position <= position]
+            return max(known, key=lambda one: one.position, default=None)
+
+
+@dataclass
+class _State:
+    """Inflating, somewhere in a member.
+
+    Attributes:
+        stream: what inflates.
+        position: how many bytes it gave.
+        read: up to where the file was read.
+        left: what was read there and not taken yet.
+    """
+
+    stream: zlib._Decompress
+    position: int
+    read: int
+    left: bytes = b""
+
+    def copy(self) -> _State:
+        """One that goes on by itself."""
+        return replace(self, stream=self.stream.copy())
+
+
+class _Inflated:
+    """The bytes of a member, as they are before it is compressed.
+
+    Args:
+        source: the file.
+        member: the member.
+        places: those that are kept of the file.
+    """
+
+    def __init__(self, source: ByteSource, member: _Member, places: _Places) -> None:
+        self.where = source.where
+        self.size = member.size
+        self._source = source
+        self._member = member
+        self._places = places
+        self._state: _State | None = None
+        self._farthest = 0
+        self._lock = Lock()
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Exactly ``count`` bytes from ``offset`` on."""
+        if not self._member.deflated:
+            return self._source.pread(self._member.record.start + offset, count)
+        found = bytearray()
+        with self._lock:
+            state = self._at(offset)
+            while len(found) < count:
+                found += self._next(state, count - len(found))
+            if state.position == self.size:
+                self._require_end(state)
+                self._state = None
+        return bytes(found)
+
+    def _at(self, offset: int) -> _State:
+        """Inflating, gone on to ``offset``."""
+        state, kept = self._state, self._places.before(self._member.name, offset)
+        if state is not None and state.position > offset:
+            state = None
+        if kept is not None and (state is None or kept.position > state.position):
+            state = kept.copy()
+        if state is None:
+            state = _State(zlib.decompressobj(-15), 0, self._member.record.start)
+        self._state = state
+        while state.position < offset:
+            self._next(state, offset - state.position)
+        return state
+
+    def _next(self, state: _State, most: int) -> bytes:
+        """Between 1 and ``most`` bytes more."""
+        again = state.position < self._farthest
+        before = state.position
+        found = b""
+        while not found:
+            ended = not state.left and state.read == self._member.record.stop
+            if not state.left and not ended:
+                count = min(PIECE, self._member.record.stop - state.read)
+                state.left = self._source.pread(state.read, count)
+                state.read += count
+            found = self._inflate(state, min(most, PIECE))
+            if not found and (ended or state.stream.eof):
+                raise self._damaged(f"ends after {state.position} bytes, and has {self.size}")
+        state.position += len(found)
+        self._farthest = max(self._farthest, state.position)
+        if again and before // APART != state.position // APART:  # somebody went back, and may do so once more
+            self._places.keep(self._member.name, state)
+        return found
+
+    def _inflate(self, state: _State, most: int) -> bytes:
+        try:
+            found = state.stream.decompress(state.left, most)
+        except zlib.error as error:
+            raise self._damaged(f"cannot be inflated: {error}") from error
+        state.left = state.stream.unconsumed_tail
+        return found
+
+    def _require_end(self, state: _State) -> None:
+        """Raises: CheckpointError when more follows than the archive says."""
+        while not state.stream.eof:
+            if not state.left:
+                if state.read == self._member.record.stop:
+                    raise self._damaged("has no end")
+                state.left = self._source.pread(state.read, 1)
+                state.read += 1
+            if self._inflate(state, 1):
+                raise self._damaged(f"goes on behind its {self.size} bytes")
+        if state.stream.unused_data or state.left or state.read != self._member.record.stop:
+            raise self._damaged("has bytes behind its end")
+
+    def _damaged(self, what: str) -> CheckpointError:
+        message = f"the entry {quote(self._member.name)} {what}"
+        return CheckpointError(Fault(code=Code.NPZ_FILE, where=self.where, message=message, hint=FETCH_AGAIN))
+
+
+class _Decoded(_Inflated):
+    """The elements of a member that is compressed or big-endian; places are counted from the member's first byte.
+
+    Args:
+        file: the archive.
+        member: the member.
+        places: those that are kept of the file.
+        order: numpy's kind and size of elements that are big-endian; empty for little-endian ones.
+    """
+
+    def __init__(self, file: LocalFile, *, member: _Member, places: _Places, order: str) -> None:
+        super().__init__(file, member, places)
+        self.path = file.path
+        self._file = file
+        self._order = order
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a writable buffer with elements, in little-endian order."""
+        for start in range(0, len(buffer), PIECE):
+            piece = buffer[start : start + PIECE]
+            piece[:] = self.pread(offset + start, len(piece))
+        if self._order:
+            np.frombuffer(buffer, dtype=self._order).byteswap(inplace=True)
+
+    def read_rows(self, rows: Sequence[memoryview], offset: int) -> None:
+        """Fill several writable buffers with elements, one after the other."""
+        for row in rows:
+            self.read_into(row, offset)
+            offset += len(row)
+
+    def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """The elements in memory of their own: there is nothing that could be mapped."""
+        return self.copy(start, stop, dtype)
+
+    def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """The elements in memory of their own."""
+        self.require_unchanged()
+        tensor = torch.empty((stop - start) // dtype.itemsize, dtype=dtype)
+        if stop > start:
+            self.read_into(
+                memoryview((ctypes.c_char * (stop - start)).from_address(tensor.data_ptr())).cast("B"), start
+            )
+        self.require_unchanged()
+        return tensor
+
+    def require_unchanged(self) -> None:
+        """Raises: CheckpointError when the file is not the one whose header was read."""
+        self._file.require_unchanged()

@@ -1,0 +1,150 @@
+"""The containers, in the order in which a directory is searched for them; the one list of them that there is.
+
+All that opens, writes, compares or checks weights asks here which container is meant.  A new one is a file with a
+subclass of :class:`~porting.checkpoint.container.Container` and its entry in :data:`CONTAINERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from porting.checkpoint.bin_file import Bin
+from porting.checkpoint.container import Container, FileKind, Place, UnrecognisedError
+from porting.checkpoint.dcp import Distributed
+from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.files import ByteSource
+from porting.checkpoint.index import ShardedIndex
+from porting.checkpoint.layout import Contents
+from porting.checkpoint.npz import Npz
+from porting.checkpoint.safetensors_file import Safetensors
+from porting.checkpoint.sniff import foreign
+from porting.errors import Code, Fault, option
+
+SAFETENSORS = Safetensors()
+"""What is written where nothing else is asked for."""
+
+BIN = Bin()
+
+CONTAINERS: tuple[Container, ...] = (
+    ShardedIndex(SAFETENSORS),
+    SAFETENSORS,
+    ShardedIndex(BIN),
+    BIN,
+    Distributed(),
+    Npz(),
+)
+
+ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endings)
+"""Endings of files of weights."""
+
+MARKS = tuple(container.endings[0] for container in CONTAINERS)
+"""Endings by which a directory is known to hold a checkpoint."""
+
+MAINS = tuple(container.main for container in CONTAINERS)
+"""The files that stand for the weights of a directory."""
+
+ALONE = tuple(dict.fromkeys(one.endings[0] for one in CONTAINERS if not (one.together or one.single)))
+EXPECTED = f"a checkpoint ({', '.join(ALONE)}, or an index of shards)"
+
+
+def named(name: str) -> Container:
+    """The container that :attr:`WeightFile.format` names."""
+    return next(one for one in CONTAINERS if one.name == name and not one.single)
+
+
+def container_of(file: str) -> Container | None:
+    """The container of a file, by its name; None when it is of none."""
+    return next((one for one in CONTAINERS if file == one.main or file.endswith(one.endings)), None)
+
+
+def writer_of(to: str | None) -> tuple[Container, str]:
+    """The container that is written, and the state dict in it that tensors are put under; empty for none.
+
+    Args:
+        to: its name, for some with a slash and the name of the state dict behind; None for safetensors.
+
+    Raises:
+        CheckpointError: it says something else.
+
+    >>> container, part = writer_of("dcp/model")
+    >>> container.name, part
+    ('dcp', 'model')
+    """
+    if to is None:
+        return SAFETENSORS, ""
+    writers = {one.name: one for one in CONTAINERS if one.promises.writes and one is not SAFETENSORS and not one.single}
+    kind, slash, part = to.partition("/")
+    container = writers.get(kind)
+    plain = bool(part) and not set(part) & {"/", "."} and part.isprintable()
+    if container is None or (slash and not (container.parts and plain)):
+        ways = []
+        for name, one in writers.items():
+            ways.append(name)
+            ways += [f"{name}/model for what is saved under 'model'"] if one.parts else []
+        message = f"{option('to', to)}: expected {', or '.join(ways)}"
+        raise CheckpointError(Fault(code=Code.OPTION_REFUSED, message=message, hint="leave it out for safetensors"))
+    return container, part
+
+
+def choose(names: Collection[str], place: Place) -> str:
+    """Which file of a checkpoint stands for its weights.
+
+    Args:
+        names: the files that are there.
+        place: where they lie.
+
+    Raises:
+        CheckpointError: there are none, or two sets of weights that could both be meant.
+    """
+    where = place.location
+    for one in CONTAINERS:
+        if one.main not in names:
+            continue
+        if one.single in names and one.others(place, one.main) != (one.single,):
+            message = f"{one.single} and {one.main} are both here, two sets of weights"
+            hint = "pass the path of the one you mean, or remove the one that an older save left"
+            raise CheckpointError(Fault(code=Code.CHECKPOINT_AMBIGUOUS, where=where, message=message, hint=hint))
+        return one.main
+    for one in CONTAINERS:
+        fault = one.incomplete(names, where=where)
+        if fault is not None:
+            raise CheckpointError(fault)
+    candidates = sorted(name for name in names if name.endswith(ENDINGS))
+    if candidates:
+        hint = f"if {candidates[0]} is meant, pass its path"
+    else:
+        hint = "these are the names that save_pretrained gives; check the path"
+    known = dict.fromkeys(name for one in CONTAINERS for name in (one.single, one.main))
+    message = f"holds no weights: none of {', '.join(name for name in known if name and not name.startswith('.'))}"
+    raise CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))
+
+
+def sniff(source: ByteSource) -> FileKind | None:
+    """What a file is by its bytes; None when they do not say."""
+    return next((kind for one in CONTAINERS if (kind := one.sniff(source)) is not None), None) or foreign(source)
+
+
+def explained(error: UnrecognisedError) -> CheckpointError:
+    """The error that says what a file is instead of what it should be; the same where that cannot be told."""
+    kind = sniff(error.source)
+    if kind is None or kind.what == error.title:
+        return error
+    return CheckpointError(wrong_kind(error.source, kind, error.title))
+
+
+def wrong_kind(source: ByteSource, kind: FileKind, expected: str) -> Fault:
+    """The fault that says what a file is instead of ``expected``."""
+    message = f"this is {kind.what}, not {expected}"
+    return Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=kind.hint)
+
+
+def read(container: Container, source: ByteSource, *, name: str) -> Contents:
+    """What one file says of its tensors; an error says what it is instead.
+
+    Raises:
+        CheckpointError: with every fault found.
+    """
+    try:
+        return container.read(source, name=name)
+    except UnrecognisedError as error:
+        raise explained(error) from error
