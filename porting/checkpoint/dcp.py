@@ -18,13 +18,25 @@ from pathlib import Path
 import torch
 
 from porting.checkpoint.bin_file import locate_tensor
-from porting.checkpoint.container import Container, Found, Outline, Place, Promises, Seal, Shard, divided, open_all
+from porting.checkpoint.container import (
+    Container,
+    Found,
+    Outline,
+    Place,
+    Promises,
+    Seal,
+    Shard,
+    UnrecognisedError,
+    divided,
+    open_all,
+)
 from porting.checkpoint.dcp_archive import frame
 from porting.checkpoint.dcp_metadata import SAVE_AGAIN, DistributedContents, read_metadata
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Described, Extent, TensorInfo, WeightFile
 from porting.checkpoint.names import DCP_METADATA
+from porting.checkpoint.sniff import foreign
 from porting.checkpoint.state_dict import SHARED
 from porting.errors import Code, Fault, nearest
 from porting.limits import charge
@@ -159,7 +171,13 @@ def _locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
         extent = locate_tensor(_Part(source, chunk, where), dtype=info.dtype, shape=chunk.sizes)
     except CheckpointError as error:
         # What a state dict would be told to do about itself, a chunk is not.
-        raise CheckpointError([replace(one, hint=SAVE_AGAIN) for one in error.faults]) from error
+        faults = [replace(one, hint=SAVE_AGAIN) for one in error.faults]
+        kind = foreign(error.source) if isinstance(error, UnrecognisedError) else None
+        if kind is not None:
+            faults = [
+                replace(one, message=f"this is {kind.what}, not a tensor that torch.save wrote") for one in faults
+            ]
+        raise CheckpointError(faults) from error
     record = extent.record
     if record is not None:
         record = ChecksummedRange(
