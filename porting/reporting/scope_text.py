@@ -41,12 +41,15 @@ def trial_lines(report: Outcome) -> Iterator[str]:
     scope = report.scope
     if scope.differing:
         names = [
-            f"{one.what} ({one.said or f'off by {one.difference:.1e}'})"
+            f"{one.what} ({'another shape' if one.said else f'off by {one.difference:.1e}'})"
             for one in scope.differing
             if one.difference is not None
         ]
         more = f" and {len(names) - MOST_DIFFERING} more" if len(names) > MOST_DIFFERING else ""
         yield f"the output differs on: {', '.join(names[:MOST_DIFFERING])}{more}"
+        shapes = [one.said for one in scope.differing if one.said]
+        if shapes:
+            yield shapes[0]
         same = len([one for one in scope.results if one.status is Status.SAME])
         yield f"it is the same on {same} of {len(scope.results)} batches that were tried"
     for one in scope.impurities:

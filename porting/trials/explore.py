@@ -166,6 +166,8 @@ class Explorer:
                 pairing = pair(table, shapes[0], shapes[1], self.sizes)
             except VerifyError:
                 return 0.0 if is_empty(ours) else torch.inf
+            if pairing.other_shapes and not is_empty(ours):
+                return torch.inf
             values = {point: ours[point].double() for point in pairing.pairs}
             return max(
                 error(values[point], one.anchor(theirs, given, values[point])).largest

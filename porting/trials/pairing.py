@@ -17,7 +17,7 @@ from porting.plan.align import Alignment, Shape, Step, align
 from porting.plan.matching import Matcher
 from porting.plan.move import gather
 from porting.tracing.measure import Anchor
-from porting.tracing.trace import INNER, ROOT, Point, numbered, points, split
+from porting.tracing.trace import ARROW, INNER, ROOT, Point, numbered, points, split
 from porting.trials.padding import attended
 
 EQUAL_NAMES = "the table of equal names"
@@ -114,11 +114,13 @@ class Pairing:
         pairs: by the port's point, in the reference's order of execution.
         skipped: points without a counterpart that was reached.
         misfits: lines of the table whose probes do not fit, and how.
+        other_shapes: outputs of the port that have another shape than the reference's here, and how.
     """
 
     pairs: Mapping[Point, Pair]
     skipped: tuple[Point, ...]
     misfits: Mapping[str, str] = field(default_factory=dict)
+    other_shapes: tuple[str, ...] = ()
 
     @property
     def compared(self) -> list[Point]:
@@ -143,6 +145,7 @@ def pair(
     skipped: list[Point] = []
     faults: list[Fault] = []
     misfits: dict[str, str] = {}
+    other_shapes: list[str] = []
     first: Alignment | None = None
     roots = [rule for rule in table.probes if _of_root(rule)]
     groups = [table.probes, *((rule,) for rule in table.returned)]  # one of these may read what another reads
@@ -150,7 +153,8 @@ def pair(
         theirs, ours = _of_call(reference, call), _of_call(port, call)
         ours = {name: shape for name, shape in ours.items() if math.prod(shape) or name in theirs}
         if table.where == EQUAL_NAMES:  # nobody has said that these are the same: parts may do their work otherwise
-            others = [name for name in theirs if name != ROOT and name in ours and theirs[name] != ours[name]]
+            parts = [name for name in theirs if name.partition(ARROW)[0] != ROOT and name in ours]
+            others = [name for name in parts if theirs[name] != ours[name]]
             theirs = {name: shape for name, shape in theirs.items() if name not in others}
             ours = {name: shape for name, shape in ours.items() if name not in others}
             skipped += [numbered(name, call) for name in others]
@@ -163,7 +167,10 @@ def pair(
                 found, others = _without_misfits(table, theirs, ours, sizes, inner)
                 skipped += [numbered(name, call) for name in others]
         first = first or found
-        faults += found.faults
+        if rules is table.probes:
+            faults += found.faults
+        else:  # the rule was made from another batch, in which the shapes were the same
+            other_shapes += [fault.message for fault in found.faults]
         for step in found.steps:
             for name in step.targets:
                 covered = sum(copy.numel for copy in step.copies if copy.target == name)
@@ -177,7 +184,12 @@ def pair(
         raise VerifyError(_nothing(table, first, list(port)))
     rank = {point: number for number, point in enumerate(reference)}
     order = sorted(pairs, key=lambda point: max(rank[one] for one in pairs[point].sources))
-    return Pairing(pairs={point: pairs[point] for point in order}, skipped=tuple(skipped), misfits=misfits)
+    return Pairing(
+        pairs={point: pairs[point] for point in order},
+        skipped=tuple(skipped),
+        misfits=misfits,
+        other_shapes=tuple(dict.fromkeys(other_shapes)),
+    )
 
 
 def _of_root(rule: Rule) -> bool:

@@ -105,6 +105,8 @@ def _once(
     except VerifyError as error_:
         empty = is_empty(ours)
         return result(Status.SAME) if empty else result(Status.DIFFERS, torch.inf, said=_reason(error_))
+    if pairing.other_shapes and not is_empty(ours):
+        return result(Status.DIFFERS, torch.inf, said=pairing.other_shapes[0])
     worst = 0.0
     for point, one in pairing.pairs.items():
         worst = max(worst, error(ours[point], one.anchor(theirs, given, ours[point])).largest)

@@ -116,6 +116,7 @@ class Comparison:
         found_from: the number of the first case that a search found; None where there is none.
         lifted: a side asked for less than float64 somewhere, and got it all the same.
         tried: the port's arguments that trials gave.
+        other_shapes: the cases in which an output of the port has another shape than the reference's, and how.
         reference_draws: the reference draws random numbers in eval mode.
         noise64: by view how far roundings in float64 move the reference at each point, where that was measured.
         padded: the port's points that differ at padded places alone, and by how much.
@@ -150,6 +151,7 @@ class Comparison:
         self.lifted = False
         self.reference_draws = False
         self.tried: set[str] = set()
+        self.other_shapes: dict[int, str] = {}
         self.padded: dict[Point, float] = {}
         self.written: dict[str, dict[str, None]] = {}
         self._given: list[Mapping[str, Tensor]] = []
@@ -209,6 +211,8 @@ class Comparison:
                         self.padded[point] = max(self.padded.get(point, 0.0), everywhere)
             del found
             pairing = self._without(shuffled, pairing, differences)
+            if pairing.other_shapes:
+                self.other_shapes[case] = pairing.other_shapes[0]
             self.pairings.append(pairing)
             self.anchors.append(anchors)
             for point in pairing.pairs:

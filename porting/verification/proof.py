@@ -25,7 +25,7 @@ from porting.trials.inputs import Case
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.trials.pairing import refuse_unknown
 from porting.trials.returned import with_returned
-from porting.trials.scope import Impurity, ImpurityKind, Returned, Scope, Status
+from porting.trials.scope import Impurity, ImpurityKind, Kind, Result, Returned, Scope, Status
 from porting.verification.batches import (
     Batches,
     another,
@@ -271,7 +271,7 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        scope=_scope(exact.scope, comparison, probes, returned),
+        scope=_scope(exact.scope, comparison, probes, returned, cases),
         padded=comparison.padded,
         unseen=(*exact.failed, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
@@ -421,7 +421,9 @@ def _with_returned(
     return with_returned(table, theirs, ours, theirs.returned(0), random)
 
 
-def _scope(scope: Scope, comparison: Comparison, probes: Sequence[Probe], returned: Returned) -> Scope:
+def _scope(
+    scope: Scope, comparison: Comparison, probes: Sequence[Probe], returned: Returned, cases: Sequence[Case]
+) -> Scope:
     """The scope with what the passes showed that were run for the probes.
 
     A trial whose difference rounding explains, by the bound of the returned value, is no difference: it shrinks with
@@ -433,6 +435,17 @@ def _scope(scope: Scope, comparison: Comparison, probes: Sequence[Probe], return
         if one.status is Status.DIFFERS and one.difference is not None and one.difference <= rounded
         else one
         for one in scope.results
+    )
+    results += tuple(
+        Result(
+            kind=Kind.BATCH,
+            what=cases[case].name,
+            batch=cases[case].name,
+            status=Status.DIFFERS,
+            difference=math.inf,
+            said=how,
+        )
+        for case, how in comparison.other_shapes.items()
     )
     known = {one.detail for one in scope.impurities}
     wrote = [name for name in comparison.written.get("the port", ()) if name not in known]

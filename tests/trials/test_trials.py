@@ -337,3 +337,26 @@ def test_a_trial_that_needs_float64_as_the_default_dtype_is_run_with_it() -> Non
     report = verified(Infinite())
     assert report.faithful, str(report)
     assert {one.status for one in report.scope.results} == {Status.SAME}
+
+
+class Squeezed(Encoder):
+    """Loses the axis of the rows where there is one row."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        made = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+        return made | {"pooled": made["pooled"].squeeze()}
+
+
+@pytest.mark.parametrize("trials", [True, False])
+def test_an_output_of_another_shape_for_some_batches_is_a_difference(trials: bool) -> None:
+    inputs = [Case(f"{rows} rows", {"input_ids": torch.arange(6 * rows).view(rows, 6)}) for rows in (3, 1)]
+    report = verify(reference=Encoder(), into=Squeezed(), inputs=inputs, dtypes=(), loaded=True, trials=trials)
+    assert report.verdict == "different", str(report)
+    assert "different numbers of axes" in " ".join(str(report).split())
+    assert verified(Squeezed()).verdict == "different"
