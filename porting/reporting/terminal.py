@@ -91,12 +91,10 @@ def verdict_lines(report: Outcome) -> Iterator[Text]:
     style, says = _SAID[report.verdict]
     if report.verdict == DIFFERENT and not report.computes_otherwise:
         says = "computes, and does not learn, what"
+    sentence = f"{report.port} {says} {report.reference} computes from {report.source}"
     stop = report.scope.returned.stop if report.scope.returned is not None else None
-    part = f"{stop.point} of " if stop is not None else ""
-    sentence = f"{report.port} {says} {part}{report.reference} computes from {report.source}"
-    if report.short:
-        ends = part.removesuffix(" of ")
-        sentence = f"{report.port} ends where {report.reference} goes on: it returns what {ends} gives"
+    if report.short and stop is not None:
+        sentence = f"{report.port} ends where {report.reference} goes on: it returns what {stop.point} gives"
     if report.verdict == APPROXIMATE and report.approximate:
         sentence += f", within the {report.approximate.within:.0e} of the scale that the table allows"
     if report.learned and report.learned.untrained:

@@ -289,15 +289,13 @@ class Comparison:
         if found is not None:
             self._positions[view, point, case] = found
 
-    def _arriving(self, view: str, point: Point) -> float | None:
-        """What arrives of roundings at a point; nothing where it does not explain the difference at some position."""
-        if self.leaks is None:
-            return None
+    def _unexplained(self, view: str, point: Point) -> bool:
+        """Whether what arrives of roundings at a point does not explain the difference at some position."""
         for case in range(len(self.pairings)):
             found, leaked = self._positions.get((view, point, case)), self.leaked.get((view, point, case))
             if found is not None and leaked is not None and not explains(leaked, found):
-                return 0.0
-        return self.leaks[view].get(point)
+                return True
+        return False
 
     def _paired_in(self, case: int, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
         """As :meth:`paired`; what does not fit is reported with the shapes of the batch."""
@@ -416,11 +414,14 @@ class Comparison:
                     finest.reference[view].get(point) if finest else None,
                     finest.dtype if finest else None,
                     single=doubtful,
-                    leak=self._arriving(view, point),
+                    leak=self.leaks[view].get(point) if self.leaks is not None else None,
                     noise=self.noise64[view].get(point, 0.0),
                 )
                 for view, doubtful in ((END, lowered), (ALONE, here))
             }
+            for view, most in bounds.items():
+                if self._meaning[view].get(point, 0.0) <= most and self._unexplained(view, point):
+                    bounds[view] = MEANING
             probe = Probe(
                 reference=" + ".join(one.sources),
                 port=point,
