@@ -92,7 +92,7 @@ APART = 1 << 22
 """Bytes of an inflated member between two places that are kept to go on from."""
 
 MOST_PLACES = 128
-"""Such places of one file, 50 kB each; the oldest is given up for a new one."""
+"""Places kept for one file, 50 kB each; beyond that a new one replaces the oldest."""
 
 
 class Npz(Container):
@@ -282,7 +282,9 @@ def _text(source: _Inflated, name: str) -> tuple[bytes, int]:
     length = int.from_bytes(begin[8 : 8 + width], "little")
     start = 8 + width + length
     if length > LONGEST or start > source.size:
-        raise _ArrayError(f"its header is said to have {length} bytes; it has {source.size}, and {LONGEST} are read")
+        raise _ArrayError(
+            f"its header has {length} bytes by its own account; the member has {source.size}, and {LONGEST} are read"
+        )
     charge("metadata", length, where=source.where)
     return source.pread(8 + width, length), start
 

@@ -167,7 +167,7 @@ def _directory(source: ByteSource, writer: Writer) -> tuple[int, bytes, int]:
                 raise _unreadable(source, writer, "its two end records disagree")
             count, length, start = count64, length64, start64
     if start + length != end or length > MAX_DIRECTORY or count * CENTRAL.size > length:
-        message = f"it is said to have {length} bytes at byte {start}, and the end record begins at byte {end}"
+        message = f"the directory has {length} bytes at byte {start}, and the end record begins at byte {end}"
         raise _unreadable(source, writer, message)
     charge("metadata", length, where=source.where)
     return start, source.pread(start, length), count
@@ -218,7 +218,7 @@ def _check_entry(entry: ZipEntry, odd: bool, whole: int, writer: Writer, faults:
     if entry.flags & 0x1:
         faults.add(writer.code, f"the entry {shown} is encrypted", hint=writer.again)
     elif entry.flags & ~(FLAGS | (LEVEL if entry.method == DEFLATED else 0)) or odd:
-        faults.add(writer.code, f"the entry {shown} is written as {writer.name} writes none", hint=writer.again)
+        faults.add(writer.code, f"the entry {shown} has a form that {writer.name} does not write", hint=writer.again)
     if entry.method not in writer.methods:
         usual = "stores them as they are" if writer.methods == {STORED} else "stores or deflates them"
         message = f"the entry {shown} is compressed ({entry.packed} bytes for {entry.size}); {writer.name} {usual}"

@@ -267,10 +267,15 @@ def test_every_word_of_the_letters_stands_in_the_row(letters: tuple[int, ...], o
     assert row[0] == letters[0]
 
 
-class Marked(Encoder):
-    """Without segments it makes them from a token that nothing names, and no first batch leaves the segments out."""
+class Adjusted(Encoder):
+    """Does something to its arguments first, or to its outputs afterwards."""
 
-    mark = 37
+    def before(self, given: dict[str, Any]) -> None:
+        """Change the arguments."""
+
+    def after(self, made: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Change the outputs."""
+        return made
 
     def forward(
         self,
@@ -279,24 +284,28 @@ class Marked(Encoder):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        if token_type_ids is None:
-            token_type_ids = ((input_ids == self.mark).cumsum(1) > 0).long()
-        return super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+        names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+        given = dict(zip(names, (input_ids, attention_mask, token_type_ids, position_ids), strict=True))
+        self.before(given)
+        return self.after(super().forward(**given))  # type: ignore[arg-type]  # the ids are never None
+
+
+class Marked(Adjusted):
+    """Without segments it makes them from a token that nothing names, and no first batch leaves the segments out."""
+
+    mark = 37
+
+    def before(self, given: dict[str, Any]) -> None:
+        if given["token_type_ids"] is None:
+            given["token_type_ids"] = ((given["input_ids"] == self.mark).cumsum(1) > 0).long()
 
 
 class MarkedByAnother(Marked):
     """The token is a number in the code, and not an attribute."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        if token_type_ids is None:
-            token_type_ids = torch.where(input_ids == 41, 1, 0)
-        return Encoder.forward(self, input_ids, attention_mask, token_type_ids, position_ids)
+    def before(self, given: dict[str, Any]) -> None:
+        if given["token_type_ids"] is None:
+            given["token_type_ids"] = torch.where(given["input_ids"] == 41, 1, 0)
 
 
 @pytest.mark.parametrize(("port", "token"), [(Marked, 37), (MarkedByAnother, 41)])
@@ -317,20 +326,14 @@ def test_tokens_that_the_code_names_are_tried_with_and_without_each_other_argume
         assert {name in one for one in with_it} == {True, False}
 
 
-class Infinite(Encoder):
+class Infinite(Adjusted):
     """Masks as many do: in float64 the number needs float64 as the default dtype."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    def before(self, given: dict[str, Any]) -> None:
+        mask = torch.ones_like(given["input_ids"]) if given["attention_mask"] is None else given["attention_mask"]
         bias = torch.where(mask.bool(), 0.0, torch.finfo(self.head.weight.dtype).min)
         assert bias.dtype == self.head.weight.dtype or self.head.weight.dtype != torch.float64
-        return super().forward(input_ids, (bias == 0).long(), token_type_ids, position_ids)
+        given["attention_mask"] = (bias == 0).long()
 
 
 def test_a_trial_that_needs_float64_as_the_default_dtype_is_run_with_it() -> None:
@@ -339,17 +342,10 @@ def test_a_trial_that_needs_float64_as_the_default_dtype_is_run_with_it() -> Non
     assert {one.status for one in report.scope.results} == {Status.SAME}
 
 
-class Squeezed(Encoder):
+class Squeezed(Adjusted):
     """Loses the axis of the rows where there is one row."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        made = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+    def after(self, made: dict[str, Tensor]) -> dict[str, Tensor]:
         return made | {"pooled": made["pooled"].squeeze()}
 
 
