@@ -54,6 +54,7 @@ class Search:
         confirms: whether a candidate reproduces the port at a mark in cases that it was not fitted on.
         confirms_extra, confirms_weights: the same of what was solved for at the mark itself.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
+        specific: what the catalogue does not know is known already: no general entries, and no pairs.
         until: when it ends (:func:`time.monotonic`); what was not tried by then explains nothing.
     """
 
@@ -67,6 +68,7 @@ class Search:
     confirms_extra: Callable[[Mark, Turned], bool] = lambda mark, turned: True
     confirms_weights: Callable[[Mark, str, Tensor], bool] = lambda mark, module, matrix: True
     weights_compared: bool = False
+    specific: bool = False
     until: float = math.inf
     _all: list[Candidate] = field(default_factory=list)
     _dials: list[tuple[Cause, Dial]] = field(default_factory=list)
@@ -176,7 +178,11 @@ class Search:
         exact = [one for one in fits if not one.rough]
         if not exact:
             exact = [one for one in self._everywhere(near) if not one.rough and self._holds(mark, one)]
-        fits = exact or list(self._fitted(mark, self._dials)) or self._first_general(mark) or fits
+        fits = exact or list(self._fitted(mark, self._dials)) or fits
+        if self.specific:
+            return fits
+        if not exact and (not fits or all(one.rough for one in fits)):
+            fits = self._first_general(mark) or fits
         fits = fits or list(self._fitted(mark, self._general_dials))
         if not fits:
             fits = [one for one in self._everywhere(near) if one.rough and self._holds(mark, one)]

@@ -9,7 +9,7 @@ in between.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from porting.causes.linear import linears
+from porting.causes.replay import Values
 from porting.causes.tape import Call, Ref, Tape
 from porting.frames import from_here
 
 MASKED = -5e3
 """Scores at or below are masked, by whatever number: they count alike."""
 
-CLOSE = 1e-8
+CLOSE = 1e-11
 """Two tensors have the same numbers when their moments differ by no more, relative to their size."""
 
 MOVING = frozenset({
@@ -118,12 +119,13 @@ class Numbers:
 
     Args:
         tape: their pass.
+        weights: of its parameters and buffers, and not of what is computed.
     """
 
-    def __init__(self, tape: Tape) -> None:
-        refs = (ref for ref in map(Ref, range(len(tape.values))) if ref not in tape.weights)
+    def __init__(self, tape: Tape, *, weights: bool = False) -> None:
+        refs = (ref for ref in map(Ref, range(len(tape.values))) if (ref in tape.weights) == weights)
         found = [(ref, one) for ref in refs if (one := moments(tape[ref])) is not None]
-        for linear in linears(tape):  # a port may add the bias by itself
+        for linear in () if weights else linears(tape):  # a port may add the bias by itself
             if linear.bias is not None:
                 before = moments(tape[linear.call.result] - tape[linear.bias])
                 found += [(linear.call.result, before)] if before is not None else []
@@ -184,38 +186,70 @@ def divergence(port: Tape, reference: Tape, point: str, own: Ref, wanted: Sequen
         return Divergence(probe=point, kind=Kind.ORDER)
     if alike:
         return Divergence(probe=point, kind=Kind.ELSEWHERE, instead=tuple(_instead(reference, alike)))
-    return _Region(port, reference, numbers, own).first(point)
+    return Region(port, reference, numbers, {own: wanted}, Values(port)).divergence(point)
 
 
-class _Region:
-    """The steps behind a value whose results the reference does not have."""
+class Region:
+    """The steps behind some values whose results the reference does not have.
 
-    def __init__(self, port: Tape, reference: Tape, numbers: Numbers, own: Ref) -> None:
+    Args:
+        port, reference: the two passes.
+        numbers: of the reference.
+        goals: the values, on the port's tape, and what they are compared with on the reference's.
+        values: the port's values, some of which may have been replaced.
+        like: by value what the reference has with its numbers, where that is known.
+    """
+
+    def __init__(
+        self,
+        port: Tape,
+        reference: Tape,
+        numbers: Numbers,
+        goals: Mapping[Ref, Sequence[Ref]],
+        values: Values,
+        like: Mapping[Ref, list[Ref]] | None = None,
+    ) -> None:
         self._port, self._reference, self._numbers = port, reference, numbers
-        self._like: dict[Ref, list[Ref]] = {}
-        self._lost = self._behind(own) - self._vouched()
+        self._goals, self._values = goals, values
+        self._like = dict(like or {})
+        self.lost = self._behind() - self._vouched()
 
-    def first(self, point: str) -> Divergence | None:
-        """The first step that is given what the reference has and gives what it has not."""
-        made = {call.number: call for ref in self._lost if (call := self._port.maker(ref))}
+    def with_values(self, values: Values) -> Region:
+        """The same steps with other values in the places of some."""
+        known = {ref: like for ref, like in self._like.items() if values[ref] is self._values[ref]}
+        return Region(self._port, self._reference, self._numbers, self._goals, values, known)
+
+    def steps(self, passed: Collection[Ref] = ()) -> Iterator[Call]:
+        """The steps that are given what the reference has and give what it has not, in order.
+
+        Args:
+            passed: what counts as something that the reference has.
+        """
+        lost = self.lost.difference(passed)
+        made = {call.number: call for ref in lost if (call := self._port.maker(ref))}
         calls = [call for _, call in sorted(made.items())]
-        for call in (*(one for one in calls if one.name not in MOVING), *calls):  # a step that only moves numbers last
+        for call in sorted(calls, key=lambda one: one.name in MOVING):  # a step that only moves numbers last
             learned = [ref for ref in call.reads if self._port.learned(ref)]
-            if not learned or any(ref in self._lost for ref in learned):
-                continue
-            known = [one for ref in learned for one in self._through(ref)]
-            return Divergence(
-                probe=point,
-                kind=Kind.STEP,
-                step=Step(operation=self._operation(call), module=call.module),
-                line=_line(call),
-                code=_code(call),
-                callers=tuple(map(from_here, call.lines[1:])),
-                also=self._unknown_operand(call),
-                moved=self._moved(call),
-                instead=tuple(_instead(self._reference, known)),
-            )
-        return None
+            if learned and not any(ref in lost for ref in learned):
+                yield call
+
+    def divergence(self, point: str) -> Divergence | None:
+        """That step, in a report's terms."""
+        call = next(self.steps(), None)
+        if call is None:
+            return None
+        known = [one for ref in call.reads if self._port.learned(ref) for one in self.through(ref)]
+        return Divergence(
+            probe=point,
+            kind=Kind.STEP,
+            step=Step(operation=self._operation(call), module=call.module),
+            line=line_of(call),
+            code=_code(call),
+            callers=tuple(map(from_here, call.lines[1:])),
+            also=self._unknown_operand(call),
+            moved=self._moved(call),
+            instead=tuple(_instead(self._reference, known)),
+        )
 
     def _operation(self, call: Call) -> str:
         """The function's name; scores are shown, less their largest, on the way into a softmax."""
@@ -223,13 +257,15 @@ class _Region:
         shown = call.name in ("sub", "__sub__") and any(one and one.name == "amax" for one in makers)
         return "softmax" if shown else call.name.strip("_")
 
-    def _behind(self, own: Ref) -> set[Ref]:
-        """What the value is made of, back to what is known."""
-        waiting, seen = [own], {own}
+    def _behind(self) -> set[Ref]:
+        """What the values are made of, back to what is known."""
+        seen = {ref for ref, wanted in self._goals.items() if not self._reached(ref, wanted)}
+        waiting = list(seen)
         while waiting:
             call = self._port.maker(waiting.pop())
             for ref in call.reads if call else ():
-                if ref not in seen and not self._known(ref) and self._port.maker(ref):
+                made = self._port.maker(ref) is not None and not moves_weights(self._port, ref)
+                if ref not in seen and made and not self._known(ref):
                     seen.add(ref)
                     waiting.append(ref)
         return seen
@@ -243,45 +279,49 @@ class _Region:
                 found.update(call.reads)
         return found
 
+    def _reached(self, ref: Ref, wanted: Sequence[Ref]) -> bool:
+        """Whether a goal has the numbers that it should have; of one that is put together of several, any."""
+        return self._known(ref) and (len(wanted) != 1 or wanted[0] in self._like[ref])
+
     def _known(self, ref: Ref) -> bool:
         if ref not in self._like:
-            self._like[ref] = self._numbers.like(self._port[ref])
+            self._like[ref] = self._numbers.like(self._values[ref])
         return bool(self._like[ref])
 
-    def _through(self, ref: Ref) -> Iterator[Ref]:
+    def through(self, ref: Ref) -> Iterator[Ref]:
         """The reference's tensors with these numbers, or with those that they were moved from."""
         call = self._port.maker(ref)
         if ref in self._port.weights:
             return
         if self._known(ref):
-            yield from (one for one in self._like[ref] if not _moves_weights(self._reference, one))
+            yield from (one for one in self._like[ref] if not moves_weights(self._reference, one))
         elif call is not None and call.name in MOVING:
             for one in call.reads:
-                yield from self._through(one)
+                yield from self.through(one)
 
     def _moved(self, call: Call) -> Moved | None:
         """An operand that has the numbers of tensors of the reference, and is none of them."""
         for ref in call.reads:
-            shape = tuple(self._port[ref].shape)
+            shape = tuple(self._values[ref].shape)
             if not self._port.learned(ref) or ref in self._port.weights or self._in_order(ref) is not False:
                 continue
             theirs = [tuple(self._reference[one].shape) for one in self._like[ref]]
             expected = min(theirs, key=lambda one: (one != shape, len(one) != len(shape)))
-            since = self._turning(ref)
-            where = {"line": _line(since), "code": _code(since)} if since else {}
+            since = self.turning(ref)
+            where = {"line": line_of(since), "code": _code(since)} if since else {}
             return Moved(shape=shape, expected=expected, **where)
         return None
 
     def _in_order(self, ref: Ref) -> bool | None:
         """Whether the reference has a tensor, and not its numbers alone; None where it has not even these."""
-        value = self._port[ref]
+        value = self._values[ref]
         alike = [self._reference[one] for one in self._like.get(ref, ())]
         if not alike:
             return None
         same = (one for one in alike if one.shape == value.shape)
         return any(torch.allclose(one.to(value.dtype), value, rtol=1e-9, atol=1e-9) for one in same)
 
-    def _turning(self, ref: Ref) -> Call | None:
+    def turning(self, ref: Ref) -> Call | None:
         """The step that moved the numbers of a tensor that the reference has."""
         call = self._port.maker(ref)
         if call is None or call.name not in MOVING or not call.reads:
@@ -289,14 +329,14 @@ class _Region:
         before = call.reads[0]
         self._known(before)
         earlier = self._in_order(before)
-        return call if earlier or earlier is None else self._turning(before)
+        return call if earlier or earlier is None else self.turning(before)
 
     def _unknown_operand(self, call: Call) -> str:
         """Where an operand is made that holds no weights and that the reference does not have."""
         for ref in call.reads:
             made = self._port.maker(ref)
-            if ref in self._lost and made is not None and not self._port.learned(ref):
-                return _line(self._earliest(made))
+            if ref in self.lost and made is not None and not self._port.learned(ref):
+                return line_of(self._earliest(made))
         return ""
 
     def _earliest(self, call: Call) -> Call:
@@ -304,7 +344,7 @@ class _Region:
         earlier = [
             made
             for ref in call.reads
-            if ref in self._lost and not self._port.learned(ref) and (made := self._port.maker(ref)) is not None
+            if ref in self.lost and not self._port.learned(ref) and (made := self._port.maker(ref)) is not None
         ]
         return min((self._earliest(one) for one in earlier), key=lambda one: one.number, default=call)
 
@@ -324,15 +364,16 @@ def _instead(reference: Tape, known: Sequence[Ref]) -> Iterator[Step]:
                 yield Step(operation=key[0], module=key[1])
 
 
-def _moves_weights(reference: Tape, ref: Ref) -> bool:
+def moves_weights(tape: Tape, ref: Ref) -> bool:
     """Whether a tensor is a weight, or one that was moved."""
-    call = reference.maker(ref)
-    return ref in reference.weights or (
-        call is not None and call.name in MOVING and all(_moves_weights(reference, one) for one in call.reads)
+    call = tape.maker(ref)
+    return ref in tape.weights or (
+        call is not None and call.name in MOVING and all(moves_weights(tape, one) for one in call.reads)
     )
 
 
-def _line(call: Call) -> str:
+def line_of(call: Call) -> str:
+    """``file:line`` of the user's code that made a call."""
     return from_here(call.lines[0]) if call.lines else ""
 
 

@@ -113,7 +113,7 @@ def in_order(
     if not rest:
         return args, rest
     found = list(args)
-    for name in _names(function)[len(args) :]:
+    for name in argument_names(function)[len(args) :]:
         if name not in rest:
             break
         found.append(rest.pop(name))
@@ -124,7 +124,7 @@ def argument(
     function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, default: Any = None
 ) -> Any:  # whatever the function takes
     """An argument by its name, wherever it stands."""
-    place = _names(function).index(name) if name in _names(function) else len(args)
+    place = argument_names(function).index(name) if name in argument_names(function) else len(args)
     return args[place] if place < len(args) else kwargs.get(name, default)
 
 
@@ -132,14 +132,14 @@ def changed(
     function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], **instead: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A call's arguments with others in the places of some, by name."""
-    names = _names(function)[: len(args)]
+    names = argument_names(function)[: len(args)]
     found = [instead.get(name, value) for name, value in zip(names, args, strict=False)]
     rest = {name: value for name, value in instead.items() if name not in names}
     return (*found, *args[len(names) :]), {**kwargs, **rest}
 
 
 @cache
-def _names(function: Function) -> tuple[str, ...]:
+def argument_names(function: Function) -> tuple[str, ...]:
     """The names of the arguments that may be given by place."""
     if function in _NAMES:
         return _NAMES[function]

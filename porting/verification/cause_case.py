@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -19,7 +20,8 @@ from porting.causes.diverging import Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
 from porting.causes.model_parts import Anatomy
 from porting.causes.non_finite import Broken, FirstBroken
-from porting.causes.replay import Rewrite, Stage
+from porting.causes.repairs import Way, mend
+from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
@@ -180,6 +182,41 @@ class Sight:
         own = recorder.tape.marks.get(probe.port)
         wanted = [marks[name] for name in pairs[probe.port].sources if name in marks]
         return None if own is None else divergence(recorder.tape, self._stage.tape, probe.port, own, wanted)
+
+    @torch.no_grad()
+    def mended(self, until: float) -> list[Way] | None:
+        """The steps of the port that have to be the reference's for it to return what the reference returns.
+
+        Args:
+            until: when to give up, by ``time.monotonic``.
+
+        Returns:
+            The ways in which a few steps account for all that the port returns, each in order; None where it returns
+            what it should.
+        """
+        with Recorder(self.port.module, lines=True) as recorder:
+
+            def visit(point: Point, value: Tensor) -> None:
+                if point in self.outputs:
+                    recorder.mark(point, value)
+
+            replace(self.port, spelled_out=True).run(self.case, visit, wanted=list(self.outputs))
+        tape = recorder.tape
+        exactly = force_float64(self.port.module) if self.port.lifted else None
+        around = (lambda: exactly) if exactly else nullcontext
+        theirs = self._stage.tape
+        goals = {
+            ref: [theirs.marks[name] for name in self.pairing.pairs[point].sources if name in theirs.marks]
+            for point, ref in tape.marks.items()
+        }
+
+        def left(values: Values) -> float:
+            ends = {point: values[ref] for point, ref in tape.marks.items()}
+            return max(self._distance(point, {}, ends).largest for point in ends)
+
+        if left(Values(tape)) <= END:
+            return None
+        return mend(tape, theirs, goals, left, bound=END, until=until, around=around)
 
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:

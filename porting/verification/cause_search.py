@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -17,6 +18,8 @@ from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
 from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
+from porting.causes.repairs import WORDS, Way
+from porting.causes.repairs import Kind as Repaired
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.running import Side
@@ -36,6 +39,9 @@ END_TO_END = 1e-6
 
 SECONDS = 20.0
 """So long one alteration of the whole is looked for."""
+
+MENDING = 20.0
+"""So many seconds the steps are looked for that have to be mended, and as many a better name for them."""
 
 COMBINED = 64
 """So many combinations of tied entries are tried end to end."""
@@ -81,10 +87,13 @@ def name_causes(
         tied = _held_out(comparison, turned)
         trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
         found += _inverted(known, probes)
+        mended = trials.mended = None if found else trials.mend()
         for sight in known if not found else ():
             found += trials.why(sight, [probe for probe in guilty if not _explained(probe, found)])
             if all(_explained(probe, found) for probe in guilty):
                 break
+        if mended is not None:
+            found = _with_mended(found, mended, guilty)
     imprecise = [probe for probe in probes if probe.imprecise]
     if imprecise and dtypes:
         dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
@@ -94,6 +103,22 @@ def name_causes(
         marks = sight.marks(loose)
         found += [one.finding for one in sight.search(ROUNDING).find(list(marks.values()))]
     return tuple(found), first_divergence(comparison, probes, both)
+
+
+def _with_mended(found: Sequence[Finding], mended: Finding, guilty: Sequence[Probe]) -> list[Finding]:
+    """The findings, and what mending the port says in the place of what they do not know.
+
+    One step that reads another tensor is a simpler explanation than that branches and norms are put together otherwise.
+    """
+    wide = {one.name for one in CATALOGUE if one.wide}
+    if mended.name == Repaired.TENSOR and all(one.name in wide for one in found if one.name):
+        found = [one for one in found if one.name not in wide]
+    named = [one for one in found if one.name]
+    open_ = [probe for probe in guilty if not _explained(probe, named)]
+    if not open_:
+        return named
+    difference = max(probe.meaning.isolated or probe.meaning.end_to_end for probe in open_)
+    return [*named, replace(mended, probes=tuple(probe.port for probe in open_), difference=difference)]
 
 
 def first_divergence(comparison: Comparison, probes: Sequence[Probe], both: Both) -> Divergence | None:
@@ -191,6 +216,7 @@ class _Trials:
         self._held_out = held_out
         self._tied = tied
         self._marks: dict[int, dict[Point, Mark]] = {}
+        self.mended: Finding | None = None
 
     def why(self, sight: Sight, guilty: Sequence[Probe]) -> list[Finding]:
         """The causes of the differences that a case shows."""
@@ -201,7 +227,8 @@ class _Trials:
         named = {point for one in found for point in one.probes}
         search = sight.search(CATALOGUE)
         search.innocent = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
-        search.until = self._until
+        search.until = self._until if self.mended is None else min(self._until, time.monotonic() + MENDING)
+        search.specific = self.mended is not None
         search.confirms = lambda mark, candidate: self._confirm(sight, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
             sight, mark, lambda one, there: one.turns(there, turned)
@@ -212,11 +239,29 @@ class _Trials:
         search.weights_compared = self._weights_compared
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
         explained = [self._untied(one) for one in explained]
-        whole = self._one_for_all(sight, explained)
+        whole = None if self.mended else self._one_for_all(sight, explained)
         if whole is not None:
             return [*found, whole]
         broken_there = sight.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
         return found + [_with_line(one, broken_there) for one in self._whole(sight, explained)]
+
+    def mend(self) -> Finding | None:
+        """What the steps have in common that have to be the reference's for the port to return what it returns.
+
+        It has to be so in each of several cases in which the port returns something else.
+        """
+        until = min(self._until, time.monotonic() + MENDING)
+        found: list[list[Way]] = []
+        sights = [*self._known, *([self._held_out] if self._held_out else [])]
+        for sight in sorted(sights, key=_size):
+            ways = sight.mended(until)
+            if time.monotonic() > until or len(found) > HELD_OUT:
+                break
+            found += [] if ways is None else [ways]
+        every = sorted(chain(*found), key=lambda way: len(way.keys))
+        common = (one for one in every if all(any(one.keys <= way.keys for way in ways) for ways in found))
+        best = next(common, None)
+        return None if best is None else _mended(best)
 
     def _untied(self, one: Explained) -> Explained:
         """Without those of its ties that do not reproduce the port where rows are padded in front, if some do."""
@@ -321,6 +366,28 @@ class _Trials:
             every = [way[named.index(one)] for way in passing] if one in named else []
             found.append(_tied(best, tuple(dict.fromkeys(other for other in every if other is not best))))
         return found
+
+
+def _size(sight: Sight) -> int:
+    return sum(value.numel() for value in sight.reference.arguments[sight.case].values())
+
+
+def _mended(way: Way) -> Finding:
+    """Repairs as a finding: each mistake once, as the layers say it that most say it alike."""
+    repairs = way.repairs
+    kinds = dict.fromkeys(one.kind for one in repairs)
+    details = {key: Counter(one.detail for one in repairs if one.key == key) for key in (one.key for one in repairs)}
+    said = (f"{many.most_common(1)[0][0]}, at {line}" for (_, line, _), many in details.items())
+    return Finding(
+        name=" + ".join(kinds),
+        detail="; ".join(said),
+        where=tuple(dict.fromkeys(one.where for one in repairs if one.where)),
+        probes=(),
+        difference=math.nan,
+        residual=way.left,
+        what="; ".join(WORDS[kind][0] for kind in kinds),
+        fix="; ".join(WORDS[kind][1] for kind in kinds),
+    )
 
 
 def _beside(one: Explained, unknown: Sequence[Point]) -> bool:

@@ -1,0 +1,214 @@
+"""Mistakes that no entry of the catalogue was written for: mending the port's steps tells what they are."""
+
+# ruff: noqa: E501  # the lines of other files, as they stand there
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from porting.verification import cause_search
+from tests.causes.wrong_ports import Wrong, verified
+from tests.verification.conftest import one_thread
+
+__all__ = ["one_thread"]  # a fixture that is used by all
+
+LAYER = "x = x + self.attn(self.ln_1(x), mask)\n        return x + self.mlp(self.ln_2(x))"
+CROSS = "x = self.encoder_attn_layer_norm(x + self.encoder_attn(x, memory, allowed))"
+OWN = "x = self.self_attn_layer_norm(x + self.self_attn(x, x, own))"
+
+MISTAKES = {
+    "sigmoid for tanh": Wrong(
+        "bert",
+        {"torch.tanh(self.dense(x[:, 0]))": "torch.sigmoid(self.dense(x[:, 0]))"},
+        ("another function",),
+        "sigmoid, where bert.pooler.activation of the reference has tanh",
+    ),
+    "cosine for the activation": Wrong(
+        "bert",
+        {"return F.gelu(self.dense(x))\n\n\nclass Attention": "return torch.cos(self.dense(x))\n\n\nclass Attention"},
+        ("another function",),
+        "cos, where bert.encoder.layer.{i}.intermediate",
+    ),
+    "residual from the layer's input": Wrong(
+        "bert",
+        {"self.output(self.intermediate(attended), attended)": "self.output(self.intermediate(attended), x)"},
+        ("wrong tensor",),
+        "where the reference's reads the output of layer_norm in bert.encoder.layer.{i}.attention.output.LayerNorm",
+    ),
+    "values of the keys' projection": Wrong(
+        "bert",
+        {"split(self.value(x))": "split(self.key(x))"},
+        ("wrong tensor",),
+        "where the reference's reads the output of linear in bert.encoder.layer.{i}.attention.self.value",
+    ),
+    "shares cubed": Wrong(
+        "bert",
+        {"shares = scores.softmax(dim=-1)": "shares = scores.softmax(dim=-1).pow(3)"},
+        ("a step too many",),
+        "pow, which the reference does not do",
+    ),
+    "norm's other eps in one place": Wrong(
+        "bert",
+        {
+            "return self.LayerNorm(self.dense(x) + around)": "return F.layer_norm(self.dense(x) + around, (HIDDEN,), self.LayerNorm.weight, self.LayerNorm.bias, 3e-3)"
+        },
+        ("another number",),
+        "eps is 0.003 where the reference has 0.001",
+    ),
+    "last two heads exchanged": Wrong(
+        "bert",
+        {"context = shares @ v": "context = (shares @ v)[:, [0, 1, 3, 2]]"},
+        ("another order",),
+        "(in the order 0 1 2 3 4 5 6 7 8 9 10 11 18 19 20 21 ... along an axis of 24)",
+    ),
+    "logits of the layers' norm": Wrong(
+        "bert",
+        {
+            "return self.predictions(x), self.seq_relationship(pooled)": "return self.predictions(F.layer_norm(x, (HIDDEN,))), self.seq_relationship(pooled)"
+        },
+        ("a step too many",),
+        "layer_norm, which the reference does not do",
+    ),
+    "scores times the mask": Wrong(
+        "gpt2",
+        {"scores = scores.masked_fill(~allowed, -1e30)": "scores = scores * allowed"},
+        ("other constants",),
+        "mul in transformer.h.{i}.attn takes other numbers",
+    ),
+    "feed-forward network of the attention's norm": Wrong(
+        "gpt2",
+        {LAYER: "y = self.ln_1(x)\n        x = x + self.attn(y, mask)\n        return x + self.mlp(y)"},
+        ("wrong tensor",),
+        "reads the output of layer_norm in transformer.h.{i}.ln_1, where the reference's reads the output of layer_norm in transformer.h.{i}.ln_2",
+    ),
+    "parallel branches": Wrong(
+        "gpt2",
+        {LAYER: "return x + self.attn(self.ln_1(x), mask) + self.mlp(self.ln_2(x))"},
+        ("wrong tensor",),
+        "layer_norm in transformer.h.{i}.ln_2 reads the output of add in transformer, where",
+    ),
+    "cube for the fourth power": Wrong(
+        "gpt2", {"torch.pow(x, 3.0)": "torch.pow(x, 4.0)"}, ("another number",), "is 4 where the reference has 3"
+    ),
+    "context halved": Wrong(
+        "gpt2",
+        {"y = scores.softmax(-1) @ v": "y = scores.softmax(-1) @ v * 0.5"},
+        ("a step too many",),
+        "mul, which the reference does not do",
+    ),
+    "queries and keys of one split": Wrong(
+        "gpt2",
+        {"k = k.view(b, s, HEADS, -1).transpose(1, 2)": "k = q"},
+        ("wrong tensor",),
+        "matmul in transformer.h.{i}.attn reads part 0 of the output",
+    ),
+    "channels of a head dealt out": Wrong(
+        "gpt2",
+        {"y = y.transpose(1, 2).contiguous().view(b, s, HIDDEN)": "y = y.permute(0, 2, 3, 1).reshape(b, s, HIDDEN)"},
+        ("another order",),
+        "in another order",
+    ),
+    "groups of queries interleaved": Wrong(
+        "llama",
+        {
+            "context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)": "q = q.unflatten(1, (SHARED, -1)).transpose(1, 2).flatten(1, 2)\n        context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)"
+        },
+        ("another order",),
+        "(in the order 0 4 1 5 2 6 3 7 along an axis of 8)",
+    ),
+    "sum for the product": Wrong(
+        "llama",
+        {"F.silu(self.gate_proj(x)) * self.up_proj(x)": "F.silu(self.gate_proj(x)) + self.up_proj(x)"},
+        ("another function",),
+        "add, where model.layers.{i}.mlp of the reference has mul",
+    ),
+    "second norm for both": Wrong(
+        "llama",
+        {"self.self_attn(self.input_layernorm(x), mask)": "self.self_attn(self.post_attention_layernorm(x), mask)"},
+        ("wrong tensor",),
+        "reads model.layers.{i}.post_attention_layernorm.weight, where the reference's reads model.layers.{i}.input_layernorm.weight",
+    ),
+    "variance of the absolute": Wrong(
+        "llama",
+        {"variance = x.pow(2).mean(-1, keepdim=True)": "variance = x.abs().mean(-1, keepdim=True)"},
+        ("another function",),
+        "abs, where model.layers.{i}.input_layernorm of the reference has pow",
+    ),
+    "cross attention first": Wrong(
+        "marian",
+        {OWN + "\n        " + CROSS: CROSS + "\n        " + OWN},
+        ("parts in another order",),
+        "model.decoder.layers.{i}.encoder_attn runs before model.decoder.layers.{i}.self_attn",
+    ),
+    "memory for the stream": Wrong(
+        "marian",
+        {"self.encoder_attn(x, memory, allowed))": "self.encoder_attn(x, x[:, :1] + memory, allowed))"},
+        ("wrong tensor",),
+        "where the reference's reads the output of layer_norm in model.encoder.layers.{i}.final_layer_norm",
+    ),
+    "positions subtracted": Wrong(
+        "marian",
+        {"x = x + self.positions[:length]": "x = x - self.positions[:length]"},
+        ("another function",),
+        "sub, where model.decoder of the reference has add",
+    ),
+    "positions of the patches only": Wrong(
+        "vit",
+        {
+            "return x + self.position_embeddings": "return torch.cat((x[:, :1], x[:, 1:] + self.position_embeddings[:, 1:]), 1)"
+        },
+        ("another function",),
+        "at 0 of an axis of 17 only",
+    ),
+    "the middle patch is seen": Wrong(
+        "vit",
+        {"self.vit(pixel_values)[:, 0]": "self.vit(pixel_values)[:, 8]"},
+        ("another order",),
+        "reads another part of the output of layer_norm in vit.layernorm",
+    ),
+    "patches in columns": Wrong(
+        "vit",
+        {".flatten(2).transpose(1, 2)": ".transpose(2, 3).flatten(2).transpose(1, 2)"},
+        ("another order",),
+        "(in the order 0 1 5 9 13 2 6 10 14",
+    ),
+}
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_that_the_catalogue_does_not_have(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an empty catalogue, and with no probe but what the model returns."""
+    monkeypatch.setattr(cause_search, "CATALOGUE", ())
+    wrong = replace(MISTAKES[name], probes=r"\.", inner=False)
+    (found,) = verified(wrong, trials=False).causes
+    assert found.name == wrong.names[0]
+    assert wrong.detail in found.detail
+    assert f"ports/{wrong.family}.py:" in found.detail
+    assert found.residual <= 1e-10 < found.difference
+
+
+def test_two_mistakes_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cause_search, "CATALOGUE", ())
+    changes = {**MISTAKES["sigmoid for tanh"].changes, **MISTAKES["shares cubed"].changes}
+    (found,) = verified(Wrong("bert", changes, probes=r"\.", inner=False), trials=False).causes
+    assert "sigmoid" in found.detail
+    assert "pow" in found.detail
+
+
+def test_a_port_that_is_another_model_has_no_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps at more lines than a mistake has; what is unknown stays unknown."""
+    monkeypatch.setattr(cause_search, "CATALOGUE", ())
+    changes = {
+        "q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))": (
+            "q, k, v = split(self.query(x).sin()), split(self.key(x).cos()), split(self.value(x).tanh())"
+        ),
+        "x = words + self.position_embeddings(places)": "x = words.exp() * self.position_embeddings(places)",
+        "return self.LayerNorm(self.dense(x) + around)": "return self.LayerNorm(self.dense(x).sin() + around.cos())",
+        "return self.LayerNorm(F.gelu(self.dense(x)))": "return self.LayerNorm(self.dense(x).cos())",
+        "return torch.tanh(self.dense(x[:, 0]))": "return torch.sin(self.dense(x[:, 0]))",
+    }
+    found = verified(Wrong("bert", changes, probes=r"\.", inner=False), trials=False).causes
+    assert not any(one.name for one in found)
