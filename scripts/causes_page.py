@@ -40,18 +40,17 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
   what it leaves, and said as a person would have written it:
   `eps is 3e-06 where the reference has 1e-12`, `scores are multiplied by 1 / sqrt(10) where 1 / sqrt(8) is expected`.
 - **Ties are ties.** Entries that give the same values at the probes, in all these cases and end to end, are all named.
-- **Any step may be wrong: the port is mended.** Both passes are recorded, and the first step of the port that is given
+- **Where no entry fits, the port is mended.** Both passes are recorded, and the first step of the port that is given
   numbers of the reference and gives others gets what the reference has there; and so on, until the port returns what
   the reference returns. A few such steps, at three lines at most, are the cause, in several cases alike; what
   distinguishes each from the reference's step is said: another function (`sigmoid, where pooler.activation of the
   reference has tanh`), another number (`eps is 1e-06 where the reference has 1e-12`), another tensor, the reference's
   numbers in another order (`in the order 0 2 1 3 along an axis of 4, since attention.py:37`), other constants, a step
-  too many, parts of a layer in another order. An entry of the catalogue that fits has the better name and comes first.
-- **Any step of the reference may be altered.** Where neither tells, each step of the reference is altered: it reads
-  another tensor of the same shape, two weights are exchanged, it is left out, done twice, or in the other order, an
-  axis is reversed or shifted, two axes are exchanged, a number is another one. What a port does to a value once it is
-  there (a factor, a softmax, another order of the labels) is solved for. A part that computes nothing comparable at
-  a probe is named when the whole model then returns what the port returns, in all cases.
+  too many or too few, two steps or two parts of a layer in the other order. An entry of the catalogue that fits has the
+  better name and comes first.
+- **What a port does to a value once it is there** (a factor, a softmax, another order of the labels) is solved for. A
+  part that computes nothing comparable at a probe is named when the whole model then returns what the port returns, in
+  all cases.
 - **NaN and infinity** are answered by the first operation that gave them, with file and line. An entry is the cause of
   NaN only when it has NaN at the same places; a softmax over a row of which a mask hides every key has a name of its
   own, `mask that hides every key`.

@@ -11,13 +11,10 @@ from porting.causes import (
     branches,
     clamps,
     embeddings,
-    general,
     grouped,
     heads,
     masks,
     norms,
-    numbers,
-    orders,
     outputs,
     own_norms,
     positions,
@@ -43,7 +40,6 @@ THEMES: Mapping[str, tuple[Cause, ...]] = MappingProxyType(
         "limits": (*soft_caps.CAUSES, *clamps.CAUSES),
         "outputs": outputs.CAUSES,
         "precision": precision.CAUSES,
-        "any step": (*general.CAUSES, *numbers.CAUSES, *orders.CAUSES),
     }
 )
 

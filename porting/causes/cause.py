@@ -27,7 +27,6 @@ class Cause(ABC):
         rough: it reproduces a rounding error, which another order of the same sums changes in its last digits.
         wide: it shows in several places at once; in one alone it looks like something simpler.
         pinned: its alterations say what a part computes from the reference's values, and do not make up a whole model.
-        general: it is found by trying every step of the reference, and named where no other entry fits.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Cause(ABC):
     rough: bool = False
     wide: bool = False
     pinned: bool = False
-    general: bool = False
 
     @abstractmethod
     def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import combinations
 
 import torch
@@ -54,7 +53,7 @@ class Search:
         confirms: whether a candidate reproduces the port at a mark in cases that it was not fitted on.
         confirms_extra, confirms_weights: the same of what was solved for at the mark itself.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
-        specific: what the catalogue does not know is known already: no general entries, and no pairs.
+        single: what no single entry explains is known already: no pairs are tried, and no weights are solved for.
         until: when it ends (:func:`time.monotonic`); what was not tried by then explains nothing.
     """
 
@@ -68,7 +67,7 @@ class Search:
     confirms_extra: Callable[[Mark, Turned], bool] = lambda mark, turned: True
     confirms_weights: Callable[[Mark, str, Tensor], bool] = lambda mark, module, matrix: True
     weights_compared: bool = False
-    specific: bool = False
+    single: bool = False
     until: float = math.inf
     _all: list[Candidate] = field(default_factory=list)
     _dials: list[tuple[Cause, Dial]] = field(default_factory=list)
@@ -78,23 +77,9 @@ class Search:
 
     @torch.no_grad()
     def __post_init__(self) -> None:
-        for cause in self._specific:
+        for cause in self.causes:
             self._all += [Candidate((cause,), (one,)) for one in cause.alterations(self.anatomy)]
             self._dials += [(cause, one) for one in cause.dials(self.anatomy)]
-
-    @property
-    def _specific(self) -> list[Cause]:
-        return [one for one in self.causes if not one.general]
-
-    @cached_property
-    def _general(self) -> list[Candidate]:
-        """Each step of the reference altered in each general way."""
-        general = [one for one in self.causes if one.general]
-        return [Candidate((cause,), (one,)) for cause in general for one in cause.alterations(self.anatomy)]
-
-    @cached_property
-    def _general_dials(self) -> list[tuple[Cause, Dial]]:
-        return [(cause, one) for cause in self.causes if cause.general for one in cause.dials(self.anatomy)]
 
     @torch.no_grad()
     def reproduces(self, mark: Mark, candidate: Candidate) -> bool:
@@ -107,10 +92,9 @@ class Search:
 
     def everything(self, scopes: Collection[str]) -> Iterator[Candidate]:
         """The candidates in some parts of a model that make up a whole: each kind at all places at once, and each."""
-        for known in (self._all, self._general):
-            whole = [one for one in known if not one.pinned and not one.rough and _within(one, scopes)]
-            yield from self._everywhere(whole)
-            yield from whole
+        whole = [one for one in self._all if not one.pinned and not one.rough and _within(one, scopes)]
+        yield from self._everywhere(whole)
+        yield from whole
 
     def again(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidates on this tape that say the same as one of another case's search."""
@@ -120,13 +104,11 @@ class Search:
 
     def _again(self, place: Place) -> list[Alteration]:
         """The alterations on this tape that say the same."""
-        known = self._general if place.cause.general else self._all
         if place.value is None:
-            alike = (one for one in known if one.causes[0] is place.cause)
+            alike = (one for one in self._all if one.causes[0] is place.cause)
             found = [alteration for one in alike for alteration in one.alterations]
             return [one for one in found if (one.where, one.detail) == (place.where, place.detail)]
-        dials = self._general_dials if place.cause.general else self._dials
-        alike_dials = (dial for cause, dial in dials if cause is place.cause and dial.where == place.where)
+        alike_dials = (dial for cause, dial in self._dials if cause is place.cause and dial.where == place.where)
         return [
             Alteration(where=dial.where, rewrites=dial.turned(place.value), detail=place.detail, value=place.value)
             for dial in alike_dials
@@ -179,11 +161,8 @@ class Search:
         if not exact:
             exact = [one for one in self._everywhere(near) if not one.rough and self._holds(mark, one)]
         fits = exact or list(self._fitted(mark, self._dials)) or fits
-        if self.specific:
+        if self.single:
             return fits
-        if not exact and (not fits or all(one.rough for one in fits)):
-            fits = self._first_general(mark) or fits
-        fits = fits or list(self._fitted(mark, self._general_dials))
         if not fits:
             fits = [one for one in self._everywhere(near) if one.rough and self._holds(mark, one)]
         if not fits and math.isfinite(mark.difference):
@@ -192,15 +171,6 @@ class Search:
             joined = (Candidate(a.causes + b.causes, a.alterations + b.alterations) for a, b in _first(pairs, PAIRS))
             fits = next(([one] for one in joined if self._holds(mark, one)), [])
         return fits
-
-    def _first_general(self, mark: Mark) -> list[Candidate]:
-        """The general entry that reproduces a mark, the one that is listed first."""
-        near = list(self._near(mark, self._general))
-        alone = ([one] for one in near if self._holds(mark, one))
-        found = next(alone, [])
-        if not found:
-            found = next(([one] for one in self._everywhere(near) if self._holds(mark, one)), [])
-        return found
 
     def _near(self, mark: Mark, known: Sequence[Candidate]) -> Iterator[Candidate]:
         numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
@@ -349,7 +319,9 @@ class Search:
 
     def _solved_at(self, mark: Mark) -> Finding | None:
         """What the port's own value at a mark tells of itself."""
-        if len(mark.sources) != 1 or time.monotonic() > self.until or not math.isfinite(mark.difference):
+        if self.single or len(mark.sources) != 1 or time.monotonic() > self.until:
+            return None
+        if not math.isfinite(mark.difference):
             return None
         target = self.target(mark)
         return None if target is None else self._extra(mark, target) or self._weights(mark, target)

@@ -214,7 +214,7 @@ class Sight:
             ends = {point: values[ref] for point, ref in tape.marks.items()}
             return max(self._distance(point, {}, ends).largest for point in ends)
 
-        if left(Values(tape)) <= END:
+        if not goals or left(Values(tape)) <= END:
             return None
         return mend(tape, theirs, goals, left, bound=END, until=until, around=around)
 

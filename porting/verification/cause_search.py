@@ -18,8 +18,9 @@ from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
 from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
-from porting.causes.repairs import WORDS, Way
-from porting.causes.repairs import Kind as Repaired
+from porting.causes.repairs import Way
+from porting.causes.step_differences import WORDS
+from porting.causes.step_differences import Kind as Repaired
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.running import Side
@@ -228,7 +229,7 @@ class _Trials:
         search = sight.search(CATALOGUE)
         search.innocent = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
         search.until = self._until if self.mended is None else min(self._until, time.monotonic() + MENDING)
-        search.specific = self.mended is not None
+        search.single = self.mended is not None
         search.confirms = lambda mark, candidate: self._confirm(sight, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
             sight, mark, lambda one, there: one.turns(there, turned)

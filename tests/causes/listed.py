@@ -71,21 +71,24 @@ LISTED = {
     "residual of the layer's input": Wrong(
         "bert",
         {"self.output(self.intermediate(attended), attended)": "self.output(self.intermediate(attended), x)"},
-        ("residual from the wrong tensor",),
+        ("wrong tensor",),
+        "add in",
     ),
     "residual before the attention": Wrong(
         "gpt2",
         {
             "x = x + self.attn(self.ln_1(x), mask)\n        return x + self.mlp(self.ln_2(x))": "y = x + self.attn(self.ln_1(x), mask)\n        return x + self.mlp(self.ln_2(y))"
         },
-        ("residual from the wrong tensor",),
+        ("wrong tensor",),
+        "add in",
     ),
     "residual before the attention, llama": Wrong(
         "llama",
         {
             "x = x + self.self_attn(self.input_layernorm(x), mask)\n        return x + self.mlp(self.post_attention_layernorm(x))": "y = x + self.self_attn(self.input_layernorm(x), mask)\n        return x + self.mlp(self.post_attention_layernorm(y))"
         },
-        ("residual from the wrong tensor",),
+        ("wrong tensor",),
+        "add in",
     ),
     "gate and up": Wrong(
         "llama",

@@ -74,8 +74,8 @@ MISTAKES = {
     "scores times the mask": Wrong(
         "gpt2",
         {"scores = scores.masked_fill(~allowed, -1e30)": "scores = scores * allowed"},
-        ("other constants",),
-        "mul in transformer.h.{i}.attn takes other numbers",
+        ("another function",),
+        "mul, where transformer.h.{i}.attn of the reference has",
     ),
     "feed-forward network of the attention's norm": Wrong(
         "gpt2",

@@ -22,16 +22,22 @@ __all__ = ["one_thread"]  # a fixture that is used by all
 
 MORE = {
     "positions left out": Wrong(
-        "vit", {"return x + self.position_embeddings": "return x"}, ("step left out",), "add in"
+        "vit",
+        {"return x + self.position_embeddings": "return x"},
+        ("step left out",),
+        "add in vit.embeddings of the reference",
     ),
     "a step of a layer multiplied by a number": Wrong(
         "marian",
         {"shares = scores.softmax(-1)": "shares = scores.softmax(-1) * 0.999"},
-        ("scaled by a number", "another factor"),
-        "multiplied by 0.999",
+        ("a step too many",),
+        "mul by 0.999",
     ),
     "tanh twice": Wrong(
-        "bert", {"torch.tanh(self.dense(x[:, 0]))": "torch.tanh(torch.tanh(self.dense(x[:, 0])))"}, ("step done twice",)
+        "bert",
+        {"torch.tanh(self.dense(x[:, 0]))": "torch.tanh(torch.tanh(self.dense(x[:, 0])))"},
+        ("a step too many",),
+        "tanh",
     ),
     "feed-forward network of the first norm": Wrong(
         "llama",
@@ -40,8 +46,8 @@ MORE = {
             "        x = x + self.self_attn(y, mask)",
             "return x + self.mlp(self.post_attention_layernorm(x))": "return x + self.mlp(y)",
         },
-        ("wrong input",),
-        "mlp reads",
+        ("wrong tensor",),
+        "gate_proj reads the output of mul in model.layers.{i}.input_layernorm",
     ),
 }
 ALL = {**LISTED, **THIRTY, **TWELVE, **MORE}

@@ -21,6 +21,7 @@ THIRTY = {
         "bert",
         {"self.LayerNorm(F.gelu(self.dense(x)))": "F.gelu(self.LayerNorm(self.dense(x)))"},
         ("steps in the other order",),
+        "gelu comes after layer_norm",
     ),
     "positions stop at 9": Wrong(
         "bert",
@@ -46,7 +47,10 @@ THIRTY = {
         ("layers in another order",),
     ),
     "segments in the wrong order": Wrong(
-        "bert", {"self.token_type_embeddings(types)": "self.token_type_embeddings(types.flip(1))"}, ("reversed order",)
+        "bert",
+        {"self.token_type_embeddings(types)": "self.token_type_embeddings(types.flip(1))"},
+        ("another order",),
+        "the output of embedding in bert.embeddings.token_type_embeddings",
     ),
     "positions around padding": Wrong(
         "gpt2",
@@ -63,7 +67,7 @@ THIRTY = {
         "gpt2", {"math.sqrt(2.0 / math.pi)": "math.sqrt(2.0 * math.pi)"}, ("GELU factor",), "sqrt(2 pi)"
     ),
     "square for cube": Wrong(
-        "gpt2", {"torch.pow(x, 3.0)": "torch.pow(x, 2.0)"}, ("another constant",), "has 2 where the reference has 3"
+        "gpt2", {"torch.pow(x, 3.0)": "torch.pow(x, 2.0)"}, ("another number",), "is 2 where the reference has 3"
     ),
     "window of eight": Wrong(
         "gpt2",
@@ -76,8 +80,8 @@ THIRTY = {
     "norms exchanged": Wrong(
         "gpt2",
         {LAYER: "x = x + self.attn(self.ln_2(x), mask)\n        return x + self.mlp(self.ln_1(x))"},
-        ("weights exchanged",),
-        "ln_1 and",
+        ("wrong tensor",),
+        "ln_1 reads transformer.h.{i}.ln_2.weight",
     ),
     "keys for values": Wrong(
         "gpt2", {"scores.softmax(-1) @ v": "scores.softmax(-1) @ k"}, ("wrong tensor",), "part 1 of"
@@ -85,8 +89,8 @@ THIRTY = {
     "logits scaled": Wrong(
         "gpt2",
         {"return self.lm_head(x)": "return self.lm_head(x) / math.sqrt(HIDDEN)"},
-        ("scaled by a number",),
-        "1 / sqrt(24)",
+        ("a step too many",),
+        "div by 4.89898",
     ),
     "values rotated": Wrong(
         "llama",
@@ -105,7 +109,7 @@ THIRTY = {
         "llama",
         {"F.silu(self.gate_proj(x)) * self.up_proj(x)": "F.silu(self.gate_proj(x) * self.up_proj(x))"},
         ("steps in the other order",),
-        "mul comes before silu",
+        "silu comes after mul",
     ),
     "other original length": Wrong(
         "llama", {"4.0, 64, 1e-3": "4.0, 8192, 1e-3"}, ("rotary scaling",), "8192 where the reference has 64"
@@ -156,19 +160,26 @@ THIRTY = {
         {
             "torch.cat((self.cls_token.expand(len(pixels), -1, -1), patches), dim=1)": "torch.cat((patches, self.cls_token.expand(len(pixels), -1, -1)), dim=1)"
         },
-        ("shifted back by one",),
+        ("another order",),
+        "(in the order 1 2 3 4",
     ),
     "patches by columns": Wrong(
         "vit",
         {"self.projection(pixels).flatten(2)": "self.projection(pixels).transpose(2, 3).flatten(2)"},
-        ("axes exchanged",),
+        ("another order",),
+        "(in the order 0 1 5 9 13 2",
     ),
-    "blue first": Wrong("vit", {"self.projection(pixels)": "self.projection(pixels.flip(1))"}, ("reversed order",)),
+    "blue first": Wrong(
+        "vit",
+        {"self.projection(pixels)": "self.projection(pixels.flip(1))"},
+        ("another order",),
+        "an input in another order (in the order 2 1 0",
+    ),
     "pixels normalised again": Wrong(
         "vit",
         {"x = self.embeddings(pixels)": "x = self.embeddings((pixels - 0.5) / 0.5)"},
-        ("input normalised otherwise",),
-        "0.5",
+        ("wrong tensor",),
+        "where the reference's reads an input",
     ),
     "positions of the patches alone": Wrong(
         "vit",

@@ -16,7 +16,10 @@ TWELVE = {
         },
     ),
     "values of the token before": Wrong(
-        "gpt2", {"scores.softmax(-1) @ v": "scores.softmax(-1) @ v.roll(1, 2)"}, ("shifted by one",)
+        "gpt2",
+        {"scores.softmax(-1) @ v": "scores.softmax(-1) @ v.roll(1, 2)"},
+        ("another order",),
+        "(in the order 10 0 1 2",
     ),
     "half of the attention": Wrong(
         "gpt2",
@@ -35,8 +38,8 @@ TWELVE = {
     "gate added": Wrong(
         "llama",
         {"F.silu(self.gate_proj(x)) * self.up_proj(x)": "F.silu(self.gate_proj(x)) + self.up_proj(x)"},
-        ("wrong operator",),
-        "add in",
+        ("another function",),
+        "add, where model.layers.{i}.mlp of the reference has mul",
     ),
     "decoder's embeddings not scaled": Wrong(
         "marian",
@@ -49,11 +52,13 @@ TWELVE = {
             "nn.Conv2d(3, HIDDEN, kernel_size=PATCH, stride=PATCH)": "nn.Conv2d(3, HIDDEN, kernel_size=PATCH, stride=PATCH)\n        self.projection.forward = lambda x: F.conv2d(x, self.projection.weight, stride=PATCH)"
         },
         ("parameter not used",),
+        "vit.embeddings.patch_embeddings.projection.bias",
     ),
     "positions of the pictures reversed": Wrong(
         "vit",
         {"return x + self.position_embeddings": "return x + self.position_embeddings.flip(1)"},
-        ("reversed order",),
+        ("another order",),
+        "(in the order 16 15 14",
     ),
     "ReLU in the pooler": Wrong(
         "bert", {"torch.tanh(self.dense(x[:, 0]))": "torch.relu(self.dense(x[:, 0]))"}, ("ReLU for another activation",)

@@ -1,0 +1,375 @@
+"""What distinguishes a step of the port from the reference's: another function, number, tensor, order, constants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from itertools import accumulate, islice, permutations
+from operator import mul
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from porting.causes.diverging import MASKED, MOVING, Numbers, Region, line_of, moves_weights
+from porting.causes.replay import Values
+from porting.causes.tape import Call, Ref, Tape
+from porting.tracing.calls import Kind as TraceKind
+from porting.tracing.calls import argument_names, kind_of
+
+LAYOUTS = 8
+"""In so many layouts a tensor is recognised."""
+
+
+class Kind(StrEnum):
+    """What distinguishes a step from the reference's."""
+
+    FUNCTION = "another function"
+    NUMBER = "another number"
+    TENSOR = "wrong tensor"
+    ORDER = "another order"
+    CONSTANT = "other constants"
+    UNUSED = "parameter not used"
+    EXTRA = "a step too many"
+    LEFT_OUT = "step left out"
+    EXCHANGED = "steps in the other order"
+    SEQUENCE = "parts in another order"
+
+
+WORDS: Mapping[Kind, tuple[str, str]] = {
+    Kind.FUNCTION: ("a step calls another function than the reference's", "call what the reference calls there"),
+    Kind.NUMBER: ("a step is given another number than the reference's", "take the number from the config"),
+    Kind.TENSOR: (
+        "a step reads another tensor of the same shape than the reference's step does",
+        "see which variable the line reads",
+    ),
+    Kind.ORDER: (
+        "a step is given the reference's numbers in another order",
+        "see how axes are split, transposed and joined on the way to the line",
+    ),
+    Kind.CONSTANT: (
+        "what a step adds or multiplies by, and what is made of no weights, is not what the reference has there",
+        "see how it is made: a mask, positions, slopes",
+    ),
+    Kind.UNUSED: ("a parameter is not used where the reference uses it", "use it"),
+    Kind.EXTRA: ("a step is done that the reference does not do", "take it out"),
+    Kind.LEFT_OUT: ("a step of the reference is not done", "do it where the reference does"),
+    Kind.EXCHANGED: ("two steps are done in the other order than the reference's", "exchange them"),
+    Kind.SEQUENCE: ("parts of a layer run in another order than the reference's", "run them in the reference's order"),
+}
+"""What it means and what to do about it, by kind."""
+
+
+@cache
+def spelled(path: str) -> str:
+    """A module's path without the numbers of its layers, so that what is alike in all layers has one name."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", path) or "the model"
+
+
+def named(tape: Tape, ref: Ref) -> str:
+    """What a tensor is, as a report says it."""
+    if ref in tape.weights:
+        return spelled(tape.weights[ref])
+    call, part = tape.maker(ref), ""
+    while call is not None and call.name in MOVING and call.reads:
+        part = f"part {call.writes.index(ref)} of " if len(call.writes) > 1 else part
+        ref, call = call.reads[0], tape.maker(call.reads[0])
+    if ref in tape.weights:
+        return spelled(tape.weights[ref])
+    if call is None:
+        return "an input"
+    return f"{part}the output of {call.name.strip('_')} in {spelled(call.module)}"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A step of the port that is not the reference's.
+
+    Attributes:
+        kind: what distinguishes the two.
+        line: ``file:line`` of the user's code.
+        operation: the torch function that the port calls there.
+        detail: the difference, in words.
+        where: the module of the reference whose step it is; empty for a step that the reference does not have.
+    """
+
+    kind: Kind
+    line: str
+    operation: str
+    detail: str
+    where: str
+
+    @property
+    def step(self) -> tuple[str, str]:
+        """Where it is, and what is done there."""
+        return self.line, self.operation
+
+    @property
+    def key(self) -> tuple[Kind, str, str]:
+        """What is one mistake, in however many layers."""
+        return self.kind, self.line, self.operation
+
+
+class Steps:
+    """The steps of two passes, to be held against each other.
+
+    Args:
+        port, reference: the two passes.
+        numbers, weights: of the reference: of what is computed, and of its weights.
+        values: the port's values, those before the steps mended.
+        region: what of these the reference does not have.
+    """
+
+    def __init__(
+        self, port: Tape, reference: Tape, numbers: Numbers, weights: Numbers, values: Values, region: Region
+    ) -> None:
+        self._port, self._reference = port, reference
+        self._numbers, self._weights = numbers, weights
+        self._values, self._region = values, region
+
+    def repair(self, step: Call, value: Tensor, theirs: Ref | None) -> Repair:
+        """What it means that a step has to be given a value.
+
+        Args:
+            step: the step of the port.
+            value: what it is given in the place of its result.
+            theirs: whose value that is in the reference; None where it is an operand of the step.
+        """
+        call = self.maker(theirs) if theirs is not None else None
+        operation = word(step)
+        if call is None:
+            numbers = " and ".join(f"{number:g}" for number in _numbers(step).values())
+            detail = f"{operation}{' by ' if numbers else ''}{numbers}, which the reference does not do"
+            return Repair(Kind.EXTRA, line_of(step), operation, detail, "")
+        kind, detail = self._difference(step, value, call)
+        return Repair(kind, line_of(step), operation, detail, call.module)
+
+    def maker(self, ref: Ref) -> Call | None:
+        """The reference's step that a tensor comes from, wherever it was moved since."""
+        return self._reference.maker(unmoved(self._reference, ref))
+
+    def _difference(self, step: Call, value: Tensor, call: Call) -> tuple[Kind, str]:
+        """What distinguishes two steps."""
+        name, place = word(step), spelled(call.module)
+        constant = self._constant(step, value) if name == word(call) else None
+        if constant is not None:
+            return Kind.CONSTANT, f"{name} in {place} takes other numbers than the reference's{constant}"
+        if name != word(call) and not any(ref in call.reads for ref in self.weights_of(step)):
+            if word(call) in self._made_by(self._port, step) and name in self._made_by(self._reference, call):
+                return Kind.EXCHANGED, f"{name} comes after {word(call)} in {place}"
+            where = _extent(self._unchanged_at(step), value)
+            return Kind.FUNCTION, f"{name}, where {place} of the reference has {word(call)}{where}"
+        ours, theirs = _numbers(step), _numbers(call)
+        other = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+        if other:
+            told = (f"{name} is {ours[name]:g} where the reference has {theirs[name]:g}" for name in other)
+            return Kind.NUMBER, f"{name} in {place}: {', '.join(told)}"
+        kind, is_, expected = self._operand(step, call)
+        if kind is Kind.LEFT_OUT:
+            return kind, f"{is_} in {expected} of the reference is left out"
+        return kind, f"{name} in {place} {is_}" + (f", where the reference's {expected}" if expected else "")
+
+    def weights_of(self, step: Call) -> Iterator[Ref]:
+        """The reference's weights that have the numbers of a step's."""
+        for ref in step.reads:
+            if moves_weights(self._port, ref) and self._port.learned(ref):
+                yield from self._weights.like(self._values[ref])
+
+    @staticmethod
+    def _made_by(tape: Tape, call: Call) -> set[str]:
+        """The functions that gave what a call reads."""
+        makers = (tape.maker(unmoved(tape, ref)) for ref in call.reads)
+        return {word(one) for one in makers if one is not None}
+
+    def _unchanged_at(self, step: Call) -> Tensor:
+        """What the port gives there by itself, the steps before being mended."""
+        made: Tensor = tree_leaves(self._values.run(step))[0]
+        return made
+
+    def _constant(self, step: Call, value: Tensor) -> str | None:
+        """How the numbers differ that a step takes besides an activation and that are made of no weights."""
+        inverses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.sub, "mul": torch.div}
+        function = inverses.get(word(step))
+        known = [ref for ref in step.reads if self._port.learned(ref) and ref not in self._region.lost]
+        made = [ref for ref in step.reads if not self._port.learned(ref)]
+        if function is None or len(known) != 1 or len(made) != 1:
+            return None
+        own = self._values[made[0]].double()
+        needed = function(value.double(), self._values[known[0]].double())
+        while needed.ndim > own.ndim:
+            needed = needed[0]
+        for axis, extent in enumerate(own.shape):
+            needed = needed.narrow(axis, 0, 1) if extent == 1 else needed
+        if needed.shape != own.shape:
+            return None
+        hidden = [~(part > MASKED) for part in (own, needed)]
+        if not torch.equal(*hidden):
+            return ": a mask hides other places"
+        ours, theirs = (part.masked_fill(hidden[0], 0.0) for part in (own, needed))
+        if _close(ours, theirs):
+            return None
+        if own.numel() == 1:
+            return f": {float(own):g} where the reference has {float(needed):g}"
+        # What is added to all scores of a query changes no attention.
+        shown = ~hidden[0]
+        less = [(part - part[..., :1]) * shown for part in (ours, theirs)] if function is torch.sub else []
+        return _order(ours, theirs) or (less and _order(*less)) or _extent(ours, theirs)
+
+    def _operand(self, step: Call, call: Call) -> tuple[Kind, str, str]:
+        """Which operand is another one: what the port does, and what the reference does."""
+        rest = list(dict.fromkeys(call.reads))
+        unlike: list[tuple[Ref, list[Ref]]] = []
+        turned: list[tuple[Ref, Ref]] = []
+        for ref in dict.fromkeys(step.reads):
+            like = [*self._numbers.like(self._values[ref]), *self._weights.like(self._values[ref])]
+            match = next((one for one in rest if one in like), None)
+            if match is None:
+                unlike.append((ref, like))
+            else:
+                rest.remove(match)
+            if like and not any(_equal(self._values[ref], self._reference[one]) for one in like):
+                turned.append((ref, match or like[0]))
+        if turned:
+            ref, match = turned[0]
+            since = self._region.turning(ref)
+            where = f", since {line_of(since)}" if since is not None else ""
+            how = _order(self._values[ref], self._reference[match])
+            return Kind.ORDER, f"reads {named(self._reference, match)} in another order{how}{where}", ""
+        if not unlike and rest:
+            kind = Kind.UNUSED if rest[0] in self._reference.weights else Kind.TENSOR
+            return kind, f"does not read {named(self._reference, rest[0])}", ""
+        if not rest:
+            return Kind.ORDER, "gives its numbers in another order", ""
+        return self._other_operand(*unlike[0], rest)
+
+    def _other_operand(self, ref: Ref, like: Sequence[Ref], rest: list[Ref]) -> tuple[Kind, str, str]:
+        """What an operand is that the reference's step does not have, where that has others."""
+        learned = self._port.learned(ref)
+        rest.sort(key=lambda one: (self._reference.learned(one) != learned, one in self._reference.weights))
+        theirs = rest[0]
+        source = unmoved(self._port, ref)
+        if source != ref and unmoved(self._reference, theirs) in self._numbers.like(self._values[source]):
+            return Kind.ORDER, f"reads another part of {named(self._reference, theirs)}", ""
+        expected = f"reads {named(self._reference, theirs)}"
+        made = self._reference.maker(unmoved(self._reference, theirs))
+        if (
+            like
+            and made is not None
+            and any(known in made.reads for one in like for known in (one, unmoved(self._reference, one)))
+        ):
+            return Kind.LEFT_OUT, word(made), spelled(made.module)
+        if like:
+            return Kind.TENSOR, f"reads {named(self._reference, like[0])}", expected
+        return Kind.TENSOR, f"reads {named(self._port, ref)} of the port", expected
+
+
+def unmoved(tape: Tape, ref: Ref) -> Ref:
+    """What a tensor was moved from."""
+    call = tape.maker(ref)
+    while call is not None and call.name in MOVING and call.reads:
+        ref = call.reads[0]
+        call = tape.maker(ref)
+    return ref
+
+
+def _equal(value: Tensor, theirs: Tensor) -> bool:
+    """Whether a tensor is another one in some layout."""
+    return any(_close(value, one) for one in islice(laid_out(theirs, tuple(value.shape)), LAYOUTS))
+
+
+def _close(value: Tensor, theirs: Tensor) -> bool:
+    return torch.allclose(value.double(), theirs.double(), rtol=1e-9, atol=1e-9)
+
+
+def _order(value: Tensor, theirs: Tensor) -> str:
+    """Along which axis the order is another one, and which; empty where it is no such."""
+    for one in islice(laid_out(theirs, tuple(value.shape)), LAYOUTS):
+        joined = [(axis, axis) for axis in range(value.ndim)] + [(axis, axis + 1) for axis in range(value.ndim - 1)]
+        for first, last in joined:
+            ours, other = (_rows(part.double().flatten(first, last), first) for part in (value, one))
+            if not 1 < len(ours) <= ALONG:
+                continue
+            near = torch.cdist(ours, other) <= 1e-7 * float(other.norm() + 1e-300)
+            if bool((near.sum(1) == 1).all()):
+                return f" (in the order {_listed(near.double().argmax(1).tolist())} along an axis of {len(ours)})"
+    return ""
+
+
+def _rows(value: Tensor, axis: int) -> Tensor:
+    """A row for each place of an axis."""
+    return value.movedim(axis, 0).reshape(value.shape[axis], -1)
+
+
+def _extent(value: Tensor, theirs: Tensor) -> str:
+    """At which places of an axis two tensors differ, where these are few."""
+    if value.shape != theirs.shape:
+        return ""
+    apart = ~torch.isclose(value.double(), theirs.double(), rtol=1e-9, atol=1e-9)
+    for axis, extent in enumerate(value.shape):
+        places = _rows(apart, axis).any(1).nonzero().flatten().tolist()
+        if 0 < len(places) <= min(MOST, extent // 2):
+            return f", at {_listed(places)} of an axis of {extent} only"
+    return ""
+
+
+def _listed(places: Sequence[int]) -> str:
+    return " ".join(map(str, places[:MOST])) + (" ..." if len(places) > MOST else "")
+
+
+ALONG = 512
+"""The order along longer axes is not looked at."""
+
+MOST = 16
+"""So many places of an axis are listed."""
+
+
+def _own(port: Tape, ref: Ref) -> str:
+    return f"{named(port, ref)} of the port"
+
+
+def word(call: Call) -> str:
+    """The function's name, alike for an operator and a function."""
+    name = re.sub(r"^_+[ir]?(?=(add|sub|mul|truediv|matmul|div)_)", "", call.name).strip("_")
+    if kind_of(call.function) in (TraceKind.PRODUCT, TraceKind.EINSUM, TraceKind.BIASED_PRODUCT):
+        return "matmul"
+    return {"truediv": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub"}.get(name, name)
+
+
+def _numbers(call: Call) -> dict[str, float]:
+    """The numbers that a call is given, by the names of the arguments where they are known."""
+    names = argument_names(call.function)
+    found: dict[str, Any] = {}
+    for place, value in enumerate(call.args):
+        found[names[place] if place < len(names) else f"argument {place + 1}"] = value
+    found |= call.kwargs
+    return {name: float(value) for name, value in found.items() if isinstance(value, bool | int | float)}
+
+
+def laid_out(value: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """A tensor in each layout that has the shape."""
+    if tuple(value.shape) == shape:
+        yield value
+    done = {tuple(range(value.ndim))} if tuple(value.shape) == shape else set()
+    if value.ndim > 5:
+        return
+    extents = [number for number in shape if number != 1]
+    exact: list[tuple[int, ...]] = []
+    joined: list[tuple[int, ...]] = []
+    for order in permutations(range(value.ndim)):
+        if order in done:
+            continue
+        turned = [value.shape[axis] for axis in order]
+        (exact if [number for number in turned if number != 1] == extents else joined).append(order)
+    for order in (*exact, *(one for one in joined if _splits([value.shape[axis] for axis in one], shape))):
+        yield value.permute(order).reshape(shape)
+
+
+def _splits(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether axes of one shape are joined, or taken apart, to give the other."""
+    ends = [set(accumulate((number for number in shape if number != 1), mul)) for shape in (one, other)]
+    fewer, more = sorted(ends, key=len)
+    return fewer <= more
