@@ -183,9 +183,9 @@ class _Recorder(FunctionMode):
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
-        kind = kind_of(func)
-        if not self._attending:
+        if not self._inner or not self._attending:
             return func(*args, **kwargs)
+        kind = kind_of(func)
         if kind in KERNELS and whole(args, kwargs):
             return self._kernel(func, args, kwargs)
         if kind is Kind.SOFTMAX:
