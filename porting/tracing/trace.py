@@ -120,7 +120,7 @@ class _Recorder(FunctionMode):
             (self._inner if output in INNER else self._outputs).setdefault(path, []).append(output)
         self._calls: Counter[nn.Module] = Counter()
         self._stack: list[tuple[str, int]] = []
-        self._attending: tuple[str, int] | None = None  # the innermost of these whose scores or probabilities are wanted
+        self._attending: tuple[str, int] | None = None  # the innermost of these with wanted scores
         self._softmaxes = Softmaxes()
         self._beside = self._changed = False
 
