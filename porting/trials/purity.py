@@ -12,7 +12,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from itertools import product
 from typing import Any
 
 import torch
@@ -128,10 +127,22 @@ def _in_any_order(side: Side, alone: Mapping[int, Callable[[], Side]]) -> float:
         {name: one.clone().detach() for name, one in _run(side, case).items()} for case in range(len(side.arguments))
     ]
     worst = max((apart(_run(make(), 0), first[case]) for case, make in alone.items()), default=0.0)
-    for case, other in product(range(len(first)), repeat=2):
-        _run(side, case)
-        worst = max(worst, apart(first[other], _run(side, other)))
+    for case in each_after_each(len(first)):
+        worst = max(worst, apart(first[case], _run(side, case)))
     return worst
+
+
+def each_after_each(count: int) -> Iterator[int]:
+    """Numbers below ``count`` in an order in which each of them follows each, itself included, exactly once.
+
+    >>> list(each_after_each(3))
+    [0, 0, 1, 0, 2, 1, 1, 2, 2, 0]
+    """
+    for one in range(count):
+        yield one
+        for other in range(one + 1, count):
+            yield from (one, other)
+    yield from range(min(count, 1))
 
 
 def _said(way: str, failure: VerifyError) -> str:
