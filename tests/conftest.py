@@ -34,8 +34,12 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
-SLOW_EXAMPLES = ("porting.suggesting.pipeline.suggest", "porting.reporting.report.Report")
-"""Examples in docstrings that run all of ``suggest``, or of ``verify`` once more: its own is in the default tier."""
+SLOW_EXAMPLES = (
+    "porting.suggesting.pipeline.suggest",
+    "porting.reporting.report.Report",
+    "porting.verification.proof.verify",
+)
+"""Slow examples in docstrings: they verify the embedded checkpoint, as the first example of README.md does anyway."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
