@@ -22,6 +22,7 @@ from porting.target import named_tensors
 from porting.tracing.running import Side
 from porting.tracing.torch_modes import FunctionMode
 from porting.tracing.trace import leaves
+from porting.trials.combinations import de_bruijn
 from porting.trials.scope import Impurity, ImpurityKind
 
 ROUNDING = 4096
@@ -127,22 +128,9 @@ def _in_any_order(side: Side, alone: Mapping[int, Callable[[], Side]]) -> float:
         {name: one.clone().detach() for name, one in _run(side, case).items()} for case in range(len(side.arguments))
     ]
     worst = max((apart(_run(make(), 0), first[case]) for case, make in alone.items()), default=0.0)
-    for case in each_after_each(len(first)):
+    for case in de_bruijn(range(len(first)), 2):  # each follows each, itself included
         worst = max(worst, apart(first[case], _run(side, case)))
     return worst
-
-
-def each_after_each(count: int) -> Iterator[int]:
-    """Numbers below ``count`` in an order in which each of them follows each, itself included, exactly once.
-
-    >>> list(each_after_each(3))
-    [0, 0, 1, 0, 2, 1, 1, 2, 2, 0]
-    """
-    for one in range(count):
-        yield one
-        for other in range(one + 1, count):
-            yield from (one, other)
-    yield from range(min(count, 1))
 
 
 def _said(way: str, failure: VerifyError) -> str:
