@@ -19,7 +19,7 @@ from porting.reporting.report import Report
 from porting.tracing import running
 from porting.tracing.conditions import constants_of
 from porting.tracing.running import Side
-from porting.trials import Kind, Status, run
+from porting.trials import Kind, Status, purity, run
 from porting.trials.battery import Model, battery, integers
 from porting.trials.combinations import covering, de_bruijn
 from porting.trials.inputs import Case
@@ -375,3 +375,25 @@ def test_where_neither_side_casts_nothing_watches_for_casts(monkeypatch: pytest.
         assert torch.equal(run._outputs(side, plainly=True)[point], module(given["input"]))
         with pytest.raises(VerifyError, match="casts are watched"):
             run._outputs(side, plainly=False)
+
+
+class Remembers(nn.Module):
+    """Is another function for batches of so many rows where the batch before had so many."""
+
+    def __init__(self, before: int, now: int) -> None:
+        super().__init__()
+        self.pair, self.last = (before, now), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        wrong = (self.last, len(x)) == self.pair
+        self.last = len(x)
+        return x + 1 if wrong else x
+
+
+@pytest.mark.parametrize("pair", [*product((1, 2, 3), repeat=2)], ids=str)
+def test_each_batch_is_run_after_each_other_one(pair: tuple[int, int]) -> None:
+    batches = [{"x": torch.randn(rows, 4)} for rows in (1, 2, 3)]
+    side = Side(title="the port", module=Remembers(*pair), arguments=batches, wanted=[])
+    assert purity._in_any_order(side, {}) > 0.1
+    pure = Side(title="the port", module=Remembers(0, 0), arguments=batches, wanted=[])
+    assert purity._in_any_order(pure, {}) == 0
