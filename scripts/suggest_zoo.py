@@ -132,7 +132,7 @@ def tried(style: Style) -> Outcome:
         seconds = time.monotonic() - begun
         said = " | ".join([*(f"{one.kind}: {one.said}" for one in found.reasons), *found.missing])
         loaded = _loaded(folder, build, found, style)
-        difference = None if loaded is None or not found.proven else _difference(style, reference, loaded)
+        difference = None if loaded is None or not found.proven else difference_from(style, reference, loaded)
         return Outcome(style, found, said, difference, _placed(found, loaded), seconds)
 
 
@@ -168,7 +168,7 @@ def _placed(found: Suggestion, loaded: nn.Module | None) -> tuple[int, int]:
     return len(written), len(record.plan.targets)
 
 
-def _difference(style: Style, reference: Any, loaded: nn.Module) -> float:
+def difference_from(style: Style, reference: Any, loaded: nn.Module) -> float:
     """The largest difference at words that are no padding, relative to scale, in float64."""
     generator = torch.Generator().manual_seed(style.seed)
     if style.family.pixels:

@@ -34,11 +34,24 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
+SLOW_EXAMPLES = (
+    "porting.suggesting.pipeline.suggest",
+    "porting.reporting.report.Report",
+    "porting.verification.proof.verify",
+)
+"""Slow examples in docstrings: they verify the embedded checkpoint, as the first example of README.md does anyway."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``few(n)``, n of its cases are in the default tier, evenly spaced; the others are slow."""
+    """Of a test marked ``few(n)``, n of its cases are in the default tier, evenly spaced; the others are slow.
+
+    So are the slow examples of docstrings.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("few"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for many in cases.values():

@@ -105,6 +105,7 @@ def test_no_traceback_and_no_page_where_none_was_asked_for(suite: pytest.Pyteste
     assert '<property name="porting_verdict" value="different"' in (suite.path / "junit.xml").read_text()
 
 
+@pytest.mark.slow
 def test_the_folder_of_pages_can_be_configured(suite: pytest.Pytester) -> None:
     suite.makeini("[pytest]\nporting_html = kept/pages\n")
     suite.makepyfile(

@@ -78,6 +78,7 @@ def test_every_block_is_of_a_kind_that_is_executed() -> None:
     assert kinds.count("python") == kinds.count(REPORT) == kinds.count("make") == kinds.count("toml") == 1
 
 
+@pytest.mark.slow
 def test_the_first_lines_print_the_report(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import tempfile
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -167,25 +167,9 @@ def _proposed(
     """The table of what was found, proven and judged."""
     into, subjects = prover.into, prover.subjects
     found, inner = searched
-    tables = {
-        name for unit in found.trace.units if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} for name in unit.names
-    }
-    question = where_to_fold(found.moves, tables)
-    if question is not None:
-        answer = asker(question)
-        found.moves = refolded(found.moves, answer)
-        for one in {answer, question.default} if answer != question.default else ():
-            found.trace.modules.pop(one.rpartition(".")[0] or one, None)  # the table by itself is another one now
+    fold(found, asker)
     made, lines, unmapped = draft(subjects, found, name, (), close=bool(found.divergences))
-    modules = found.reference.modules
-    made, plain = (
-        replace(
-            made,
-            probes=prefixed(ordered(lines, modules) if lines is not made.probes else lines, made.prefix, modules),
-            returned=prefixed(made.returned, made.prefix, modules),
-        )
-        for lines in ([*made.probes, *inner], made.probes)
-    )
+    made, plain = with_probes(made, [*made.probes, *inner], found), with_probes(made, made.probes, found)
     fresh = any(one.side == "module" for one in unmapped) or bool(found.idle)
     proof = prover.on_twin(made, fresh=fresh)
     wrong = differing(proof)
@@ -221,6 +205,28 @@ def _proposed(
         proven_on="the checkpoint" if own is not None and own.exact else "a small twin",
         shown=verdict.shown,
         trials=found.trials,
+    )
+
+
+def fold(found: SearchResult, asker: Asker) -> None:
+    """Fold a row that the module has no table for into the table that the user names."""
+    tables = {
+        name for unit in found.trace.units if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} for name in unit.names
+    }
+    question = where_to_fold(found.moves, tables)
+    if question is not None:
+        answer = asker(question)
+        found.moves = refolded(found.moves, answer)
+        for one in {answer, question.default} if answer != question.default else ():
+            found.trace.modules.pop(one.rpartition(".")[0] or one, None)  # the table by itself is another one now
+
+
+def with_probes(made: TableDraft, probes: Sequence[tuple[str, str]], found: SearchResult) -> TableDraft:
+    """The table with these probes, in the order in which the reference runs; its own stand in that order already."""
+    modules = found.reference.modules
+    lines = probes if probes is made.probes else ordered(probes, modules)
+    return replace(
+        made, probes=prefixed(lines, made.prefix, modules), returned=prefixed(made.returned, made.prefix, modules)
     )
 
 

@@ -102,6 +102,8 @@ class Side:
         seed: torch's generator is seeded with it before each pass, so that two models that draw the same random numbers
             in the same order get the same ones; afterwards the generator is as before.  None to leave it alone.
         drew: whether a pass with a seed drew random numbers from it.
+        lifting: in float64, casts to less are taken out; False where both sides are known to have none, since watching
+            for one costs several times the pass of a small model.
         spelled_out: as in :func:`porting.tracing.trace.trace`.
     """
 
@@ -118,6 +120,7 @@ class Side:
     renames: bool = False
     seed: int | None = 0
     drew: bool = False
+    lifting: bool = True
     spelled_out: bool = False
 
     def run(
@@ -155,14 +158,12 @@ class Side:
         case: int,
         *,
         around: Callable[[], AbstractContextManager[object]] = torch.no_grad,
-        lifting: bool = True,
     ) -> object:
         """What one forward pass returns, with nothing in the way that looks into it.
 
         Args:
             case: the number of the case.
             around: the mode of autograd that it runs in: ``torch.no_grad``, ``torch.enable_grad`` ...
-            lifting: in float64, take casts to less out.
 
         Raises:
             VerifyError: the model fails.
@@ -174,7 +175,7 @@ class Side:
                 returned.append(call(self.module))
             return 0.0
 
-        self._guarded(case, work, lifting=lifting)
+        self._guarded(case, work)
         return returned[0]
 
     def returned(self, case: int) -> dict[str, Tensor]:
@@ -190,9 +191,7 @@ class Side:
         """Every point that can be seen besides what the model returns: its modules' outputs."""
         return [path for path, _ in self.module.named_modules() if path]
 
-    def _guarded(
-        self, case: int, work: Callable[[Callable[[nn.Module], object]], float], *, lifting: bool = True
-    ) -> None:
+    def _guarded(self, case: int, work: Callable[[Callable[[nn.Module], object]], float]) -> None:
         """Do the work of a pass on copies of the inputs; explain its failure, and note which inputs it wrote to."""
         arguments = self.arguments[case]
         given = {name: value.clone() for name, value in arguments.items()}
@@ -200,7 +199,7 @@ class Side:
         names = {name: value for name, value in given.items() if not name.isdigit()}
         begun = time.perf_counter()
         try:
-            exact = lifting and any(one.dtype == torch.float64 for one in self.module.parameters())
+            exact = self.lifting and any(one.dtype == torch.float64 for one in self.module.parameters())
             nothing: nullcontext[LoweredOperations] = nullcontext({})
             drawn = self.draws.again() if self.draws is not None else nullcontext()
             watched = self.conditions or nullcontext()

@@ -51,7 +51,7 @@ class FunctionMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's function gives
-        args, rest = in_order(func, args, kwargs or {})
+        args, rest = in_order(func, args, kwargs) if kwargs else (args, {})
         return func(*args, **rest) if self._rests else self.call(func, args, rest)
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them

@@ -120,6 +120,7 @@ class _Recorder(FunctionMode):
             (self._inner if output in INNER else self._outputs).setdefault(path, []).append(output)
         self._calls: Counter[nn.Module] = Counter()
         self._stack: list[tuple[str, int]] = []
+        self._attending: tuple[str, int] | None = None  # the innermost of these with wanted scores
         self._softmaxes = Softmaxes()
         self._beside = self._changed = False
 
@@ -144,11 +145,15 @@ class _Recorder(FunctionMode):
             number = self._calls[module]
             self._calls[module] += 1
             self._stack.append((paths[number], 1) if number < len(paths) else (paths[-1], number - len(paths) + 2))
+            if self._stack[-1][0] in self._inner:
+                self._attending = self._stack[-1]
 
         return hook
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:  # whatever it returns
         path, call = self._stack.pop()
+        if path in self._inner:
+            self._attending = next((one for one in reversed(self._stack) if one[0] in self._inner), None)
         for name in self._outputs.get(path, ()):
             value = select(output, name)
             if value is None:
@@ -183,9 +188,9 @@ class _Recorder(FunctionMode):
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
-        kind = kind_of(func)
-        if not self._attending:
+        if self._attending is None:
             return func(*args, **kwargs)
+        kind = kind_of(func)
         if kind in KERNELS and whole(args, kwargs):
             return self._kernel(func, args, kwargs)
         if kind is Kind.SOFTMAX:
@@ -199,11 +204,6 @@ class _Recorder(FunctionMode):
         result = func(*args, **kwargs)
         self._softmaxes.see(func, args, kwargs, result)
         return result
-
-    @property
-    def _attending(self) -> tuple[str, int] | None:
-        """The innermost module that is running and whose scores or probabilities are wanted."""
-        return next((one for one in reversed(self._stack) if one[0] in self._inner), None)
 
     def _kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch's
         """Attention that shows nothing of its inside is computed again beside it, by calls that are seen.

@@ -120,9 +120,10 @@ def is_empty(values: Mapping[Point, Tensor]) -> bool:
 
 def _outputs(side: Side, *, plainly: bool) -> dict[Point, Tensor]:
     """What a side returns, and what else of it is compared with the other's outputs."""
+    side = replace(side, lifting=not plainly)
     if side.renames or not plainly or any(point.partition(ARROW)[0] != ROOT for point in side.wanted):
         return side.record(0)
-    output = side.outputs(0, lifting=False)
+    output = side.outputs(0)
     found = {point: select(output, point.partition(ARROW)[2]) for point in side.wanted}
     return {point: one.detach() for point, one in found.items() if one is not None}
 

@@ -219,12 +219,30 @@ def _bare(point: Point) -> Point:
     return split(point)[0]
 
 
-def port_side(module: nn.Module, dtype: torch.dtype, table: Table, cases: Sequence[Case], clock: Clock) -> Side:
-    """The port, ready to be run on the cases that the table's [inputs] make for it."""
+def port_side(
+    module: nn.Module,
+    dtype: torch.dtype,
+    table: Table,
+    cases: Sequence[Case],
+    clock: Clock,
+    *,
+    wanted: Sequence[Point] | None = None,
+) -> Side:
+    """The port, ready to be run on the cases that the table's [inputs] make for it.
+
+    Args:
+        module, dtype, table, cases, clock: the port in that dtype, its table, the batches, and what is told of passes.
+        wanted: the points that are looked at, where they are known; else those of all probes are looked up.
+    """
     return Side(
         title="the port",
         module=module,
         arguments=[floating(for_port(table.inputs, case.inputs, dtype), dtype) for case in cases],
-        wanted=points((term for rule in table.compared for term in rule.targets), module, table.target_prefix),
+        wanted=port_points(module, table) if wanted is None else wanted,
         clock=clock,
     )
+
+
+def port_points(module: nn.Module, table: Table) -> list[Point]:
+    """The points of the port that the table compares."""
+    return points((term for rule in table.compared for term in rule.targets), module, table.target_prefix)

@@ -30,7 +30,7 @@ from porting.verification.batches import POSITIONS as LIMIT
 from porting.verification.batches import Batches
 from porting.verification.compare import END, Comparison
 from porting.verification.functions import has_parts
-from porting.verification.references import Living, floating, port_side
+from porting.verification.references import Living, floating, port_points, port_side
 from porting.verification.subject import cast
 
 COMPILED = 200
@@ -79,6 +79,7 @@ def explore(
     double = cast(theirs.module, torch.float64, like=port.module) if whole else theirs.module
     terms = [term for rule in returned_only(table).compared for term in rule.sources]
     wanted = theirs.points(terms, table.prefix)
+    mine = [point for point in port_points(port.module, table) if _root(point)]
 
     def reference(case: Case) -> Side:
         if not whole:
@@ -87,8 +88,7 @@ def explore(
         return Side(title="the reference", module=double, arguments=[arguments], wanted=wanted, clock=clock)
 
     def ours(case: Case) -> Side:
-        side = port_side(port.module, torch.float64, table, [theirs.taken(case)], clock)
-        side.wanted = [point for point in side.wanted if _root(point)]
+        side = port_side(port.module, torch.float64, table, [theirs.taken(case)], clock, wanted=mine)
         comparison.tried.update(side.arguments[0])
         if comparison.conditions is not None and comparison.conditions.open:
             side.conditions = comparison.conditions

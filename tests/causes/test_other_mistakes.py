@@ -100,7 +100,7 @@ MODERN: Mapping[str, tuple[Plant, str, str]] = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MODERN)
 def test_rotations_and_windows(mistake: str, ported: Callable[[str], Ported], monkeypatch: pytest.MonkeyPatch) -> None:
     plant, name, detail = MODERN[mistake]

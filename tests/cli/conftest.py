@@ -10,7 +10,10 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 import porting
+from porting import suggesting
 from porting.cli.app import app
+from porting.suggesting import Suggestion, Verdict
+from porting.suggesting.verdict.suggestion import Evidence
 from tests.small_checkpoint import write_checkpoint
 
 Run = Callable[..., Result]
@@ -38,6 +41,21 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     write_checkpoint(folder / "c")
     return Path("c")
+
+
+@pytest.fixture
+def suggested(monkeypatch: pytest.MonkeyPatch) -> Suggestion:
+    """What ``suggest`` gives at once: a table that was found before, for tests of what the command does with one."""
+    line = '"bert.embeddings.word_embeddings.weight" = "words.weight"'
+    found = Suggestion(
+        verdict=Verdict.TRUNK,
+        text=f'# A table.\n[mapping]\nname = "own"\n\n[tensors]\n{line}\n',
+        missing=("bert.pooler", "cls"),
+        evidence=(Evidence(line=line, decided="its place", said="Tried: nothing else."),),
+        proof="Proven in float64 on a small random twin.",
+    )
+    monkeypatch.setattr(suggesting, "suggest", lambda *args, **kwargs: found)
+    return found
 
 
 @pytest.fixture

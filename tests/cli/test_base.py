@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import Result
 
 from tests.cli.conftest import Run
 from tests.pretraining import BASE, DECODER, WORDS, write_base, write_scratch
@@ -21,13 +22,22 @@ STATES = [
 ]
 
 
+def succeeding(run: Run) -> Run:
+    """As the fixture, of what must succeed."""
+
+    def good(*words: str | Path, **options: str) -> Result:
+        result = run(*words, **options)
+        assert result.exit_code == 0, f"{words}: {result.output}"
+        return result
+
+    return good
+
+
 def through_every_command(run: Run, folder: Path, kind: str) -> None:
     """Every command that takes a checkpoint, a table and a module; everything comes back."""
 
     def good(*words: str | Path | int) -> str:
-        result = run(*words)
-        assert result.exit_code == 0, f"{words}: {result.output}"
-        return result.stdout
+        return succeeding(run)(*map(str, words)).stdout
 
     own = ("--table", "made.toml", "--into", f"scratch.py:{kind}")
     assert "BertForMaskedLM" in good("inspect", folder)
@@ -55,6 +65,13 @@ def through_every_command(run: Run, folder: Path, kind: str) -> None:
         "--overwrite",
     )
     good("verify", folder, *own, "--reference", "golden.safetensors")
+    there_and_back(run, folder, *own)
+    good("verify", "back", *own, "--longest", 16)
+
+
+def there_and_back(run: Run, folder: Path, *own: str) -> None:
+    """Every command that writes or reads files and runs no model."""
+    good = succeeding(run)
     good("hash", folder, "--table", "made.toml")
     good("export", folder, "exported", *own)
     good("diff", folder, "exported")
@@ -63,10 +80,9 @@ def through_every_command(run: Run, folder: Path, kind: str) -> None:
     good("diff", folder, "ported", "--table", "made.toml")
     good("convert", "ported", "back", "--table", "made.toml", "--reverse", "--like", folder)
     good("diff", folder, "back")
-    good("verify", "back", *own, "--longest", 16)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "decoder", "kind"), STATES)
 def test_every_command_takes_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, decoder: bool, kind: str
@@ -75,6 +91,25 @@ def test_every_command_takes_it(
     write_scratch(Path())
     write_base(Path("c"), file=file, decoder=decoder)
     through_every_command(run, Path("c"), kind)
+    assert_same(file, kind)
+
+
+def test_every_command_without_a_search_takes_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the table that a person wrote, and verified layer by layer, which is the quickest."""
+    monkeypatch.chdir(tmp_path)
+    write_scratch(Path())
+    write_base(Path("c"), file="pytorch_model.bin", decoder=True)
+    Path("tied.toml").rename("made.toml")
+    good, own = succeeding(run), ("--table", "made.toml", "--into", "scratch.py:Tied")
+    assert "BertForMaskedLM" in good("inspect", "c").stdout
+    for command in ("check", "load"):
+        good(command, "c", *own)
+    assert good("verify", "c", *own, "--longest", "16", "--stream").stdout.startswith("FAITHFUL")
+    there_and_back(run, Path("c"), *own)
+    assert_same("pytorch_model.bin", "Tied")
+
+
+def assert_same(file: str, kind: str) -> None:
     port = load_file("ported/model.safetensors")
     assert ("mlm.decoder.weight" in port) is (kind == "Bert")
     before = torch.load("c/pytorch_model.bin", weights_only=True) if file.endswith(".bin") else load_file(f"c/{file}")

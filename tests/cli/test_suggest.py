@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from porting.suggesting import Suggestion
 from tests.cli.conftest import Run
 from tests.cli.modules import write_own
 from tests.guards.tree import ROOT
@@ -26,6 +27,18 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "own_model", raising=False)
 
 
+def test_a_table_that_was_found_is_written_and_advised(run: Run, checkpoint: Path, suggested: Suggestion) -> None:
+    write_own(Path())
+    result = run("suggest", checkpoint, *INTO, "-o", "mine.toml", "--explain", "words")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("trunk only: Proven in float64")
+    assert "  the module has no place for bert.pooler" in result.stdout.splitlines()
+    assert "    Tried: nothing else." in result.stdout
+    assert result.stdout.splitlines()[-1] == "next: porting verify c --table mine.toml --into own_model.py:build"
+    assert Path("mine.toml").read_text() == suggested.text
+
+
+@pytest.mark.slow
 def test_the_table_is_written_and_the_next_command_takes_it(run: Run, checkpoint: Path) -> None:
     write_own(Path())
     result = run("suggest", checkpoint, *INTO, "-o", "mine.toml", "--explain", "qkv")

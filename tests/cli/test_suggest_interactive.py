@@ -29,7 +29,17 @@ def questions(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if "? (" in line]
 
 
+@pytest.mark.usefixtures("suggested")
+def test_of_a_table_that_was_found_the_same_is_asked(run: Run, checkpoint: Path) -> None:
+    assert_asked(run, checkpoint)
+
+
+@pytest.mark.slow
 def test_with_nobody_to_ask_the_defaults_are_taken_and_said(run: Run, checkpoint: Path) -> None:
+    assert_asked(run, checkpoint)
+
+
+def assert_asked(run: Run, checkpoint: Path) -> None:
     write_own(Path())
     result = run("suggest", checkpoint, *INTO, "--interactive")
     assert result.exit_code == 0, result.stderr

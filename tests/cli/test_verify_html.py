@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Run
 from tests.cli.modules import OWN, own_modules, write_own
 
@@ -19,6 +21,10 @@ def test_verify_writes_its_report_as_a_page(run: Run, checkpoint: Path) -> None:
     page = Path("report.html").read_text()
     assert "FAITHFUL" in page
     assert "<code>porting verify c --table own.toml --into own_model.py:build --seed 3</code>" in page
+
+
+@pytest.mark.slow
+def test_beside_a_page_the_report_is_printed_as_json(run: Run, checkpoint: Path) -> None:
     result = run("verify", checkpoint, "--html", "r.html", "--json", "--dtype", "bfloat16")
     assert json.loads(result.stdout)["call"] == "porting verify c --dtype bfloat16"
     assert Path("r.html").is_file()

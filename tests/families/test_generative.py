@@ -131,7 +131,7 @@ def test_positions_that_a_file_has_are_taken_from_it(tmp_path: Path) -> None:
         theirs = load_file(directory / "model.safetensors")[f"model.{side}.embed_positions.weight"]
         ours = module.get_buffer(f"{side}.positions.table")
         assert torch.equal(ours, einops.rearrange(theirs, "t (s k) -> t (k s)", s=2))
-    assert verify(directory).faithful
+    assert verify(directory, trials=False).faithful
     porting.export(module, None, tmp_path / "again")
     assert (tmp_path / "again/model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +33,9 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
 def parse(path: Path) -> ast.Module:
-    """The file's syntax tree."""
+    """The file's syntax tree, which several tests look through."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 

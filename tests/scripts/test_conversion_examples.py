@@ -24,12 +24,20 @@ def source(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "source")
 
 
-def script(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHON": sys.executable}
+def script(name: str, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": sys.executable, **variables}
     command = [str(ROOT / "scripts" / name), *map(str, words)]
     return subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
 
 
+@pytest.mark.parametrize("name", ["nightly_conversion.sh", "torchrun_conversion.sh"])
+def test_a_conversion_that_fails_is_no_success(name: str, tmp_path: Path) -> None:
+    done = script(name, tmp_path / "nowhere", tmp_path / "out", "bert_into_fused", PYTHON="false")
+    assert done.returncode != 0
+    assert not list((tmp_path / "out").glob("*/model.safetensors"))
+
+
+@pytest.mark.slow
 def test_a_nightly_conversion(source: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     for day in range(1, 9):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,18 @@ def test_what_is_no_prose_is_dropped(text: str) -> None:
     assert split_sentences(text) == []
 
 
+def test_built_in_modules_and_help_topics_are_read_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Path(sysconfig.get_path("stdlib"))
+    (tmp_path / "argparse.py").write_bytes((library / "argparse.py").read_bytes())
+    shutil.copytree(library / "pydoc_data", tmp_path / "pydoc_data")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    documents = {document.name: document for document in read_standard_library()}
+    assert documents["argparse.py"].sentences
+    assert any("strip" in sentence for sentence in documents["builtins"].sentences)
+    assert len(documents["topics/assert"].sentences) > 3
+
+
+@pytest.mark.slow
 def test_the_documentation_of_this_python_has_all_three_kinds() -> None:
     documents = {document.name: document for document in read_standard_library()}
     assert "Return the sine of x (measured in radians)." not in documents["argparse.py"].sentences

@@ -76,6 +76,7 @@ def command(*arguments: object) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_ported_weights_beat_random_ones(documents: list[Document]) -> None:
     """By 0.14 on average (docs/fine-tuning.md); less is asked here, for draws and Pythons vary."""
     recipe = Recipe(epochs=10, learning_rate=1e-3, max_length=64)

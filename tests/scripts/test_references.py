@@ -48,10 +48,14 @@ def test_every_type_has_classes_or_is_a_part() -> None:
     assert sum(bool(classes(one)) for one in model_types()) > 300
 
 
-def test_a_type_is_proven_and_a_fault_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_is_proven_and_a_fault_is_seen() -> None:
     proof = prove("bert", "BertModel")
     assert proof.outcome == PASSES, proof.said
     assert proof.probes > 10
+
+
+@pytest.mark.slow
+def test_a_fault_that_is_not_seen_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proving, "_planted", lambda *given: "a wrong weight is seen in no activation")
     assert prove("bert", "BertModel").outcome == MISSED
 

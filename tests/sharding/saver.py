@@ -1,8 +1,9 @@
 """Processes that save with ``torch.distributed.checkpoint`` and load again, and what each of them saw.
 
-    python -m tests.sharding.saver FOLDER
+    python -m tests.sharding.saver FOLDER            # one process, then two, then four
+    python -m tests.sharding.saver FOLDER save-1     # one process saves, and that is all
 
-One process, then two, then four.  Each saves what stands in ``FOLDER/source``, cut in several ways, and loads that
+Each saves what stands in ``FOLDER/source``, cut in several ways, and loads that
 through tables, and by torch what ``porting convert`` made in ``FOLDER/made``; what it saw is written to
 ``FOLDER/seen-COUNT-RANK.json``.  Then the last of two processes cannot read, or dies.
 """
@@ -229,7 +230,8 @@ def main(folder: Path, rank: int, count: int, act: str) -> None:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    for number, act in ((1, "save"), (2, "save"), (4, "save"), (2, "load"), (4, "load"), (2, "die")):
+    for one in sys.argv[2:] or ("save-1", "save-2", "save-4", "load-2", "load-4", "die-2"):
+        act, number = one[:4].rstrip("-"), int(one[-1])
         fine = forked(number, lambda rank: main(place, rank, number, act))  # noqa: B023  # it has run before the next
         if fine == (act == "die"):
             sys.exit(1)

@@ -22,7 +22,8 @@ from tests.checkpoint.test_dcp import flat
 from tests.guards.tree import ROOT
 from tests.sharding.saver import LAYOUTS
 
-pytestmark = pytest.mark.few(3)
+FAST = "rows-2"
+"""What two processes saved; all that needs more of them, or that they load, is slow."""
 
 TABLE = """
 [mapping]
@@ -34,9 +35,19 @@ name = "wide"
 
 
 @pytest.fixture(scope="module")
+def saved_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which two processes have saved."""
+    return saving(tmp_path_factory.mktemp("two"), "save-2")
+
+
+@pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the processes have saved and loaded."""
-    root = tmp_path_factory.mktemp("distributed")
+    return saving(tmp_path_factory.mktemp("distributed"))
+
+
+def saving(root: Path, *acts: str) -> Path:
+    """Let processes do these acts, or all, with what is in the folder from then on."""
     own.write(root / "source")
     own.table(root)
     (root / "wide.toml").write_text(TABLE)
@@ -44,7 +55,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options: dict[str, Any] = {"to": "dcp/model", "shard_size": size}
         convert(root / "source", root / name, root / "own.toml", into=lambda: own.Own(own.SIZES), **options)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.sharding.saver", str(root)]
+    command = [sys.executable, "-m", "tests.sharding.saver", str(root), *acts]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return root
@@ -54,9 +65,18 @@ def results(ran: Path, count: int) -> list[dict[str, Any]]:
     return [json.loads((ran / f"seen-{count}-{rank}.json").read_text()) for rank in range(count)]
 
 
-@pytest.mark.few(1)
+def test_what_two_processes_saved_is_read_and_converted(saved_by_two: Path, tmp_path: Path) -> None:
+    assert_read(saved_by_two, FAST)
+    assert_converted(saved_by_two, FAST, tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", ["rows-1", "rows-2", "rows-4", "columns-4", "grid-4", "trained-2", "trained-4"])
 def test_every_tensor_is_what_torch_reads(ran: Path, saved: str) -> None:
+    assert_read(ran, saved)
+
+
+def assert_read(ran: Path, saved: str) -> None:
     dcp_to_torch_save(ran / saved, ran / "torch.pt")
     expected = flat(torch.load(ran / "torch.pt", weights_only=True))
     checkpoint = open_checkpoint(ran / saved)
@@ -68,8 +88,13 @@ def test_every_tensor_is_what_torch_reads(ran: Path, saved: str) -> None:
         assert max(len(checkpoint.pieces(name)) for name in tensors) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", ["rows-2", "rows-4", "columns-4", "grid-4"])
 def test_one_process_makes_of_it_what_it_makes_of_safetensors(ran: Path, saved: str, tmp_path: Path) -> None:
+    assert_converted(ran, saved, tmp_path)
+
+
+def assert_converted(ran: Path, saved: str, tmp_path: Path) -> None:
     part = ran / saved / "model"
     assert str(digest(part)) == str(digest(ran / "source"))
     assert diff(part, ran / "source").summary == "equal: 25 with equal bytes"
@@ -85,6 +110,7 @@ def test_one_process_makes_of_it_what_it_makes_of_safetensors(ran: Path, saved: 
     assert {*record["files"]} == {".metadata", *(f"__{rank}_0.distcp" for rank in range(int(saved[-1])))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_it_loads_into_sharded_modules_through_a_table(ran: Path, count: int) -> None:
     for one in results(ran, count):
@@ -92,6 +118,7 @@ def test_it_loads_into_sharded_modules_through_a_table(ran: Path, count: int) ->
         assert {*map(tuple, one["table"].values())} == {()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_each_process_reads_its_own_ranges(ran: Path, count: int) -> None:
     """Of rows that four processes saved, two and four others read theirs, and nothing beside them."""
@@ -100,12 +127,14 @@ def test_each_process_reads_its_own_ranges(ran: Path, count: int) -> None:
         assert one["wide"]["read"] == one["wide"]["local"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_torch_loads_a_conversion_into_a_sharded_module(ran: Path, count: int) -> None:
     for one in results(ran, count):
         assert one["torch"] == {"made": [], "made in parts": []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_it_is_exported_from_shards_as_from_one_process(ran: Path, count: int, tmp_path: Path) -> None:
     whole = own.Own(own.SIZES)
@@ -117,6 +146,7 @@ def test_it_is_exported_from_shards_as_from_one_process(ran: Path, count: int, t
     assert all(torch.equal(found.read(name), source.read(name)) for name in source.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("to", ["npz", "dcp"])
 def test_another_container_is_exported_from_shards_as_from_one_process(
@@ -130,11 +160,13 @@ def test_another_container_is_exported_from_shards_as_from_one_process(
     assert {name: made.read(name).shape for name in made.tensors}, "its checksums are compared as it is read"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_lines_of_the_documentation_do_what_they_say(ran: Path, count: int) -> None:
     assert [one["documented"] for one in results(ran, count)] == [[]] * count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_one_process_cannot_read_none_loads(ran: Path, count: int) -> None:
     *others, last = [one["failing"] for one in results(ran, count)]
@@ -149,6 +181,7 @@ def test_what_one_process_cannot_read_none_loads(ran: Path, count: int) -> None:
             assert one[f"{how}: untouched"]
 
 
+@pytest.mark.slow
 def test_when_a_process_is_killed_the_other_says_so(ran: Path) -> None:
     kind, told = json.loads((ran / "dying-0.json").read_text())["told"]
     assert kind == "RankError"

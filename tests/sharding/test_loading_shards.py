@@ -19,7 +19,7 @@ from tests.guards.tree import ROOT
 from tests.sharding.worker import CASTS, TOUCHED, touch
 from tests.small_checkpoint import write_checkpoint
 
-pytestmark = pytest.mark.few(2)
+pytestmark = pytest.mark.few(1)
 
 Results = list[dict[str, Any]]  # for each process, for each case what it saw
 
@@ -59,21 +59,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def ran(folder: Path) -> Path:
-    """The folder, once the processes have written what they saw."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.sharding.worker", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=115)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return folder
-
-
-@pytest.fixture(params=[2, 4])
-def results(ran: Path, request: pytest.FixtureRequest) -> Results:
+@pytest.fixture(scope="module", params=[2, 4])
+def results(folder: Path, request: pytest.FixtureRequest) -> Results:
     """What each of 2 or 4 processes saw."""
     count = request.param
-    return [json.loads((ran / f"result-{count}-{rank}.json").read_text()) for rank in range(count)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "tests.sharding.worker", str(folder), str(count)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=115)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return [json.loads((folder / f"result-{count}-{rank}.json").read_text()) for rank in range(count)]
 
 
 @pytest.mark.few(1)
@@ -131,37 +125,37 @@ def test_a_wrong_copy_is_told_by_every_process_and_nothing_is_changed(results: R
         assert one["refused"]["untouched"]
 
 
-def test_an_export_is_byte_for_byte_that_of_one_process(results: Results, ran: Path) -> None:
+def test_an_export_is_byte_for_byte_that_of_one_process(results: Results, folder: Path) -> None:
     names = ["fsdp-2"] if len(results) == 2 else ["fsdp-4", "both", "axes"]
     for how, touched in TOUCHED.items():
-        whole = own.filled(ran / "source", ran / "own.toml")
+        whole = own.filled(folder / "source", folder / "own.toml")
         touch(whole, touched)
-        expected = ran / f"whole-{len(results)}-{how}"
-        porting.export(whole, ran / "own.toml", expected)
+        expected = folder / f"whole-{len(results)}-{how}"
+        porting.export(whole, folder / "own.toml", expected)
         for name in names:
-            own.assert_same_files(ran / f"{name}-{how}", expected)
-    own.assert_same_files(ran / f"{names[0]}-untouched", ran / "source")
+            own.assert_same_files(folder / f"{name}-{how}", expected)
+    own.assert_same_files(folder / f"{names[0]}-untouched", folder / "source")
 
 
 @pytest.mark.parametrize("case", CASTS)
 @pytest.mark.filterwarnings("ignore:the cast made finite values infinite")
 def test_an_export_in_other_dtypes_is_byte_for_byte_that_of_one_process(
-    results: Results, ran: Path, case: str, tmp_path: Path
+    results: Results, folder: Path, case: str, tmp_path: Path
 ) -> None:
     source, how, loading, options = CASTS[case]
     whole = own.Own(own.SIZES).to(loading or torch.float32)
-    porting.load(ran / source, whole, ran / "own.toml", dtype=loading)
+    porting.load(folder / source, whole, folder / "own.toml", dtype=loading)
     touch(whole, TOUCHED[how])
-    expected = porting.export(whole, ran / "own.toml", tmp_path / "whole", **options)
-    own.assert_same_files(ran / f"cast-{len(results)}-{case}", tmp_path / "whole")
+    expected = porting.export(whole, folder / "own.toml", tmp_path / "whole", **options)
+    own.assert_same_files(folder / f"cast-{len(results)}-{case}", tmp_path / "whole")
     for one in results:
         assert one["cast"][case][1:] == [[*expected.files], dict(expected.infinite)]
     assert bool(expected.infinite) == (source == "large")
 
 
-def test_an_export_leaves_nothing_else(results: Results, ran: Path) -> None:
-    assert [path.name for path in ran.iterdir() if path.name.startswith(".")] == []
-    assert not (ran / "refused").exists()
+def test_an_export_leaves_nothing_else(results: Results, folder: Path) -> None:
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert not (folder / "refused").exists()
     files = ["config.json", "model.safetensors", "vocab.txt"]
     for one in results:
         assert {how: made for how, (_, made, _) in one["export"].items()} == dict.fromkeys(TOUCHED, files)

@@ -1,6 +1,6 @@
 """Processes that load the same checkpoint into one sharded module, and what each of them saw.
 
-    python -m tests.sharding.worker FOLDER
+    python -m tests.sharding.worker FOLDER 2 4
 
 Two of them, then four.  Each case gives a dictionary; they are written to ``FOLDER/result-COUNT-RANK.json``.
 """
@@ -330,6 +330,6 @@ def forked(count: int, work: Callable[[int], None]) -> bool:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    for number in (2, 4):
+    for number in map(int, sys.argv[2:]):
         if not forked(number, lambda rank: main(place, rank, number)):  # noqa: B023  # it has run before the next
             sys.exit(1)

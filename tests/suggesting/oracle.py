@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -12,10 +14,50 @@ import transformers
 from torch import Tensor, nn
 
 import porting
-from porting.suggesting import Suggestion
+from porting.checkpoint import open_checkpoint
+from porting.notation.table import Table, parse_table
+from porting.suggesting import Suggestion, pipeline
+from porting.suggesting.draft.table_draft import draft, onto
+from porting.suggesting.draft.table_writer import write
+from porting.suggesting.subjects.guarded_run import guarded
+from porting.suggesting.subjects.model_pair import prepare
+from porting.suggesting.subjects.questions import Ask, Asker
 from porting.suggesting.subjects.twin import draw_parameters
 
 BOUND = 1e-10
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A table that was found and not proven."""
+
+    text: str
+
+    @property
+    def table(self) -> Table:
+        return parse_table(self.text, where="drafted")
+
+
+def drafted(folder: Path, into: Any, *, architecture: str | None = None, ask: Ask | None = None) -> Drafted:
+    """The table that ``suggest`` finds, without its proofs, which take most of its time.
+
+    The tests of the default tier hold it against what a person wrote, or run the module through it; that it is proven,
+    and what is reported of it, is held by the slow ones, which run all of ``suggest``.
+    """
+    asker = Asker(ask)
+
+    def tell(what: str, done: int, total: int) -> None:
+        pass
+
+    checkpoint = open_checkpoint(folder)
+    kind = pipeline._against(checkpoint, architecture, asker).name
+    with guarded(0), tempfile.TemporaryDirectory(prefix="porting-drafted-") as twin:
+        subjects = prepare(checkpoint, into, kind, Path(twin), seed=0, inputs={}, ask=asker, tell=tell)
+        found, inner = pipeline._searched(subjects, 0, pipeline.TRIALS, pipeline.LIMIT, tell)
+        pipeline.fold(found, asker)
+        made, _, _ = draft(subjects, found, "drafted", (), close=bool(found.divergences))
+        made = pipeline.with_probes(made, [*made.probes, *inner], found)
+        return Drafted(write(onto(made, checkpoint, subjects)))
 
 
 def source(architecture: str, fields: Mapping[str, object], folder: Path) -> Any:  # one of transformers' models
@@ -48,7 +90,7 @@ def apart(
     reference: Any,
     folder: Path,
     build: Callable[..., nn.Module] | nn.Module,
-    found: Suggestion,
+    found: Suggestion | Drafted,
     theirs: Mapping[str, Tensor],
     ours: Mapping[str, Tensor],
     kept: Tensor | None = None,

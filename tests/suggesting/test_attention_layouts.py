@@ -12,7 +12,7 @@ import torch
 from porting.suggesting import Verdict, suggest
 from scripts.suggest_zoo import tried
 from tests.suggesting.llama import FIELDS, OnlyLast, builder
-from tests.suggesting.oracle import BOUND, apart, source
+from tests.suggesting.oracle import BOUND, apart, drafted, source
 from tests.suggesting.styles import drawn
 
 GPT2 = 3
@@ -21,8 +21,7 @@ GPT2 = 3
 GROUPED = "[(g (q r s|k z y|v d)) e]"
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
+LAYOUTS = pytest.mark.parametrize(
     ("architecture", "fields", "style", "said"),
     [
         ("LlamaForCausalLM", {}, {"rotate": "neighbours"}, ".wk.weight [(g r s) e]"),
@@ -37,6 +36,23 @@ GROUPED = "[(g (q r s|k z y|v d)) e]"
         ("LlamaForCausalLM", {"num_key_value_heads": 1, "tie_word_embeddings": True}, {"tied": True}, "{p:wq,wk,wv}"),
     ],
 )
+
+
+@pytest.mark.few(1)
+@LAYOUTS
+def test_every_projection_has_its_place(
+    tmp_path: Path, architecture: str, fields: Mapping[str, object], style: Mapping[str, object], said: str
+) -> None:
+    reference = source(architecture, {**FIELDS, **fields}, tmp_path)
+    build = builder(**style)  # type: ignore[arg-type]  # the choices of a test
+    found = drafted(tmp_path, build)
+    assert said in found.text
+    ids = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    assert apart(reference, tmp_path, build, found, {"input_ids": ids}, {"tokens": ids}) < BOUND
+
+
+@pytest.mark.slow
+@LAYOUTS
 def test_a_llama_is_found(
     tmp_path: Path, architecture: str, fields: Mapping[str, object], style: Mapping[str, object], said: str
 ) -> None:

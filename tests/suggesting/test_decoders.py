@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import porting
-from porting.suggesting import Verdict, suggest
+from porting.suggesting import Suggestion, Verdict, suggest
 from porting.suggesting.subjects.model_pair import own_intermediate_size
 from porting.suggesting.subjects.operation_trace import trace_operations
 from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama, builder
-from tests.suggesting.oracle import BOUND, apart, source
+from tests.suggesting.oracle import BOUND, Drafted, apart, drafted, source
 
 GPT = {"vocab_size": 113, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 30}
 
@@ -60,7 +61,23 @@ def rounded(*, kind: type[Llama], remember: bool) -> Callable[..., nn.Module]:
     return build
 
 
-@pytest.mark.few(1)
+def test_a_cache_and_an_inner_size_of_its_own_are_no_obstacle(tmp_path: Path) -> None:
+    reference = source("LlamaForCausalLM", {**FIELDS, "intermediate_size": 144}, tmp_path)
+    build = rounded(kind=Llama, remember=True)
+    assert_remembers(reference, tmp_path, build, drafted(tmp_path, build))
+
+
+def assert_remembers(
+    reference: Any, folder: Path, build: Callable[..., nn.Module], found: Suggestion | Drafted
+) -> None:
+    tokens = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    module = build(113, 48, 3, 6, 2, 64, 1e-5).double()
+    for layer in module.layers:  # type: ignore[union-attr]  # a list
+        layer.attention.kept = layer.attention.kept.double()
+    assert apart(reference, folder, module, found, {"input_ids": tokens}, {"tokens": tokens}) < BOUND
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "remember"), [(Llama, True), (Inferring, False)])
 def test_a_cache_inference_mode_and_an_inner_size_of_its_own(
     tmp_path: Path, kind: type[Llama], *, remember: bool
@@ -71,11 +88,7 @@ def test_a_cache_inference_mode_and_an_inner_size_of_its_own(
     assert found.verdict is Verdict.EXACT, str(found)
     if kind is Llama:  # what inference mode computes is never differentiated
         assert found.shown == (30, 30)
-        tokens = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
-        module = build(113, 48, 3, 6, 2, 64, 1e-5).double()
-        for layer in module.layers:  # type: ignore[union-attr]  # a list
-            layer.attention.kept = layer.attention.kept.double()
-        assert apart(reference, tmp_path, module, found, {"input_ids": tokens}, {"tokens": tokens}) < BOUND
+        assert_remembers(reference, tmp_path, build, found)
 
 
 def test_what_is_written_into_is_no_weight() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 import porting
 from porting.models.seq2seq import Seq2Seq
 from porting.models.seq2seq_config import Seq2SeqConfig
-from porting.suggesting import Verdict, suggest
-from tests.suggesting.oracle import BOUND, apart, source
+from porting.suggesting import Suggestion, Verdict, suggest
+from tests.suggesting.oracle import BOUND, Drafted, apart, drafted, source
 
 FIELDS = {
     "vocab_size": 113, "d_model": 24, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
@@ -58,9 +58,18 @@ def reference(tmp_path: Path) -> Any:  # one of transformers' models
     return source("MarianMTModel", FIELDS, tmp_path)
 
 
+def test_the_draft_does_what_the_handwritten_table_does(tmp_path: Path, reference: Any) -> None:
+    assert_right(tmp_path, reference, drafted(tmp_path, build))
+
+
+@pytest.mark.slow
 def test_the_table_does_what_the_handwritten_one_does(tmp_path: Path, reference: Any) -> None:
     found = suggest(tmp_path, build)
     assert found.verdict is Verdict.EXACT, str(found)
+    assert_right(tmp_path, reference, found)
+
+
+def assert_right(tmp_path: Path, reference: Any, found: Suggestion | Drafted) -> None:
     assert '"model.shared.weight [t (s n)]" = "embedding.weight [t (n s)]"' in found.text
     mine = porting.load(tmp_path, build, found.table, dtype=torch.float64).state_dict()
     theirs = porting.load(tmp_path, table="marian", dtype=torch.float64).state_dict()

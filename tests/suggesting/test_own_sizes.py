@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.forward_arguments import IDS, MASK, roles
 from porting.suggesting.subjects.twin import draw_parameters, is_frequencies
+from tests.suggesting.oracle import drafted
 from tests.suggesting.test_softmax_invariance import Gpt
 
 WORDS = 33
@@ -48,12 +49,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_draft_follows_the_module_s_own_sizes(source: Path) -> None:
+    assert "n_embd" in drafted(source, OwnWords).text
+    assert 'source = "wpe.weight [(t|_2) e]"\ntarget = "places.weight [(_2|t) e]"' in drafted(source, Later).text
+
+
+@pytest.mark.slow
 def test_a_module_with_words_of_its_own_is_given_no_others(source: Path) -> None:
     found = suggest(source, OwnWords)
     assert found.verdict is Verdict.EXACT, str(found)
     assert "n_embd" in found.text
 
 
+@pytest.mark.slow
 def test_positions_may_begin_later_in_the_module(source: Path) -> None:
     found = suggest(source, Later)
     assert found.proven, str(found)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from porting.suggesting import Suggestion, Verdict, pipeline, suggest
 from porting.suggesting.verdict.proof import Proof
-from tests.suggesting.oracle import BOUND, apart, source
+from tests.suggesting.oracle import BOUND, apart, drafted, source
 from tests.suggesting.pairs import T5, Bart, Flat, Marian, MBart, TwoTables, Unbiased, Unfair
 
 pytestmark = pytest.mark.few(1)
@@ -113,6 +113,13 @@ def test_what_no_table_can_do_is_said_at_once(bart: Path, kind: Callable[..., nn
     assert found.trials < FEW
 
 
+def test_words_one_after_the_other_have_their_places(bart: Path) -> None:
+    text = drafted(bart, Flat).text
+    assert '"lm_head [b t e]" = ". [(b t) e]"' in text
+    assert '"model.encoder.embed_positions.weight" = "source_places.weight"' in text
+
+
+@pytest.mark.slow
 def test_words_one_after_the_other_are_the_reference_s(bart: Path) -> None:
     found = suggest(bart, Flat)
     assert found.verdict is Verdict.EXACT, str(found)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.twin import draw_parameters
+from tests.suggesting.oracle import drafted
 
 
 class Patched(nn.Module):
@@ -72,8 +73,17 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("kind", "axes"), [(Patched, "(a b f)"), (PatchedLast, "(b f a)")])
+LAID_OUT = pytest.mark.parametrize(("kind", "axes"), [(Patched, "(a b f)"), (PatchedLast, "(b f a)")])
+
+
+@LAID_OUT
+def test_the_draft_lays_a_kernel_out_as_the_patches_are(vit: Path, kind: type[nn.Module], axes: str) -> None:
+    expected = f'"embeddings.patch_embeddings.projection.weight [o a b f]" = "proj.weight [o {axes}]"'
+    assert expected in drafted(vit, kind).text
+
+
+@pytest.mark.slow
+@LAID_OUT
 def test_a_kernel_is_laid_out_as_the_patches_are(vit: Path, kind: type[nn.Module], axes: str) -> None:
     found = suggest(vit, kind)
     assert found.verdict is Verdict.TRUNK, str(found)

@@ -20,6 +20,7 @@ from porting.loading import PortingWarning
 from porting.suggesting import Suggestion, Verdict
 from tests.models.twins import realistic
 from tests.pretraining import SCRATCH, TABLE, write_base
+from tests.suggesting.oracle import drafted
 
 FILES = ["model.safetensors", "pytorch_model.bin"]
 HEADS = (
@@ -53,7 +54,17 @@ def suggested(source: Path, into: Any, architecture: str | None = None) -> Sugge
         return suggest(source, into)
 
 
-@pytest.mark.few(1)
+def test_the_draft_has_every_head(tmp_path: Path, scratch: Any) -> None:
+    source = write_base(tmp_path / "c", file="pytorch_model.bin", decoder=True)
+    text = drafted(source, scratch.Tied).text
+    assert all(line in text for line in HEADS)
+    assert 'prefix = "bert."' in text
+    assert '"mlm.decoder.weight" = "tok.weight"' in text
+    assert '". -> prediction_logits" = ". -> 0"' in text
+    assert '"cls.predictions.decoder.weight" = "equals bert' in text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("architecture", [None, "BertForPreTraining"])
 def test_every_head_has_its_place(tmp_path: Path, scratch: Any, file: str, architecture: str | None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from porting.errors import VerifyError
 from porting.suggesting import Question, Verdict, suggest
+from tests.suggesting.oracle import drafted
 from tests.suggesting.test_not_found import Unclear
 from tests.suggesting.test_verdicts import Plain
 
@@ -66,6 +67,13 @@ def test_an_argument_is_what_the_user_says(source: Path) -> None:
         suggest(source, Strange, ask=answering({}, asked))
     assert [one.about for one in asked] == ["argument"]
     assert list(asked[0].choices) == ["none", "attention_mask", "position_ids"]
+    found = drafted(source, Strange, ask=answering({"argument": "attention_mask"}, asked))
+    assert '"attention_mask" = "island -> bool"' in found.text
+
+
+@pytest.mark.slow
+def test_a_table_with_an_answer_is_proven(source: Path) -> None:
+    asked: list[Question] = []
     found = suggest(source, Strange, ask=answering({"argument": "attention_mask"}, asked))
     assert found.verdict is Verdict.TRUNK, str(found)
     assert '"attention_mask" = "island -> bool"' in found.text

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from porting.errors import PortingError
 from porting.suggesting import Question, Verdict, suggest
+from tests.suggesting.oracle import drafted
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.parts import Config, attend, join, split
 from tests.zoo.plain import Layer
@@ -32,6 +33,14 @@ class PreNorm(Plain):
             layer.__class__ = PreNormLayer
 
 
+def test_what_has_no_counterpart_is_left_to_the_user(source: Path) -> None:
+    text = drafted(source, PreNorm).text
+    assert '"bert.encoder.layer.{i}.intermediate.{*rest}" = "no counterpart was found"' in text
+    assert "# by what it computes" not in text
+    assert "does not use it" not in text, "the checkpoint has a layer more than its twin"
+
+
+@pytest.mark.slow
 def test_what_has_no_counterpart_is_a_line_for_all_layers(source: Path) -> None:
     found = suggest(source, PreNorm)
     assert found.verdict in {Verdict.IMPOSSIBLE, Verdict.NOT_FOUND}

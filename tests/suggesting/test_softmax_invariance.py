@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.llama import FIELDS, Block, Llama, builder
+from tests.suggesting.oracle import drafted
 from tests.suggesting.test_pictures import Layer, Pictures, written
 
 
@@ -84,6 +85,15 @@ def beit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("beit"), "BeitModel", **more)
 
 
+def test_the_draft_leaves_out_what_softmax_cannot_see(vit: Path, beit: Path) -> None:
+    left_out = drafted(vit, of(Apart)).text
+    assert '"encoder.layer.{i}.attention.attention.key.bias" = "softmax cannot see it: ' in left_out
+    fused = drafted(beit, of(Layer)).text
+    assert 'target = "layers.{i}.offset [(a|_b|f)]"' in fused
+    assert "[[rule]]  # softmax cannot see a key's bias" in fused
+
+
+@pytest.mark.slow
 def test_a_key_bias_that_the_module_lacks_is_left_out(vit: Path) -> None:
     found = suggest(vit, of(Apart))
     assert found.verdict is Verdict.TRUNK, str(found)
@@ -99,6 +109,7 @@ def test_a_key_bias_that_the_checkpoint_lacks_may_be_anything(beit: Path) -> Non
     assert '"layers.{i}.key.bias" = "softmax cannot see it' in found.text.partition("[fresh]")[2]
 
 
+@pytest.mark.slow
 def test_in_a_fused_bias_the_key_s_part_is_zeros(beit: Path) -> None:
     found = suggest(beit, of(Layer))
     assert found.verdict is Verdict.EXACT, str(found)

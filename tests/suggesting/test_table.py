@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.draft.probes import attention_probes, ordered
+from tests.suggesting.oracle import drafted
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.per_head import PerHead
 from tests.zoo.raw_heads import RawHeads
@@ -21,8 +22,7 @@ def section(text: str, name: str) -> list[str]:
     return [line for line in part.splitlines()[1:] if not line.startswith("#")]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
+SHOWN = pytest.mark.parametrize(
     ("kind", "left", "right"),
     [
         (Plain, "-> {}", "layers.{i} -> {}"),
@@ -30,13 +30,27 @@ def section(text: str, name: str) -> list[str]:
         (PerHead, "-> {} [b h q k]", "layers.{i}.heads.{h} -> {} [b q k]"),
     ],
 )
+
+
+@pytest.mark.few(1)
+@SHOWN
+def test_the_draft_compares_attention(source: Path, kind: type[nn.Module], left: str, right: str) -> None:
+    assert_compared(drafted(source, kind).text, left, right)
+
+
+@pytest.mark.slow
+@SHOWN
 def test_attention_is_compared_where_it_shows(source: Path, kind: type[nn.Module], left: str, right: str) -> None:
     found = suggest(source, kind)
     assert found.verdict is Verdict.TRUNK, str(found)
-    probes = section(found.text, "probes")
+    assert_compared(found.text, left, right)
+
+
+def assert_compared(text: str, left: str, right: str) -> None:
+    probes = section(text, "probes")
     for inner in ("scores", "probabilities"):
         expected = f'"bert.encoder.layer.{{i}}.attention.self {left}" = "{right}"'.replace("{}", inner)
-        assert expected in probes, found.text
+        assert expected in probes, text
 
 
 @pytest.mark.slow

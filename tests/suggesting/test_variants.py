@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import porting
 from porting.suggesting import Verdict
-from scripts.suggest_zoo import Outcome, tried
+from scripts.suggest_zoo import Outcome, difference_from, source, tried
+from tests.suggesting.oracle import drafted
 from tests.suggesting.styles import FLAWS, SIZES, drawn
-from tests.suggesting.variants import Variant
+from tests.suggesting.variants import Variant, builder
 
 pytestmark = pytest.mark.few(1)
 
@@ -23,6 +26,15 @@ MUTE = {"query": "ma", "key": "mb", "value": "mc", "query norm": "md", "key norm
 """Names that say nothing."""
 
 
+@pytest.mark.parametrize("seed", WITHOUT)
+def test_what_is_drafted_is_right(seed: int, tmp_path: Path) -> None:
+    style = drawn(seed, flawed=False)
+    reference, build = source(style, tmp_path), builder(style)
+    loaded = porting.load(tmp_path, build, drafted(tmp_path, build).table)
+    assert difference_from(style, reference, loaded) <= 1e-10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", WITHOUT)
 def test_what_is_called_proven_is_right(seed: int) -> None:
     one = tried(drawn(seed, flawed=False))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import porting
 from porting.suggesting import Verdict, suggest
 from porting.target import TargetError
-from tests.suggesting.oracle import BOUND, apart, source
+from tests.suggesting.oracle import BOUND, apart, drafted, source
 
 FIELDS = {
     "vocab_size": 113, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 52,
@@ -99,6 +99,15 @@ def reference(tmp_path: Path) -> Any:  # one of transformers' models
     return source("BertForMaskedLM", FIELDS, tmp_path)
 
 
+def test_the_draft_folds_the_token_types_beside_a_head_that_is_tied_by_hand(tmp_path: Path, reference: Any) -> None:
+    found = drafted(tmp_path, ByHand)
+    assert '"cls.predictions.bias" = "bias"' in found.text
+    assert "embeddings.token_type_embeddings.weight [0 e]" in found.text
+    theirs, keep = given()
+    assert apart(reference, tmp_path, ByHand, found, theirs, {"ids": theirs["input_ids"], "keep": keep}) < BOUND
+
+
+@pytest.mark.slow
 def test_a_head_that_is_tied_by_hand_is_the_decoder_also_with_the_token_types_folded(
     tmp_path: Path, reference: Any
 ) -> None:

@@ -10,13 +10,14 @@ import torch
 
 import porting
 from porting.suggesting import Suggestion, Verdict, suggest
+from tests.suggesting.oracle import Drafted, drafted
 from tests.zoo.position_buffer import PositionAttribute
 from tests.zoo.test_zoo import HERE, ZOO, Animal
 
 pytestmark = pytest.mark.few(1)
 
 
-def same_weights(source: Path, animal: Animal, found: Suggestion) -> list[str]:
+def same_weights(source: Path, animal: Animal, found: Suggestion | Drafted) -> list[str]:
     """The names whose values through the suggested table are not those through the table of the zoo."""
     warnings.simplefilter("ignore", porting.PortingWarning)  # one table says that it is approximate
     mine = porting.load(source, animal.kind, found.table).state_dict()
@@ -24,6 +25,12 @@ def same_weights(source: Path, animal: Animal, found: Suggestion) -> list[str]:
     return [name for name, value in theirs.items() if not torch.equal(mine[name], value)]
 
 
+@pytest.mark.parametrize("animal", ZOO, ids=str)
+def test_the_draft_is_what_a_person_wrote(animal: Animal, source: Path) -> None:
+    assert same_weights(source, animal, drafted(source, animal.kind)) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("animal", ZOO, ids=str)
 def test_the_table_is_found_and_proven(animal: Animal, source: Path) -> None:
     found = suggest(source, animal.kind)

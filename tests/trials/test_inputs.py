@@ -49,9 +49,9 @@ def test_nothing_is_left_out_without_inputs_or_when_they_name_what_is_not_there(
 
 def test_a_room_without_token_types_is_compared_on_one_segment_and_the_report_says_so(tmp_path: Path) -> None:
     make(Pair("bert_into_encoder", "BertModel", BERT), tmp_path)
-    report = verify(tmp_path, table="bert_into_encoder", dtypes=())
+    report = verify(tmp_path, table="bert_into_encoder", dtypes=(), trials=False)
     assert report.faithful
     assert report.unseen[0] == "token_type_ids ([inputs] does not name it: neither side was given it)"
     assert not any(words.startswith("the token types") for words in report.unseen)
     assert report.cases[0] == "8 rows of 1 to 24 tokens, padded"
-    assert not any("neither side" in words for words in verify(tmp_path, dtypes=()).unseen)
+    assert not any("neither side" in words for words in verify(tmp_path, dtypes=(), trials=False).unseen)

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 import porting
 from porting import verify
+from porting.errors import VerifyError
 from porting.reporting.report import Report
+from porting.tracing import running
 from porting.tracing.conditions import constants_of
-from porting.trials import Kind, Status
+from porting.tracing.running import Side
+from porting.trials import Kind, Status, purity, run
 from porting.trials.battery import Model, battery, integers
 from porting.trials.combinations import covering, de_bruijn
 from porting.trials.inputs import Case
@@ -356,3 +359,41 @@ def test_an_output_of_another_shape_for_some_batches_is_a_difference(trials: boo
     assert report.verdict == "different", str(report)
     assert "different numbers of axes" in " ".join(str(report).split())
     assert verified(Squeezed()).verdict == "different"
+
+
+def test_where_neither_side_casts_nothing_watches_for_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That costs several times the pass of a small model, also where parts of the reference are compared."""
+
+    def watched(module: nn.Module) -> object:
+        raise RuntimeError("casts are watched")
+
+    module = nn.Sequential(nn.Linear(3, 2)).double()
+    given = {"input": torch.randn(4, 3, dtype=torch.float64)}
+    monkeypatch.setattr(running, "forced_float64", watched)
+    for point in ("0", "."):
+        side = Side(title="the port", module=module, arguments=[given], wanted=[point])
+        assert torch.equal(run._outputs(side, plainly=True)[point], module(given["input"]))
+        with pytest.raises(VerifyError, match="casts are watched"):
+            run._outputs(side, plainly=False)
+
+
+class Remembers(nn.Module):
+    """Is another function for batches of so many rows where the batch before had so many."""
+
+    def __init__(self, before: int, now: int) -> None:
+        super().__init__()
+        self.pair, self.last = (before, now), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        wrong = (self.last, len(x)) == self.pair
+        self.last = len(x)
+        return x + 1 if wrong else x
+
+
+@pytest.mark.parametrize("pair", [*product((1, 2, 3), repeat=2)], ids=str)
+def test_each_batch_is_run_after_each_other_one(pair: tuple[int, int]) -> None:
+    batches = [{"x": torch.randn(rows, 4)} for rows in (1, 2, 3)]
+    side = Side(title="the port", module=Remembers(*pair), arguments=batches, wanted=[])
+    assert purity._in_any_order(side, {}) > 0.1
+    pure = Side(title="the port", module=Remembers(0, 0), arguments=batches, wanted=[])
+    assert purity._in_any_order(pure, {}) == 0

@@ -31,7 +31,7 @@ def test_the_report_is_the_same(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_checkpoint(tmp_path / "bert")
-    before = verify(path, architecture="BertModel")
+    before = verify(path, architecture="BertModel", trials=False)
     assert "kept for what they show" in before.search  # batches that are run on a lean reference
     request.getfixturevalue("small")
     lean: list[object] = []
@@ -42,7 +42,7 @@ def test_the_report_is_the_same(
         return lean[-1]
 
     monkeypatch.setattr(Living, "lean", counted)
-    after = verify(path, architecture="BertModel")
+    after = verify(path, architecture="BertModel", trials=False)
     assert [type(one).__name__ for one in lean] == ["Side"]
     assert after.faithful
     assert after.cases == before.cases

@@ -27,12 +27,12 @@ def loaded(checkpoint: Path) -> LanguageModel:
 
 
 def test_the_port_is_faithful_and_pays_for_the_rounding_in_the_other_tier(checkpoint: Path) -> None:
-    report = verify(checkpoint)
+    report = verify(checkpoint, trials=False)
     assert report.faithful, str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= 1e-14
     [first] = [probe for probe in report.probes if probe.port == "positions"]
     assert 1 < first.rounding["float32"].worst < 4
-    assert verify(checkpoint, loaded(checkpoint), loaded=True).faithful
+    assert verify(checkpoint, loaded(checkpoint), loaded=True, trials=False).faithful
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_a_wrong_factor_is_another_meaning(checkpoint: Path) -> None:
     module = loaded(checkpoint)
     with torch.no_grad():
         module.embedding.weight.mul_(1 + 2**-20)
-    report = verify(checkpoint, module, loaded=True)
+    report = verify(checkpoint, module, loaded=True, trials=False, causes=False)
     assert report.verdict == "different"
     assert report.shown.differing == ("embedding.weight",)
 
@@ -52,7 +52,7 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen(checkpoint: Path) -> N
     with torch.no_grad():
         weight = module.embedding.weight
         weight[5, 3] = torch.nextafter(weight[5, 3], torch.tensor(torch.inf))
-    report = verify(checkpoint, module, loaded=True)
+    report = verify(checkpoint, module, loaded=True, trials=False, causes=False)
     assert report.shown.differing == ("embedding.weight",)
     assert max(probe.meaning.worst for probe in report.probes) > 1e-9
 

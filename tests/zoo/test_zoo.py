@@ -155,7 +155,7 @@ def test_it_is_bert(animal: Animal, checkpoint: Path, tmp_path: Path) -> None:
     assert before == after
 
     animal.bug(module)
-    broken = porting.verify(checkpoint, module, table, loaded=True)
+    broken = porting.verify(checkpoint, module, table, loaded=True, causes=False)
     assert broken.verdict == "different"
     assert broken.guilty[0].port == animal.guilty, str(broken)
     if animal.approximate is not None:  # the mistake is larger than what the approximation explains
