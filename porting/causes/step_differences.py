@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from porting.causes.replay import Values
 from porting.causes.tape import Call, Ref, Tape
 from porting.tracing.calls import Kind as TraceKind
 from porting.tracing.calls import argument_names, kind_of
+
+ARITHMETIC = ("add", "sub", "mul", "div", "pow")
+"""Of these a number is worth a word that they are given."""
 
 LAYOUTS = 8
 """In so many layouts a tensor is recognised."""
@@ -142,7 +146,8 @@ class Steps:
         call = self.maker(theirs) if theirs is not None else None
         operation = word(step)
         if call is None:
-            numbers = " and ".join(f"{number:g}" for number in _numbers(step).values())
+            given = _numbers(step).values() if operation in ARITHMETIC else ()
+            numbers = " and ".join(f"{number:g}" for number in given)
             detail = f"{operation}{' by ' if numbers else ''}{numbers}, which the reference does not do"
             return Repair(Kind.EXTRA, line_of(step), operation, detail, "")
         kind, detail = self._difference(step, value, call)
@@ -222,6 +227,8 @@ class Steps:
     def _operand(self, step: Call, call: Call) -> tuple[Kind, str, str]:
         """Which operand is another one: what the port does, and what the reference does."""
         rest = list(dict.fromkeys(call.reads))
+        if word(step) == "matmul" and len(rest) > 2:  # a port may add the bias by itself
+            rest = [one for one in rest if self._reference[one].ndim > 1 or one not in self._reference.weights]
         unlike: list[tuple[Ref, list[Ref]]] = []
         turned: list[tuple[Ref, Ref]] = []
         for ref in dict.fromkeys(step.reads):
@@ -231,8 +238,10 @@ class Steps:
                 unlike.append((ref, like))
             else:
                 rest.remove(match)
-            if like and not any(_equal(self._values[ref], self._reference[one]) for one in like):
-                turned.append((ref, match or like[0]))
+            same = match is not None and self._reference[match].shape == self._values[ref].shape
+            held = [match] if same and match is not None else like
+            if held and not any(_equal(self._values[ref], self._reference[one], same=same) for one in held):
+                turned.append((ref, held[0]))
         if turned:
             ref, match = turned[0]
             since = self._region.turning(ref)
@@ -276,9 +285,9 @@ def unmoved(tape: Tape, ref: Ref) -> Ref:
     return ref
 
 
-def _equal(value: Tensor, theirs: Tensor) -> bool:
-    """Whether a tensor is another one in some layout."""
-    return any(_close(value, one) for one in islice(laid_out(theirs, tuple(value.shape)), LAYOUTS))
+def _equal(value: Tensor, theirs: Tensor, *, same: bool) -> bool:
+    """Whether a tensor is another one, as it is or in some layout."""
+    return any(_close(value, one) for one in islice(laid_out(theirs, tuple(value.shape)), 1 if same else LAYOUTS))
 
 
 def _close(value: Tensor, theirs: Tensor) -> bool:
@@ -350,7 +359,9 @@ def _numbers(call: Call) -> dict[str, float]:
 
 
 def laid_out(value: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
-    """A tensor in each layout that has the shape."""
+    """A tensor in each layout that has the shape; none where it has another number of elements."""
+    if value.numel() != math.prod(shape):
+        return
     if tuple(value.shape) == shape:
         yield value
     done = {tuple(range(value.ndim))} if tuple(value.shape) == shape else set()

@@ -79,7 +79,7 @@ LISTED = {
         {
             "x = x + self.attn(self.ln_1(x), mask)\n        return x + self.mlp(self.ln_2(x))": "y = x + self.attn(self.ln_1(x), mask)\n        return x + self.mlp(self.ln_2(y))"
         },
-        ("wrong tensor",),
+        ("step left out",),
         "add in",
     ),
     "residual before the attention, llama": Wrong(
@@ -87,7 +87,7 @@ LISTED = {
         {
             "x = x + self.self_attn(self.input_layernorm(x), mask)\n        return x + self.mlp(self.post_attention_layernorm(x))": "y = x + self.self_attn(self.input_layernorm(x), mask)\n        return x + self.mlp(self.post_attention_layernorm(y))"
         },
-        ("wrong tensor",),
+        ("step left out",),
         "add in",
     ),
     "gate and up": Wrong(

@@ -47,7 +47,7 @@ MISTAKES = {
         "bert",
         {"shares = scores.softmax(dim=-1)": "shares = scores.softmax(dim=-1).pow(3)"},
         ("a step too many",),
-        "pow, which the reference does not do",
+        "pow by 3, which the reference does not do",
     ),
     "norm's other eps in one place": Wrong(
         "bert",
@@ -86,8 +86,8 @@ MISTAKES = {
     "parallel branches": Wrong(
         "gpt2",
         {LAYER: "return x + self.attn(self.ln_1(x), mask) + self.mlp(self.ln_2(x))"},
-        ("wrong tensor",),
-        "layer_norm in transformer.h.{i}.ln_2 reads the output of add in transformer, where",
+        ("step left out",),
+        "add in transformer.h.{i} of the reference is left out",
     ),
     "cube for the fourth power": Wrong(
         "gpt2", {"torch.pow(x, 3.0)": "torch.pow(x, 4.0)"}, ("another number",), "is 4 where the reference has 3"
@@ -96,7 +96,7 @@ MISTAKES = {
         "gpt2",
         {"y = scores.softmax(-1) @ v": "y = scores.softmax(-1) @ v * 0.5"},
         ("a step too many",),
-        "mul, which the reference does not do",
+        "mul by 0.5, which the reference does not do",
     ),
     "queries and keys of one split": Wrong(
         "gpt2",
