@@ -18,6 +18,7 @@ from porting.architecture import choose, recognise
 from porting.build import Named, bounds, build, call, filled, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault
+from porting.limits import moving
 from porting.lineage import Provenance, provenance, remember
 from porting.notation.table import Architecture, Table
 from porting.plan.check import check
@@ -208,10 +209,11 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
     """The target tensors that the plan writes, by name: views of the checkpoint's files where rules and dtype allow."""
     values: dict[str, Tensor] = {}
     for step in plan.steps:
-        read = {name: checkpoint.read(name, own=own) for name in step.sources}
-        if plan.dtype is not None:
-            read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
-        values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
+        with moving(sum(checkpoint.tensors[name].nbytes for name in step.sources)):
+            read = {name: checkpoint.read(name, own=own) for name in step.sources}
+            if plan.dtype is not None:
+                read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
+            values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
     return values
 
 

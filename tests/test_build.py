@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -278,18 +279,65 @@ def test_whatever_a_config_has_a_say_in_is_built_within_bounds(layer: Callable[[
 
 
 @pytest.mark.parametrize("how", [filled, build])
-def test_parameters_in_memory_are_bounded_by_the_checkpoint(how: Callable[..., nn.Module]) -> None:
-    """Of a few parameters as well, if they are large; those without memory of their own are not."""
-    within = bounds({"a": torch.zeros(2, dtype=torch.uint8)})
+def test_parameters_are_bounded_by_the_elements_of_the_checkpoint(how: Callable[..., nn.Module]) -> None:
+    """Of a few parameters as well, if they are large; with memory of their own and without."""
+    within = bounds({"a": torch.zeros(1 << 16)})
 
-    def make() -> nn.Module:
-        return nn.ParameterList(torch.empty(1 << 27) for _ in range(3))
+    def make(count: int) -> nn.Module:
+        return nn.ParameterList(torch.empty(1 << 20) for _ in range(count))
 
-    if how is build:
-        assert how(make, within).state_dict().keys() == {"0", "1", "2"}
-        return
-    with pytest.raises(TargetError, match="asks for parameters of more than 1073741856 bytes"):
-        how(make, within)
+    with pytest.raises(TargetError, match=r"asks for parameters of more than 4718592 elements .*PORTING_LIMITS=param"):
+        how(lambda: make(5), within)
+    assert how(lambda: make(4), within).state_dict().keys() == {"0", "1", "2", "3"}
+
+
+class Masked(nn.Module):
+    """Keeps tensors that no checkpoint stores, of a size that a config says."""
+
+    def __init__(self, make: Callable[[], Tensor], count: int = 1) -> None:
+        super().__init__()
+        for number in range(count):
+            self.register_buffer(f"mask{number}", make(), persistent=False)
+
+
+@pytest.mark.parametrize("how", [filled, build])
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda: torch.ones(20_000, 20_000).tril(), 1),
+        (lambda: torch.arange(20_000)[:, None] - torch.arange(20_000)[None], 1),
+        (lambda: torch.outer(torch.rand(20_000), torch.rand(20_000)), 1),
+        (lambda: torch.arange(20_000)[:, None] < torch.arange(20_000), 1),
+        (lambda: torch.zeros(1 << 24), 5),
+        (lambda: torch.full((1 << 27,), 1.0).double(), 1),
+        (lambda: torch.zeros(int(torch.zeros(1)) + (1 << 27)), 1),
+        (lambda: torch.eye(10_000), 1),
+        (lambda: torch.tril_indices(20_000, 20_000), 1),
+        (lambda: torch.rand(9_000, 1) * torch.rand(9_000), 1),
+    ],
+    ids=["ones", "distances", "outer", "compared", "several", "widened", "a value", "eye", "indices", "product"],
+)
+def test_what_a_module_makes_for_itself_is_bounded(
+    how: Callable[..., nn.Module], make: Callable[[], Tensor], count: int
+) -> None:
+    """It is refused before it is made: a config can ask for masks of the square of its positions."""
+    within = bounds({"a": torch.zeros(2)})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TargetError, match=r"asks for (a tensor|tensors) of .* PORTING_LIMITS=made="):
+        how(lambda: Masked(make, count), within)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (500 << 10)
+
+
+def test_masks_of_a_usual_size_are_built() -> None:
+    within = bounds({"a": torch.zeros(2)})
+    module = build(lambda: Masked(lambda: torch.ones(1024, 1024).tril(), 24), within)
+    assert sum(one.nbytes for one in module.buffers()) == 24 << 22
+
+
+def test_a_limit_on_what_a_module_makes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTING_LIMITS", "parameters=9000000")
+    made = build(lambda: nn.ParameterList(torch.empty(1 << 20) for _ in range(8)), bounds({"a": torch.zeros(2)}))
+    assert len(list(made.parameters())) == 8
 
 
 def test_a_builder_that_fails_is_shown_at_its_line() -> None:

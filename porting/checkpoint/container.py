@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 import torch
 
 from porting.checkpoint.errors import CheckpointError, FaultList
-from porting.checkpoint.files import ByteSource
+from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described
 from porting.checkpoint.names import check_names
 from porting.errors import Code, Fault
+from porting.limits import grant
 
 if TYPE_CHECKING:
     from porting.checkpoint.index import ShardIndex
@@ -334,6 +335,7 @@ def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
             break
     if faults:
         raise CheckpointError(faults)
+    grant(sum(source.size for source in sources.values() if isinstance(source, LocalFile)))
     return sources
 
 

@@ -24,7 +24,7 @@ from porting.checkpoint.registry import (
     wrong_kind,
 )
 from porting.errors import Code, Fault, nearest
-from porting.limits import spending
+from porting.limits import reading, spending
 from porting.opening import Folder, read_file
 
 if TYPE_CHECKING:
@@ -179,32 +179,34 @@ def open_weights(place: LocalPlace, main: str, *, part: str = "", commit: str | 
     Raises:
         CheckpointError: with every fault found in its files.
     """
-    found = _found(place, main, part=part)
-    return Checkpoint(
-        location=place.location,
-        path=place.folder.path,
-        config=read_config(place.folder),
-        contents=found.contents,
-        sources=found.sources,
-        index=found.index,
-        commit=commit,
-        notes=found.notes,
-    )
+    with reading(place.location):
+        found = _found(place, main, part=part)
+        return Checkpoint(
+            location=place.location,
+            path=place.folder.path,
+            config=read_config(place.folder),
+            contents=found.contents,
+            sources=found.sources,
+            index=found.index,
+            commit=commit,
+            notes=found.notes,
+        )
 
 
 def _open_remote(model: RemoteModel) -> Checkpoint:
     """Opens the headers of a model on the hub."""
-    found = _found(model, model.main, locate=False)
-    return Checkpoint(
-        location=model.location,
-        path=None,
-        config=model.config,
-        contents=found.contents,
-        sources={},
-        index=found.index,
-        commit=model.commit,
-        notes=found.notes,
-    )
+    with reading(model.location):
+        found = _found(model, model.main, locate=False)
+        return Checkpoint(
+            location=model.location,
+            path=None,
+            config=model.config,
+            contents=found.contents,
+            sources={},
+            index=found.index,
+            commit=model.commit,
+            notes=found.notes,
+        )
 
 
 def _found(place: Place, main: str, *, part: str = "", locate: bool = True) -> Found:

@@ -31,7 +31,7 @@ from rich.text import Text
 
 from porting.cli.options import flags, source_argument
 from porting.errors import Code, Fault, PortingError, typed
-from porting.limits import LimitError, spending
+from porting.limits import LimitError, spending, watched
 from porting.printable import safe
 
 DIFFERENT = 1
@@ -98,6 +98,7 @@ class Screen(AbstractContextManager["Screen"]):
         self._borrowed.enter_context(typed())
         try:
             self._borrowed.enter_context(spending())
+            self._borrowed.enter_context(watched())
         except LimitError as error:
             self._borrowed.close()
             self._refuse([str(fault) for fault in error.faults], error.faults)

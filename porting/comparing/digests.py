@@ -26,6 +26,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.canonical import Side, canonical, in_order
 from porting.comparing.differences import Progress
 from porting.comparing.streaming import THREADS, Reader, Readers, each, spans
+from porting.limits import reading
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe
 from porting.tables import find_table
@@ -117,8 +118,9 @@ def digest(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     chosen = None if table is None else find_table(table, checkpoint.config)
-    found = canonical(checkpoint, chosen, side)
-    recipes = list(in_order(found.recipes))
+    with reading(checkpoint.location):
+        found = canonical(checkpoint, chosen, side)
+        recipes = list(in_order(found.recipes))
     total = sum(recipe.numel * recipe.dtype.itemsize for recipe in recipes)
     done = 0
     tensors: list[TensorDigest] = []
@@ -128,7 +130,10 @@ def digest(
     def work(recipe: Recipe) -> TensorDigest:
         return _tensor_digest(recipe, readers.mine, values=values)
 
-    for recipe, result in zip(recipes, each(recipes, work, threads=threads), strict=True):
+    def nbytes(recipe: Recipe) -> int:
+        return recipe.nbytes
+
+    for recipe, result in zip(recipes, each(recipes, work, nbytes, threads=threads), strict=True):
         tensors.append(result)
         done += recipe.numel * recipe.dtype.itemsize
         if progress is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from porting.errors import Code, Fault, alike, option, told
-from porting.limits import separately
+from porting.limits import reading, separately
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
 from porting.plan.config import effective, refused, sizes, uncomputable
@@ -67,6 +67,13 @@ def check(
     >>> print(check(table, checkpoint, module).summary)
     62 of 62 tensors fill 62 of 62 places
     """
+    with reading(table.where):
+        return _checked(table, source, target, dtype, fresh)
+
+
+def _checked(
+    table: Table, source: Source, target: nn.Module | Mapping[str, Slot], dtype: torch.dtype | None, fresh: bool
+) -> Plan:
     places = slots(target) if isinstance(target, nn.Module) else target
     known, faults = sizes(table, source.config)
     faults = [*refused(table, source.config), *faults]

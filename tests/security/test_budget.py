@@ -489,7 +489,7 @@ def _damaged(raw: bytearray, entry: int, listed: int) -> None:
         (np.ones((2, 3), np.int64), _flagged, "is encrypted"),
         (np.ones((2, 3), np.int64), _unknown_method, "stores or deflates them"),
         (np.ones((2, 3), np.int64), _damaged, "cannot be inflated"),
-        (np.zeros(1 << 26, np.int64), None, "bytes that repeat others"),
+        (np.zeros(1 << 26, np.int64), None, "bytes of tensors beyond those that are stored"),
     ],
     ids=["encrypted", "another method", "damaged", "a bomb"],
 )
