@@ -222,6 +222,9 @@ def bounded(within: Bounds) -> Iterator[None]:
             hook.remove()
 
 
+BUILDING = "building the module"
+
+
 @contextmanager
 def _clock(within: Bounds) -> Iterator[None]:
     """Count the time of a module that a checkpoint's config has a say in; of a model, not of the whole command."""
@@ -229,8 +232,8 @@ def _clock(within: Bounds) -> Iterator[None]:
         yield
         return
     with separately() as budget:
-        budget.grant(within.stored)
-        with budget.timed("building the module"):
+        budget.grant(within.stored, BUILDING)
+        with budget.timed(BUILDING):
             yield
 
 

@@ -131,7 +131,7 @@ class Budget:
         self._spent = dict.fromkeys(UNITS, 0)
         self._begun: float | None = None
         self._seconds = 0.0
-        self._granted = 0.0
+        self._granted: dict[str, float] = {}
         self._where = ""
 
     def charge(self, unit: str, count: int, where: str) -> None:
@@ -146,9 +146,9 @@ class Budget:
             raise self.exceeded(unit, where)
         self._clock.require_time(where)
 
-    def grant(self, nbytes: int) -> None:
-        """Allow the time that a checkpoint with files of so many bytes may take."""
-        self._granted += nbytes / GRANTED
+    def grant(self, nbytes: int, where: str) -> None:
+        """Allow the time that a file of so many bytes may take; once."""
+        self._granted[where] = nbytes / GRANTED
 
     def spend(self, seconds: float, where: str = "") -> None:
         """Count processor time that another thread took.
@@ -163,7 +163,7 @@ class Budget:
     def left(self) -> float:
         """Seconds of processor time that are left."""
         spent = self._seconds + (time.thread_time() - self._begun if self._begun is not None else 0.0)
-        return self.within.seconds + self._granted - spent
+        return self.within.seconds + sum(self._granted.values()) - spent
 
     def require_time(self, where: str = "") -> None:
         """Raises: LimitError when no time is left, and it counts."""
@@ -289,10 +289,10 @@ def moving(nbytes: int) -> Iterator[None]:
         yield
 
 
-def grant(nbytes: int) -> None:
-    """Allow the time that a checkpoint with files of so many bytes may take."""
+def grant(nbytes: int, *, where: str) -> None:
+    """Allow the time that a file of so many bytes may take; once for each ``where``."""
     with spending() as budget:
-        budget.grant(nbytes)
+        budget.grant(nbytes, where)
 
 
 def charge(unit: str, count: int, *, where: str) -> None:

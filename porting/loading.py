@@ -18,7 +18,7 @@ from porting.architecture import choose, recognise
 from porting.build import Named, bounds, build, call, filled, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault
-from porting.limits import moving
+from porting.limits import moving, spending
 from porting.lineage import Provenance, provenance, remember
 from porting.notation.table import Architecture, Table
 from porting.plan.check import check
@@ -205,8 +205,10 @@ def fit(
     return Fitted(module=module, plan=plan, architecture=kind, make=make)
 
 
+@spending()
 def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[str, Tensor]:
     """The target tensors that the plan writes, by name: views of the checkpoint's files where rules and dtype allow."""
+    checkpoint.allow_time()
     values: dict[str, Tensor] = {}
     for step in plan.steps:
         with moving(sum(checkpoint.tensors[name].nbytes for name in step.sources)):

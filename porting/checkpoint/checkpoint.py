@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import torch
 
+from porting.checkpoint.container import allow_time
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
-from porting.checkpoint.layout import ChecksummedRange, Contents, Extent, TensorInfo, WeightFile
+from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
 from porting.errors import Code, Fault, nearest, told
 
 CHECKSUM_PIECE = 1 << 18
@@ -91,10 +93,15 @@ class Checkpoint:
             self._extents = {name: extent for part in contents for name, extent in part.extents.items()}
         self._chunks = {name: (part, chunks) for part in contents for name, chunks in part.chunks.items()}
         self._located: dict[str, tuple[StoredBox, ...]] = {}
+        self._archives: dict[tuple[Chunk, torch.dtype], Extent] = {}
         self.warnings = (*notes, *self._check(contents, index), *self._remote_code())
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
+
+    def allow_time(self) -> None:
+        """Allow what goes through it the time that its files are worth, in the budget that is open."""
+        allow_time(self._sources.values())
 
     def pieces(self, name: str, *, verify: bool = True) -> tuple[StoredBox, ...]:
         """Where a tensor's bytes lie: for reading them bit by bit.
@@ -118,7 +125,7 @@ class Checkpoint:
                 part, chunks = self._chunks[name]
                 files = [self.file(chunk.file) for chunk in chunks]
                 found = tuple(
-                    StoredBox(chunk.starts, chunk.sizes, file, part.locate(file, chunk, info))
+                    StoredBox(chunk.starts, chunk.sizes, file, self._extent(part, file, chunk, info))
                     for chunk, file in zip(chunks, files, strict=True)
                 )
             else:
@@ -130,6 +137,13 @@ class Checkpoint:
             for piece in found:
                 self._verify_checksum(piece.file, piece.extent.record)
         return found
+
+    def _extent(self, part: Contents, file: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
+        """Where a chunk's elements lie: of tied tensors, whose chunks are the same, it is looked for once."""
+        key = chunk, info.dtype
+        if key not in self._archives:
+            self._archives[key] = part.locate(file, chunk, info)
+        return self._archives[key]
 
     def file(self, name: str, *, tensor: str = "") -> LocalFile:
         """One of its files of weights.
@@ -173,11 +187,17 @@ class Checkpoint:
         Raises:
             CheckpointError: a file that one of them is a view of was written to or truncated in place.
         """
-        mapped = [source for source in self._sources.values() if isinstance(source, LocalFile)]
+        sources = (source for source in self._sources.values() if isinstance(source, LocalFile))
+        mapped = sorted((*place, source) for source in sources if (place := source.mapped) is not None)
+        begins, seen = [one[0] for one in mapped], set[int]()
         for tensor in tensors:
-            for source in [one for one in mapped if one.holds(tensor)]:
-                source.require_unchanged()
-                mapped.remove(source)
+            if not tensor.numel() or tensor.device.type != "cpu":
+                continue
+            address = tensor.untyped_storage().data_ptr()
+            number = bisect_right(begins, address) - 1
+            if number >= 0 and number not in seen and address < mapped[number][1]:
+                mapped[number][2].require_unchanged()
+                seen.add(number)
 
     def read(self, name: str, *, own: bool = False) -> torch.Tensor:
         """One tensor.

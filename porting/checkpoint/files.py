@@ -187,12 +187,13 @@ class LocalFile:
         self.require_unchanged()
         return tensor
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a view of the mapped file: what becomes of the file then may become of it."""
-        if self._mapping is None or not tensor.numel() or tensor.device.type != "cpu":
-            return False
+    @property
+    def mapped(self) -> tuple[int, int] | None:
+        """The addresses between which the file is mapped: what becomes of it may become of tensors there."""
+        if self._mapping is None:
+            return None
         first = torch.frombuffer(self._mapping, dtype=torch.uint8, count=1).data_ptr()
-        return first <= tensor.untyped_storage().data_ptr() < first + self.size
+        return first, first + self.size
 
     def require_unchanged(self) -> None:
         """Raises: CheckpointError when the file is not the one whose header was read.

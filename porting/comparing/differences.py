@@ -14,7 +14,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.counterparts import Counterpart, Counterparts, by_name, through
 from porting.comparing.numbers import Difference, Odd, compare_pieces
 from porting.comparing.streaming import PIECE, SPAN, THREADS, Reader, Readers, each, spans
-from porting.limits import reading
+from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe, as_it_is, unravel
 from porting.tables import find_table
@@ -139,6 +139,7 @@ Progress = Callable[[str, int, int], None]
 """Told the tensor, how much was gone through and how much there is: elements of a diff, bytes of a digest."""
 
 
+@spending()
 def diff(
     a: str | os.PathLike[str] | Checkpoint,
     b: str | os.PathLike[str] | Checkpoint,
@@ -176,6 +177,8 @@ def diff(
     """
     first = a if isinstance(a, Checkpoint) else open_checkpoint(a)
     second = b if isinstance(b, Checkpoint) else open_checkpoint(b)
+    first.allow_time()
+    second.allow_time()
     chosen = None if table is None else find_table(table, first.config)
     with reading(first.location):
         found = by_name(first, second) if chosen is None else through(chosen, first, second)

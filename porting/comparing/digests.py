@@ -26,7 +26,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.canonical import Side, canonical, in_order
 from porting.comparing.differences import Progress
 from porting.comparing.streaming import THREADS, Reader, Readers, each, spans
-from porting.limits import reading
+from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe
 from porting.tables import find_table
@@ -87,6 +87,7 @@ class Digest:
         return f"sha256:{hashlib.sha256(self.text.encode('ascii')).hexdigest()}"
 
 
+@spending()
 def digest(
     source: str | os.PathLike[str] | Checkpoint,
     table: Table | str | Path | None = None,
@@ -117,6 +118,7 @@ def digest(
     True
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    checkpoint.allow_time()
     chosen = None if table is None else find_table(table, checkpoint.config)
     with reading(checkpoint.location):
         found = canonical(checkpoint, chosen, side)

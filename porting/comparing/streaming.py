@@ -102,6 +102,8 @@ class Reader:
         dtype = recipe.dtype
         if len(pieces) != 1 or pieces[0].extent.stride is not None or info.dtype != dtype or dtype == torch.bool:
             return None
+        if info.nbytes != recipe.nbytes:  # it is the first part of a larger one
+            return None
         count = info.nbytes
         found = self._memory[:count].view(dtype)
         if count:

@@ -120,6 +120,7 @@ def draft_into_port(
         hint = f"pass {option('reverse', True)} to go back"
         raise PlanError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint)) from error
     with reading(where):
+        checkpoint.allow_time()
         recipes = into_port(plan)
         return _draft(
             checkpoint, None, chosen, recipes, reverse=False, dtype=dtype, shard_size=shard_size, to=to, where=where
@@ -145,6 +146,7 @@ def draft_back(
     config = port.config if port.config or like is None else like.config
     chosen = find_table(table, config)
     with reading(where):
+        port.allow_time()
         return _back(port, chosen, config, like, dtype, shard_size=shard_size, fresh=fresh, to=to, where=where)
 
 

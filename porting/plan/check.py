@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -67,7 +68,9 @@ def check(
     >>> print(check(table, checkpoint, module).summary)
     62 of 62 tensors fill 62 of 62 places
     """
-    with reading(table.where):
+    with reading(table.where) as budget:
+        nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in source.tensors.values())
+        budget.grant(nbytes, f"the plan of {table.where}")
         return _checked(table, source, target, dtype, fresh)
 
 
