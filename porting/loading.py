@@ -123,6 +123,7 @@ def load(
     if filled is None:
         prove_left_out(plan, checkpoint)
     values = weights(plan, checkpoint, own=own) if filled is None else dict(filled.values)
+    checkpoint.require_in_place()
     if isinstance(into, nn.Module):
         _require_values(module, values)
     else:

@@ -17,6 +17,7 @@ from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
 from porting.errors import Code, Fault, nearest, told
+from porting.opening import Folder
 
 CHECKSUM_PIECE = 1 << 18
 """Bytes read at a time: larger pieces fall out of the processor's cache and cost several times as much."""
@@ -72,6 +73,7 @@ class Checkpoint:
         index: ShardIndex | None,
         commit: str | None = None,
         notes: tuple[Fault, ...] = (),
+        folder: Folder | None = None,
     ) -> None:
         contents = tuple(contents)
         self.location = location
@@ -83,6 +85,7 @@ class Checkpoint:
         self.index = index.content if index is not None else None
         self.shared: tuple[frozenset[str], ...] = tuple(chain.from_iterable(part.shared for part in contents))
         self._sources = sources
+        self._folder = folder
         self._verified: set[tuple[str, str, int]] = set()
         self.tensors: Mapping[str, TensorInfo]
         self._extents: Mapping[str, Extent]
@@ -180,6 +183,20 @@ class Checkpoint:
         extent, info = pieces[0].extent, self.tensors[name]
         aligned = extent.start % info.dtype.itemsize == 0
         return extent.decode is None and aligned and info.nbytes <= extent.stop - extent.start
+
+    def require_in_place(self) -> None:
+        """See that its files of weights, where there are several, and their index still stand where they were opened.
+
+        Whoever goes through the whole checkpoint asks for it in the end: files that are replaced one by one while that
+        is done are noticed then.  What was one file and is replaced has been read as it was.
+
+        Raises:
+            CheckpointError: another file stands in the place of one, or one is gone and others are not.
+        """
+        index = [self.index_file.name] if self.index_file is not None else []
+        names = [*index, *(file.name for file in self.files)]
+        if self._folder is not None and len(names) > 1:
+            self._folder.require_in_place(names)
 
     def require_unchanged(self, tensors: Iterable[torch.Tensor]) -> None:
         """See that those of some tensors that are views of its mapped files have the values that they were read with.

@@ -17,7 +17,7 @@ import torch
 
 from porting.checkpoint.errors import CheckpointError
 from porting.errors import Code, Fault
-from porting.opening import Opened, open_file
+from porting.opening import Opened, open_file, was_changed
 
 MOST_ROWS = 1024
 """The most buffers that one call of the system fills (IOV_MAX)."""
@@ -206,10 +206,7 @@ class LocalFile:
             raise self._changed(f"it was truncated: {sizes}")
         if now.st_size > then.st_size:
             raise self._changed(sizes)
-        # The time of a write can be set back, and then the time of the change of that shows it.  A file that is
-        # deleted, replaced by a rename, or given another name changes that time as well, and its number of names.
-        hidden = now.st_ctime_ns != then.st_ctime_ns and now.st_nlink == then.st_nlink
-        if now.st_mtime_ns != then.st_mtime_ns or hidden:
+        if was_changed(then, now):
             raise self._changed(f"{sizes}, but it was written to since")
 
     def _changed(self, found: str) -> CheckpointError:

@@ -25,7 +25,7 @@ from porting.checkpoint.registry import (
 )
 from porting.errors import Code, Fault, nearest
 from porting.limits import reading, spending
-from porting.opening import Folder, read_file
+from porting.opening import Folder, Opened, open_file, read_opened
 
 if TYPE_CHECKING:
     from porting.checkpoint.hub import RemoteModel
@@ -137,12 +137,18 @@ class LocalPlace:
 
     def open(self, name: str) -> LocalFile:
         """One of its files."""
-        return LocalFile(self.folder.path / name if name == self._named else self.folder.open(name))
+        return LocalFile(self._opened(name))
 
     def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
         """The whole of a small file, and how messages call it."""
-        path = self.folder.path / name
-        return read_file(path, limit=limit) if name == self._named else self.folder.read(name, limit=limit), str(path)
+        return read_opened(self._opened(name, limit)), str(self.folder.path / name)
+
+    def _opened(self, name: str, limit: int | None = None) -> Opened:
+        if name != self._named:
+            return self.folder.open(name, limit=limit)
+        opened = open_file(self.folder.path / name, limit=limit)
+        self.folder.remember(name, opened)
+        return opened
 
 
 def _open_directory(root: Path, *, location: str, follow_links: bool = False, commit: str | None = None) -> Checkpoint:
@@ -181,7 +187,7 @@ def open_weights(place: LocalPlace, main: str, *, part: str = "", commit: str | 
     """
     with reading(place.location):
         found = _found(place, main, part=part)
-        return Checkpoint(
+        checkpoint = Checkpoint(
             location=place.location,
             path=place.folder.path,
             config=read_config(place.folder),
@@ -190,7 +196,10 @@ def open_weights(place: LocalPlace, main: str, *, part: str = "", commit: str | 
             index=found.index,
             commit=commit,
             notes=found.notes,
+            folder=place.folder,
         )
+        place.folder.require_in_place()
+        return checkpoint
 
 
 def _open_remote(model: RemoteModel) -> Checkpoint:

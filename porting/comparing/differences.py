@@ -203,6 +203,8 @@ def diff(
         done += stop - start
         if progress is not None:
             progress(result[0].name, done, total)
+    first.require_in_place()
+    second.require_in_place()
     groups = (list(group) for _, group in groupby(results, key=lambda one: id(one[0])))
     sums = [(group[0][0], sum((found for _, found in group), start=Difference())) for group in groups]
     alone = {id(pair): difference for pair, difference in sums if pair.left is pair.right and not pair.note}

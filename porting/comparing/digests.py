@@ -140,6 +140,7 @@ def digest(
         done += recipe.numel * recipe.dtype.itemsize
         if progress is not None:
             progress(recipe.name, done, total)
+    checkpoint.require_in_place()
     return Digest(tensors=tuple(tensors), values=values, left_out=found.left_out, nbytes=total)
 
 

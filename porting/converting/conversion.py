@@ -302,6 +302,9 @@ def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Te
         written = write_files(
             draft, place, team, threads=options.threads, memory=each, sha256=options.sha256, meter=meter
         )
+        for one in (draft.checkpoint, draft.like):
+            if one is not None:
+                one.require_in_place()
         meter.stage = "publishing"
         meter.look()
         if first:
