@@ -227,11 +227,11 @@ BUILDING = "building the module"
 
 @contextmanager
 def _clock(within: Bounds) -> Iterator[None]:
-    """Count the time of a module that a checkpoint's config has a say in; of a model, not of the whole command."""
+    """Count the time of building what a config has a say in; of each module anew, since a search builds many."""
     if within.stored is None:
         yield
         return
-    with separately() as budget:
+    with separately(part=0.75) as budget:
         budget.grant(within.stored, BUILDING)
         with budget.timed(BUILDING):
             yield

@@ -82,7 +82,7 @@ UNITS = {
     "members": "names from patterns",
     "made": "bytes of tensors beyond those that are stored",
     "parameters": "elements of parameters beyond those that are stored",
-    "seconds": "seconds of reading descriptions",
+    "seconds": "seconds of reading descriptions and of going through small tensors",
     "waiting": "seconds of waiting for the hub",
 }
 
@@ -123,10 +123,12 @@ class Budget:
     Args:
         within: the limits.
         outer: the budget that this one is part of: while its time counts, no other does.
+        part: how much of the time it has.
     """
 
-    def __init__(self, within: Limits, outer: Budget | None = None) -> None:
+    def __init__(self, within: Limits, outer: Budget | None = None, part: float = 1.0) -> None:
         self.within = within
+        self._part = part
         self._outer = outer
         self._spent = dict.fromkeys(UNITS, 0)
         self._begun: float | None = None
@@ -160,10 +162,14 @@ class Budget:
         self.require_time(where)
 
     @property
+    def _allowed(self) -> float:
+        return self._part * self.within.seconds + sum(self._granted.values())
+
+    @property
     def left(self) -> float:
         """Seconds of processor time that are left."""
         spent = self._seconds + (time.thread_time() - self._begun if self._begun is not None else 0.0)
-        return self.within.seconds + sum(self._granted.values()) - spent
+        return self._allowed - spent
 
     def require_time(self, where: str = "") -> None:
         """Raises: LimitError when no time is left, and it counts."""
@@ -173,7 +179,8 @@ class Budget:
     def exceeded(self, unit: str, where: str) -> LimitError:
         """The error for a limit that was reached."""
         limit = getattr(self.within, unit)
-        message = f"this takes more than {limit} {UNITS[unit]}, as much as one command may spend"
+        most = round(self._allowed) if unit == "seconds" else limit
+        message = f"this takes more than {most} {UNITS[unit]}, as much as one command may spend"
         hint = f"if you trust where it comes from, raise the limit: {raised(unit, 10 * limit)}"
         return LimitError(Fault(code=Code.LIMIT, where=where, message=message, hint=hint))
 
@@ -259,13 +266,16 @@ def spending() -> Iterator[Budget]:
 
 
 @contextmanager
-def separately() -> Iterator[Budget]:
+def separately(part: float = 1.0) -> Iterator[Budget]:
     """Open a budget of its own for what a search does many times over, each time within the limits.
+
+    Args:
+        part: how much of the time it has.
 
     Raises:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
     """
-    token = _OPEN.set(budget := Budget(limits(), _OPEN.get()))
+    token = _OPEN.set(budget := Budget(limits(), _OPEN.get(), part))
     try:
         yield budget
     finally:

@@ -106,7 +106,9 @@ def draft_into_port(
     chosen = find_table(table, checkpoint.config)
     try:
         if derive or (into is None and architecture is None and not chosen.architectures):
-            places = places_of(chosen, checkpoint.tensors, checkpoint.config)
+            with reading(checkpoint.location):
+                checkpoint.allow_time()
+                places = places_of(chosen, checkpoint.tensors, checkpoint.config)
             plan = check(chosen, checkpoint, places, dtype=dtype, fresh=fresh)
         else:
             make, _ = maker(chosen, checkpoint, into, architecture, trust=trust)
