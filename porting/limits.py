@@ -291,12 +291,17 @@ def reading(where: str = "") -> Iterator[Budget]:
 
 @contextmanager
 def moving(nbytes: int) -> Iterator[None]:
-    """The same around what moves a tensor: the time counts that one of few bytes takes."""
+    """The same around what moves a tensor: the time counts that one of few bytes takes.
+
+    Raises:
+        LimitError: no time is left.
+    """
     if nbytes >= SMALL:
         yield
         return
-    with reading():
+    with reading() as budget:
         yield
+    budget.require_time()
 
 
 def grant(nbytes: int, *, where: str) -> None:

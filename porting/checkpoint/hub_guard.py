@@ -28,7 +28,7 @@ from huggingface_hub.utils import _http
 from porting.checkpoint.errors import HubError, quote
 from porting.checkpoint.hub_errors import HTTP_ERROR
 from porting.errors import Code, Fault
-from porting.limits import RATE, limits, raised
+from porting.limits import RATE, limits, raised, spending
 
 Value = TypeVar("Value")
 
@@ -39,6 +39,12 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 LARGEST_ANSWER = 1 << 22
 """Bytes of an answer that is kept in memory: the list of a model's files, of which it holds 40,000."""
+
+MOST_PIECES, LEAST_PIECE = 50_000, 256
+"""So many pieces of any size, and one more for so many bytes: a body that comes byte by byte costs a processor."""
+
+A_SECOND = 20_000_000
+"""Bytes that may take the client a second of processor time; what it takes longer counts as that of descriptions."""
 
 DEFAULT_ENDPOINT = constants.HUGGINGFACE_CO_URL_HOME.rstrip("/")
 """The one place from which files may come by another way than HTTP (Xet), which nothing here could count."""
@@ -61,6 +67,7 @@ class Guard:
     ) -> None:
         self.where = where
         self.received = 0
+        self._pieces = 0
         self._commit = commit
         self._most = most
         self._folder = folder
@@ -124,8 +131,11 @@ class Guard:
             nonlocal left
             left -= len(piece)
             self.received += len(piece)
+            self._pieces += 1
             if left < 0:
                 raise self._refused(f"more than {most} bytes, which is more than was announced or can be meant")
+            if self._pieces > MOST_PIECES + self.received // LEAST_PIECE:
+                raise self._refused(f"{self.received} bytes in {self._pieces} pieces, each of which takes time")
 
         return count
 
@@ -187,18 +197,25 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
     _install()
     done: Future[Value] = Future()
 
+    spent = 0.0
+
     def run() -> None:
+        nonlocal spent
         _GUARD.set(guard)
+        begun = time.thread_time()
         try:
-            done.set_result(work())
+            value = work()
         except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
             done.set_exception(error)
+        else:
+            spent = time.thread_time() - begun
+            done.set_result(value)
 
     # A daemon, so that a program can end while a server holds one of its connections.
     Thread(target=copy_context().run, args=(run,), daemon=True).start()
     while True:
         try:
-            return done.result(timeout=max(guard.left(), 0.01))
+            found = done.result(timeout=max(guard.left(), 0.01))
         except TimeoutError:
             if done.done():
                 raise
@@ -206,6 +223,10 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
                 # Ends the requests that are still on their way, and may wait for one of them to end.
                 Thread(target=huggingface_hub.close_session, daemon=True).start()
                 raise guard.expired() from None
+        else:
+            with spending() as budget:  # an index can name thousands of small files
+                budget.spend(max(0.0, spent - guard.received / A_SECOND), guard.where)
+            return found
 
 
 def _install() -> None:

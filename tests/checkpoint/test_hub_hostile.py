@@ -250,6 +250,37 @@ def test_a_server_that_asks_to_come_back_in_30_years_is_left(
         open_checkpoint("org/name", cache_dir=tmp_path / "hf")
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("match", "weights"), [("/api/models", True), ("/store/", True), ("/config.json", False)])
+def test_a_body_in_pieces_of_a_byte_is_left(hub: Hub, tmp_path: Path, match: str, weights: bool) -> None:
+    """It comes fast enough: it is the processor that it costs."""
+    hub.add("org/name", MODEL)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(b"1\r\n \r\n" * 10_000)
+
+    hub.fail(match, answer)
+    refused(tmp_path, "pieces, each of which takes time", weights=weights)
+
+
+def test_requests_are_charged_by_their_processor_time(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index can name thousands of small shards; each is a few requests."""
+    shards = {f"s{number}.safetensors": save({f"t{number}": torch.zeros(1)}) for number in range(30)}
+    weight_map = {f"t{number}": f"s{number}.safetensors" for number in range(30)}
+    index = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
+    hub.add("org/name", {"model.safetensors.index.json": index, "config.json": b"{}", **shards})
+    assert len(open_checkpoint("org/name", weights=False).tensors) == 30
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
+    with pytest.raises(LimitError, match="seconds of reading"):
+        open_checkpoint("org/name", weights=False)
+
+
 def test_a_server_that_is_slow_and_goes_on_is_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 kB in twenty pieces take two seconds, with one second allowed and another for each 10 kB that came."""
     monkeypatch.setenv("PORTING_LIMITS", "waiting=1")
