@@ -49,8 +49,11 @@ class Bounds:
 COPIES = 8
 """What is stored may be registered so many times: once as float64 of bfloat16, or untied, and again with its values."""
 
-SHARED_LAYERS = 256
-"""So many layers more than a checkpoint has tensors may share weights; each of them costs time in every pass."""
+SHARED_LAYERS, STACKED_LAYERS = 36, 256
+"""More layers than a checkpoint has tensors, if they share weights or are stacked in tensors: each takes time."""
+
+STACKED = 4
+"""So many tensors whose first axis counts layers are a stack of these."""
 
 _LAYERS = re.compile(r"(.*_)?(layers?|depth)")
 
@@ -65,9 +68,12 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
     Raises:
         TargetError: the config asks for more layers than these tensors can be meant for.
     """
-    most = SHARED_LAYERS + len(tensors)
+    most = max(SHARED_LAYERS, len(tensors))
     for name, value in (config or {}).items():
         if isinstance(value, int) and value > most and _LAYERS.fullmatch(name):
+            stacked = sum(one.shape[:1] == (value,) for one in tensors.values())
+            if stacked >= STACKED and value <= STACKED_LAYERS:
+                continue
             raise _beyond(f"{name}={str(value)[:20]}, where at most {most} layers can be meant")
     numel = {name: math.prod(one.shape) for name, one in tensors.items()}
     nbytes = sum(count * tensors[name].dtype.itemsize for name, count in numel.items())

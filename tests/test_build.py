@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,25 @@ def test_what_a_module_makes_for_itself_is_bounded(
     with pytest.raises(TargetError, match=r"asks for (a tensor|tensors) of .* PORTING_LIMITS=made="):
         how(lambda: Masked(make, count), within)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (500 << 10)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shapes", "allowed"),
+    [
+        (36, [(4, 4)], True),
+        (37, [(4, 4)], False),
+        (37, [(4, 4)] * 37, True),
+        (126, [(126, 4)] * 4, True),
+        (126, [(126, 4)] * 3, False),
+        (257, [(257, 4)] * 4, False),
+    ],
+)
+def test_layers_are_bounded_by_the_tensors(layers: int, shapes: list[tuple[int, ...]], allowed: bool) -> None:
+    """Each has some of its own, or shares them with a few dozen others, or they are stacked."""
+    tensors = {str(number): torch.zeros(shape, device="meta") for number, shape in enumerate(shapes)}
+    for name in ("num_hidden_layers", "encoder_layers", "n_layer", "depth"):
+        with nullcontext() if allowed else pytest.raises(TargetError, match=f"{name}={layers}, where at most"):
+            bounds(tensors, {name: layers})
 
 
 def test_masks_of_a_usual_size_are_built() -> None:

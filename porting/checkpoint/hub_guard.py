@@ -1,8 +1,8 @@
 """What a hub may answer: each response is judged before the client uses it, its body is counted, and time is limited.
 
 huggingface_hub makes file names of headers: it joins ``ETag`` and ``X-Repo-Commit`` to folders of its cache, so that a
-hub, or a mirror, that answers ``ETag: "/home/me/.bashrc"`` writes that file.  docs/security.md has what its authors
-should be told.  Here a hook of its HTTP client looks at every response to a request that is made through
+hub, or a mirror, that answers ``ETag: "/home/me/.bashrc"`` writes that file.  docs/hostile-inputs.md has what its
+authors should be told.  Here a hook of its HTTP client looks at every response to a request that is made through
 :func:`guarded`; the program's other requests are left as they are.
 """
 
