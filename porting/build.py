@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch.nn.modules.module import (
 
 from porting.errors import Code, Fault, PortingError, nearest, told
 from porting.frames import users_line
-from porting.limits import limits, raised, separately
+from porting.limits import Budget, limits, raised
 from porting.plan.recipe import Described
 from porting.target import TargetError, named_tensors
 from porting.tracing.torch_modes import FunctionMode
@@ -33,8 +34,8 @@ class Bounds:
 
     Attributes:
         parameters: as many parameters may be registered, and as many modules.
-        elements: so many elements may these parameters have, with values or without.
-        nbytes: so many bytes may parameters have that take memory, and any tensor whose value has to be computed.
+        elements: so many elements may parameters have that take memory: some are computed one by one, in Python.
+        nbytes: so many bytes may they have, and any tensor whose value has to be computed.
         made: so many bytes may be held at a time by all tensors that are made while it is built.
         stored: bytes of the checkpoint, for the time that building may take; None where nobody counts it.
     """
@@ -196,15 +197,17 @@ def bounded(within: Bounds) -> Iterator[None]:
     """
     thread, most = get_ident(), within.parameters
     parameters = modules = nbytes = elements = 0
+    clock = _Clock(within)
 
     def count_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         nonlocal parameters, nbytes, elements
         if get_ident() != thread:
             return
+        clock.tick()
         parameters += 1
-        if parameter is not None and not nn.parameter.is_lazy(parameter):
+        if parameter is not None and not parameter.is_meta and not nn.parameter.is_lazy(parameter):
             elements += parameter.numel()
-            nbytes += 0 if parameter.is_meta else parameter.nbytes
+            nbytes += parameter.nbytes
         if parameters > most:
             raise _beyond(f"more than {most} parameters, as many as could be meant")
         if elements > within.elements:
@@ -214,14 +217,17 @@ def bounded(within: Bounds) -> Iterator[None]:
 
     def count_module(parent: nn.Module, name: str, module: nn.Module) -> None:
         nonlocal modules
-        modules += get_ident() == thread
+        if get_ident() != thread:
+            return
+        clock.tick()
+        modules += 1
         if modules > most:
             raise _beyond(f"more than {most} modules, as many as could be meant")
 
     hooks = [register_module_parameter_registration_hook(count_parameter)]
     hooks.append(register_module_module_registration_hook(count_module))
     try:
-        with _clock(within), nullcontext() if within.made >= OWN_CODE.made else _Held(within):
+        with nullcontext() if within.made >= OWN_CODE.made else _Held(within):
             yield
     finally:
         for hook in hooks:
@@ -230,17 +236,29 @@ def bounded(within: Bounds) -> Iterator[None]:
 
 BUILDING = "building the module"
 
+STEP = 0.02
+"""Seconds between two parts of a module: what takes longer is computed or imported, and is not many parts."""
 
-@contextmanager
-def _clock(within: Bounds) -> Iterator[None]:
-    """Count the time of building what a config has a say in; of each module anew, since a search builds many."""
-    if within.stored is None:
-        yield
-        return
-    with separately(part=0.75) as budget:
-        budget.grant(within.stored, BUILDING)
-        with budget.timed(BUILDING):
-            yield
+
+class _Clock:
+    """The processor time of many small steps, between the parts of a module that a checkpoint's config has a say in."""
+
+    def __init__(self, within: Bounds) -> None:
+        self._budget = Budget(limits(), part=0.75)
+        self._counts = within.stored is not None
+        self._budget.grant(within.stored or 0, BUILDING)
+        self._last = time.thread_time()
+
+    def tick(self) -> None:
+        """Count the step that ends here.
+
+        Raises:
+            LimitError: all of them took more time than a module of so many bytes may.
+        """
+        now = time.thread_time()
+        taken, self._last = now - self._last, now
+        if self._counts and taken < STEP:
+            self._budget.spend(taken, BUILDING)
 
 
 class _Held(FunctionMode):

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class Limits:
         waiting: seconds for which a hub may give nothing; after that, those that its bytes take at :data:`RATE`.
     """
 
-    metadata: int = 1 << 29
+    metadata: int = 1 << 27
     objects: int = 4_000_000
     members: int = 300_000
     made: int = 1 << 28
@@ -233,8 +234,15 @@ def watched() -> Iterator[None]:
     if _watching or current_thread() is not main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
-    before = signal.signal(signal.SIGPROF, _look)
+    before, hook = signal.signal(signal.SIGPROF, _look), sys.unraisablehook
     signal.siginterrupt(signal.SIGPROF, False)  # a call of the system that it meets goes on
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        """Where the signal met a finalizer, the error is lost, and a second later there is another one."""
+        if not issubclass(args.exc_type, LimitError):
+            hook(args)
+
+    sys.unraisablehook = unraisable
     _watching = True
     try:
         yield
@@ -242,6 +250,7 @@ def watched() -> Iterator[None]:
         _watching = False
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, before)
+        sys.unraisablehook = hook
 
 
 _OPEN: ContextVar[Budget | None] = ContextVar("budget", default=None)
@@ -266,16 +275,13 @@ def spending() -> Iterator[Budget]:
 
 
 @contextmanager
-def separately(part: float = 1.0) -> Iterator[Budget]:
+def separately() -> Iterator[Budget]:
     """Open a budget of its own for what a search does many times over, each time within the limits.
-
-    Args:
-        part: how much of the time it has.
 
     Raises:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
     """
-    token = _OPEN.set(budget := Budget(limits(), _OPEN.get(), part))
+    token = _OPEN.set(budget := Budget(limits(), _OPEN.get()))
     try:
         yield budget
     finally:

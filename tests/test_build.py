@@ -5,9 +5,10 @@ import inspect
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from porting.build import OWN_CODE, bounds, build, call, filled, make_config
+from porting.limits import LimitError
 from porting.models import Bert, BertConfig
 from porting.target import TargetError, named_tensors, slots
 from tests.models.twins import TINY
@@ -281,15 +283,18 @@ def test_whatever_a_config_has_a_say_in_is_built_within_bounds(layer: Callable[[
 
 @pytest.mark.parametrize("how", [filled, build])
 def test_parameters_are_bounded_by_the_elements_of_the_checkpoint(how: Callable[..., nn.Module]) -> None:
-    """Of a few parameters as well, if they are large; with memory of their own and without."""
+    """Of a few parameters as well, if they are large; those without memory of their own are not."""
     within = bounds({"a": torch.zeros(1 << 16)})
 
     def make(count: int) -> nn.Module:
         return nn.ParameterList(torch.empty(1 << 20) for _ in range(count))
 
+    assert how(lambda: make(4), within).state_dict().keys() == {"0", "1", "2", "3"}
+    if how is build:
+        assert len(list(how(lambda: make(50), within).parameters())) == 50
+        return
     with pytest.raises(TargetError, match=r"asks for parameters of more than 4718592 elements .*PORTING_LIMITS=param"):
         how(lambda: make(5), within)
-    assert how(lambda: make(4), within).state_dict().keys() == {"0", "1", "2", "3"}
 
 
 class Masked(nn.Module):
@@ -329,6 +334,25 @@ def test_what_a_module_makes_for_itself_is_bounded(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (500 << 10)
 
 
+def test_the_time_of_many_small_parts_counts_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config can ask for many; what a builder computes or imports is its own affair."""
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
+
+    def computing() -> nn.Module:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.1:
+            sum(range(1000))
+        return nn.Module()
+
+    small = replace(bounds({"a": torch.zeros(2)}), stored=0)
+    with pytest.raises(LimitError, match=r"^building the module: this takes more than 0 seconds"):
+        filled(lambda: nn.ModuleList(nn.Identity() for _ in range(9000)), small)
+    slow = filled(lambda: nn.ModuleList(computing() for _ in range(20)), replace(small, stored=5 * 10**8))
+    assert len(slow) == 20
+    large = replace(small, stored=600 * 10**9)
+    assert len(list(filled(lambda: nn.ModuleList(nn.Identity() for _ in range(9000)), large).modules())) == 9001
+
+
 @pytest.mark.parametrize(
     ("layers", "shapes", "allowed"),
     [
@@ -356,7 +380,7 @@ def test_masks_of_a_usual_size_are_built() -> None:
 
 def test_a_limit_on_what_a_module_makes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTING_LIMITS", "parameters=9000000")
-    made = build(lambda: nn.ParameterList(torch.empty(1 << 20) for _ in range(8)), bounds({"a": torch.zeros(2)}))
+    made = filled(lambda: nn.ParameterList(torch.empty(1 << 20) for _ in range(8)), bounds({"a": torch.zeros(2)}))
     assert len(list(made.parameters())) == 8
 
 

@@ -15,7 +15,7 @@ import ctypes
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,11 +80,18 @@ class Digest:
     @property
     def text(self) -> str:
         """The text whose SHA-256 is the digest."""
-        first = f"{FIRST_LINE} values" if self.values else FIRST_LINE
-        return "".join(f"{line}\n" for line in (first, *(one.line for one in self.tensors)))
+        return "".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The same, line by line."""
+        yield f"{FIRST_LINE} values\n" if self.values else f"{FIRST_LINE}\n"
+        yield from (f"{one.line}\n" for one in self.tensors)
 
     def __str__(self) -> str:
-        return f"sha256:{hashlib.sha256(self.text.encode('ascii')).hexdigest()}"
+        state = hashlib.sha256()
+        for line in self.lines():
+            state.update(line.encode("ascii"))
+        return f"sha256:{state.hexdigest()}"
 
 
 @spending()

@@ -493,6 +493,26 @@ def test_what_charges_nothing_is_stopped_by_a_signal(monkeypatch: pytest.MonkeyP
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
+def test_a_signal_that_meets_a_finalizer_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: shown.append(args.exc_type.__name__))
+
+    class Closing:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def __del__(self) -> None:
+            raise self.error
+
+    with spending() as budget, watched():
+        Closing(budget.exceeded("seconds", "a file"))
+        assert shown == []
+        Closing(ValueError("a bug"))
+    assert shown == ["ValueError"]
+    Closing(budget.exceeded("seconds", "a file"))
+    assert shown == ["ValueError", "LimitError"]
+
+
 @pytest.mark.parametrize(("nbytes", "counted"), [(0, True), (SMALL - 1, True), (SMALL, False), (1 << 30, False)])
 def test_the_time_of_small_tensors_counts(monkeypatch: pytest.MonkeyPatch, nbytes: int, counted: bool) -> None:
     """It is not their bytes that take it; in this thread and in others."""
