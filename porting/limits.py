@@ -194,7 +194,11 @@ class Budget:
 
     @contextmanager
     def timed(self, where: str = "") -> Iterator[None]:
-        """Count the processor time of what is done inside."""
+        """Count the processor time of what is done inside.
+
+        Raises:
+            LimitError: in the end no time is left.
+        """
         if self._clock._begun is not None:
             yield
             return
@@ -207,6 +211,7 @@ class Budget:
             _look_after(0.0)
             self._seconds += time.thread_time() - self._begun
             self._begun = None
+        self.require_time(where)
 
 
 _watching = False
@@ -305,9 +310,8 @@ def moving(nbytes: int) -> Iterator[None]:
     if nbytes >= SMALL:
         yield
         return
-    with reading() as budget:
+    with reading():
         yield
-    budget.require_time()
 
 
 def grant(nbytes: int, *, where: str) -> None:

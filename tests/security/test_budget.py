@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,21 +19,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from porting.checkpoint import open_checkpoint
-from porting.comparing.streaming import each
-from porting.converting.thread_pool import work as share
 from porting.limits import (
-    SMALL,
     LimitError,
     Limits,
     charge,
     combinations,
     limits,
-    moving,
-    reading,
     separately,
     spending,
-    watched,
 )
 from porting.notation.name import Name
 from tests.checkpoint.test_bin_file import entries, saved, zipped
@@ -458,106 +448,6 @@ def test_all_that_one_command_reads_is_charged_to_one_budget(monkeypatch: pytest
             charge("objects", 10, where="one of many searches")
         with pytest.raises(LimitError):
             charge("objects", 1, where="a")
-
-
-def test_processor_time_is_charged_while_descriptions_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
-    with reading() as budget:
-        while True:
-            try:
-                budget.charge("objects", 0, "a")
-            except LimitError as error:
-                assert "more than 0 seconds of reading descriptions" in str(error)  # noqa: PT017  # it comes some time
-                break
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime > 0
-
-
-def test_what_charges_nothing_is_stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command looks at its time wherever it reads a description; outside of that nothing is stopped."""
-    monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
-    before = signal.getsignal(signal.SIGPROF)
-
-    @reading("a file")
-    def forever() -> None:
-        while True:
-            sorted(range(10_000))
-
-    with spending() as budget, watched():
-        with pytest.raises(LimitError, match=r"^a file: this takes more than 1 seconds of reading"):
-            forever()
-        begun = time.process_time()
-        while time.process_time() < begun + 1.5:  # seconds that do not count
-            sorted(range(10_000))
-        assert budget.left < 0
-    assert signal.getsignal(signal.SIGPROF) is before
-    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
-
-
-def test_a_signal_that_meets_a_finalizer_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: shown.append(args.exc_type.__name__))
-
-    class Closing:
-        def __init__(self, error: Exception) -> None:
-            self.error = error
-
-        def __del__(self) -> None:
-            raise self.error
-
-    with spending() as budget, watched():
-        Closing(budget.exceeded("seconds", "a file"))
-        assert shown == []
-        Closing(ValueError("a bug"))
-    assert shown == ["ValueError"]
-    Closing(budget.exceeded("seconds", "a file"))
-    assert shown == ["ValueError", "LimitError"]
-
-
-@pytest.mark.parametrize(("nbytes", "counted"), [(0, True), (SMALL - 1, True), (SMALL, False), (1 << 30, False)])
-def test_the_time_of_small_tensors_counts(monkeypatch: pytest.MonkeyPatch, nbytes: int, counted: bool) -> None:
-    """It is not their bytes that take it; in this thread and in others."""
-    monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
-
-    def work(job: int) -> None:
-        sum(range(10_000 + job))
-
-    def in_threads() -> None:
-        list(each(range(2000), work, lambda job: nbytes))
-
-    def of_costs() -> None:
-        share([(nbytes, work)] * 2000, [lambda: 1] * 2, lambda: None)
-
-    def here() -> None:
-        for number in range(2000):
-            with moving(nbytes):
-                work(number)
-
-    for how in (in_threads, of_costs, here):
-        with spending():
-            if counted:
-                with pytest.raises(LimitError, match="going through small tensors"):
-                    how()
-            else:
-                how()
-
-
-def test_the_results_of_small_and_large_jobs_keep_their_order() -> None:
-    jobs = [number * 37 % 101 for number in range(3000)]
-    assert list(each(jobs, lambda job: job, lambda job: SMALL * (job % 7 == 0))) == jobs
-    assert list(each([], lambda job: job, lambda job: 0)) == []
-
-
-def test_a_large_checkpoint_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second more for each 500 MB, however often it is asked for; a mixture of experts has 300 000 tensors."""
-    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with spending() as budget:
-        before = budget.left
-        checkpoint = open_checkpoint(tmp_path)
-        first = budget.left
-        checkpoint.allow_time()
-        assert budget.left == first
-        budget.grant(600 * 10**9, "a large one")
-        assert budget.left == pytest.approx(before + 1200, abs=60)
 
 
 def test_combinations_are_charged_before_they_are_made() -> None:
