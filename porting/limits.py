@@ -74,6 +74,9 @@ GRANTED = 500_000_000
 SMALL = 1 << 16
 """Bytes: of a smaller tensor the time counts that it takes, since it is not its bytes that take it."""
 
+LONGEST = 1e6
+"""Seconds after which the time is looked at where there is no limit."""
+
 AGAIN = 1.0
 """Seconds of processor time between two looks at the time that is left."""
 
@@ -204,7 +207,7 @@ class Budget:
             return
         self._where = where or self._where
         self._begun = time.thread_time()
-        _look_after(max(self.left, 0.0) + 0.01)
+        _look_after(min(max(self.left, 0.0), LONGEST) + 0.01)
         try:
             yield
         finally:
@@ -287,6 +290,20 @@ def separately() -> Iterator[Budget]:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
     """
     token = _OPEN.set(budget := Budget(limits(), _OPEN.get()))
+    try:
+        yield budget
+    finally:
+        _OPEN.reset(token)
+
+
+@contextmanager
+def untimed() -> Iterator[Budget]:
+    """Open a budget without a limit of time, for a search that has one of its own.
+
+    Raises:
+        LimitError: ``PORTING_LIMITS`` is not a list of limits.
+    """
+    token = _OPEN.set(budget := Budget(limits(), part=math.inf))
     try:
         yield budget
     finally:

@@ -18,7 +18,7 @@ from porting import limits as limits_of_commands
 from porting.checkpoint import open_checkpoint
 from porting.comparing.streaming import each
 from porting.converting.thread_pool import work as share
-from porting.limits import SMALL, LimitError, charge, moving, reading, spending, watched
+from porting.limits import SMALL, LimitError, charge, moving, reading, spending, untimed, watched
 from tests.small_checkpoint import write_checkpoint
 
 
@@ -30,7 +30,7 @@ def test_processor_time_is_charged_while_descriptions_are_read(monkeypatch: pyte
         while True:
             charge("objects", 0, where="a")
 
-    with pytest.raises(LimitError, match="^a: this takes more than 0 seconds of reading descriptions"):
+    with pytest.raises(LimitError, match=r"^a: this takes more than 0 seconds of reading descriptions"):
         read()
 
 
@@ -148,3 +148,17 @@ def test_a_large_checkpoint_may_take_longer(tmp_path: Path, monkeypatch: pytest.
         assert budget.left == first
         budget.grant(600 * 10**9, "a large one")
         assert budget.left == pytest.approx(before + 1200, abs=60)
+
+
+def test_a_search_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes thousands of plans; ``suggest`` ends by ``--limit``."""
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=0,objects=5")
+    with spending() as command, watched():
+        with untimed(), reading():
+            sum(range(1_000_000))
+            charge("objects", 5, where="a")
+            with pytest.raises(LimitError, match="more than 5 values"):
+                charge("objects", 1, where="a")
+        assert command.left >= 0
+        with pytest.raises(LimitError, match="more than 0 seconds"), reading():
+            sum(range(1_000_000))
