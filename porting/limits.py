@@ -167,7 +167,10 @@ class Budget:
 
     @property
     def _allowed(self) -> float:
-        return self._part * self.within.seconds + sum(self._granted.values())
+        most = (
+            self._part * self.within.seconds if self._part < math.inf else math.inf
+        )  # the product with 0 is no number
+        return most + sum(self._granted.values())
 
     @property
     def left(self) -> float:
