@@ -19,6 +19,7 @@ from porting.checkpoint import open_checkpoint
 from porting.comparing.streaming import each
 from porting.converting.thread_pool import work as share
 from porting.limits import SMALL, LimitError, charge, moving, reading, spending, untimed, watched
+from porting.tables import find_table
 from tests.small_checkpoint import write_checkpoint
 
 
@@ -80,8 +81,7 @@ def test_the_time_of_each_function_counts(how: str, tmp_path: Path, monkeypatch:
     """Whatever of it grows with the number of tensors."""
     write_checkpoint(tmp_path / "m")
     checkpoint = open_checkpoint(tmp_path / "m")
-    module = porting.load(checkpoint)
-    table = porting.provenance(module).plan.table
+    module, table = porting.load(checkpoint), find_table(None, checkpoint.config)
     porting.convert(checkpoint, tmp_path / "port", table)
     work: dict[str, Callable[[], object]] = {
         "open": lambda: open_checkpoint(tmp_path / "m"),
