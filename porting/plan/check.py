@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -38,6 +37,14 @@ class Source(Protocol):
         """Groups of names that share their storage on disk, as far as the format can say so."""
 
 
+@runtime_checkable
+class OnDisk(Protocol):
+    """A source with files on this machine, which may take the time that their bytes are worth."""
+
+    def allow_time(self) -> None:
+        """Allow it, in the budget that is open."""
+
+
 def check(
     table: Table,
     source: Source,
@@ -68,9 +75,9 @@ def check(
     >>> print(check(table, checkpoint, module).summary)
     62 of 62 tensors fill 62 of 62 places
     """
-    with reading(table.where) as budget:
-        nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in source.tensors.values())
-        budget.grant(nbytes, f"the plan of {table.where}")
+    with reading(table.where):
+        if isinstance(source, OnDisk):
+            source.allow_time()
         return _checked(table, source, target, dtype, fresh)
 
 
