@@ -43,6 +43,9 @@ LARGEST_ANSWER = 1 << 22
 MOST_PIECES, LEAST_PIECE = 50_000, 256
 """So many pieces of any size, and one more for so many bytes: a body that comes byte by byte costs a processor."""
 
+LOOK = 1.0
+"""Seconds between two looks at what the client is doing."""
+
 A_SECOND = 20_000_000
 """Bytes that may take the client a second of processor time; what it takes longer counts as that of descriptions."""
 
@@ -212,21 +215,36 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
             done.set_result(value)
 
     # A daemon, so that a program can end while a server holds one of its connections.
-    Thread(target=copy_context().run, args=(run,), daemon=True).start()
+    thread = Thread(target=copy_context().run, args=(run,), daemon=True)
+    thread.start()
     while True:
         try:
-            found = done.result(timeout=max(guard.left(), 0.01))
+            found = done.result(timeout=min(max(guard.left(), 0.01), LOOK))
         except TimeoutError:
             if done.done():
                 raise
-            if guard.left() <= 0:
+            busy = _busy(thread) - guard.received / A_SECOND > limits().seconds
+            if guard.left() <= 0 or busy:
                 # Ends the requests that are still on their way, and may wait for one of them to end.
                 Thread(target=huggingface_hub.close_session, daemon=True).start()
+                if busy:
+                    with spending() as budget:
+                        raise budget.exceeded("seconds", guard.where) from None
                 raise guard.expired() from None
         else:
             with spending() as budget:  # an index can name thousands of small files
                 budget.spend(max(0.0, spent - guard.received / A_SECOND), guard.where)
             return found
+
+
+def _busy(thread: Thread) -> float:
+    """Seconds of processor time that a thread took so far; 0 where the system does not say."""
+    try:
+        content = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()
+        user, system = content.rpartition(b")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _install() -> None:

@@ -268,6 +268,17 @@ def test_a_body_in_pieces_of_a_byte_is_left(hub: Hub, tmp_path: Path, match: str
     refused(tmp_path, "pieces, each of which takes time", weights=weights)
 
 
+def test_a_client_that_is_kept_busy_is_looked_at_before_it_ends(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is left for the answer, and none of the processor's."""
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=0,waiting=600")
+    hub.add("org/name", MODEL)
+    hub.fail("/api/models", endless(b" " * 100, pause=0.01))
+    with pytest.raises(LimitError, match="this takes more than 0 seconds"):
+        open_checkpoint("org/name", cache_dir=tmp_path / "hf")
+
+
 def test_requests_are_charged_by_their_processor_time(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
