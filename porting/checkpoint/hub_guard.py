@@ -209,6 +209,7 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
         try:
             value = work()
         except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+            spent = time.thread_time() - begun
             done.set_exception(error)
         else:
             spent = time.thread_time() - begun
@@ -231,10 +232,22 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
                     with spending() as budget:
                         raise budget.exceeded("seconds", guard.where) from None
                 raise guard.expired() from None
+        except Exception:
+            _charge(spent, guard)
+            raise
         else:
-            with spending() as budget:  # an index can name thousands of small files
-                budget.spend(max(0.0, spent - guard.received / A_SECOND), guard.where)
+            _charge(spent, guard)
             return found
+
+
+def _charge(spent: float, guard: Guard) -> None:
+    """Count the processor time of a call: an index can name thousands of small files, which are there or not.
+
+    Raises:
+        LimitError: that is more than is left.
+    """
+    with spending() as budget:
+        budget.spend(max(0.0, spent - guard.received / A_SECOND), guard.where)
 
 
 def _busy(thread: Thread) -> float:
