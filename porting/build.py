@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from torch.nn.modules.module import (
 
 from porting.errors import Code, Fault, PortingError, nearest, told
 from porting.frames import users_line
+from porting.limits import Budget, limits, raised
 from porting.plan.recipe import Described
 from porting.target import TargetError, named_tensors
 from porting.tracing.torch_modes import FunctionMode
@@ -32,15 +34,27 @@ class Bounds:
 
     Attributes:
         parameters: as many parameters may be registered, and as many modules.
-        nbytes: parameters that take memory, and any tensor whose value has to be computed, may have as many bytes.
+        elements: so many elements may parameters have that take memory: some are computed one by one, in Python.
+        nbytes: so many bytes may they have, and any tensor whose value has to be computed.
+        made: so many bytes may be held at a time by all tensors that are made while it is built.
+        stored: bytes of the checkpoint, for the time that building may take; None where nobody counts it.
     """
 
     parameters: int
+    elements: int = 2**63
     nbytes: int
+    made: int = 2**63
+    stored: int | None = None
 
 
-SHARED_LAYERS = 256
-"""So many layers more than a checkpoint has tensors may share weights; each of them costs time in every pass."""
+COPIES = 8
+"""What is stored may be registered so many times: once as float64 of bfloat16, or untied, and again with its values."""
+
+SHARED_LAYERS, STACKED_LAYERS = 36, 256
+"""More layers than a checkpoint has tensors, if they share weights or are stacked in tensors: each takes time."""
+
+STACKED = 4
+"""So many tensors whose first axis counts layers are a stack of these."""
 
 _LAYERS = re.compile(r"(.*_)?(layers?|depth)")
 
@@ -55,12 +69,23 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
     Raises:
         TargetError: the config asks for more layers than these tensors can be meant for.
     """
-    most = SHARED_LAYERS + len(tensors)
+    most = max(SHARED_LAYERS, len(tensors))
     for name, value in (config or {}).items():
         if isinstance(value, int) and value > most and _LAYERS.fullmatch(name):
+            stacked = sum(one.shape[:1] == (value,) for one in tensors.values())
+            if stacked >= STACKED and value <= STACKED_LAYERS:
+                continue
             raise _beyond(f"{name}={str(value)[:20]}, where at most {most} layers can be meant")
-    nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors.values())
-    return Bounds(parameters=10_000 + 64 * len(tensors), nbytes=(1 << 30) + 16 * nbytes)
+    numel = {name: math.prod(one.shape) for name, one in tensors.items()}
+    nbytes = sum(count * tensors[name].dtype.itemsize for name, count in numel.items())
+    allowed = limits()
+    return Bounds(
+        parameters=10_000 + 64 * len(tensors),
+        elements=allowed.parameters + COPIES * sum(numel.values()),
+        nbytes=allowed.made + COPIES * nbytes,
+        made=allowed.made + COPIES * nbytes,
+        stored=nbytes,
+    )
 
 
 OWN_CODE = Bounds(parameters=2**63, nbytes=2**63)
@@ -93,7 +118,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
         complete = False
     if not complete:
         if mode.largest > within.nbytes:
-            raise _beyond(f"a tensor of {mode.largest} bytes, at most {within.nbytes}")
+            raise _beyond(f"a tensor of {mode.largest} bytes, at most {within.nbytes},", "made", mode.largest)
         try:
             module, _ = _attempt(make, "cpu", within, _WithoutInitialisation())
         except PortingError:
@@ -137,9 +162,10 @@ def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}")) from error
 
 
-def _beyond(what: str) -> TargetError:
+def _beyond(what: str, unit: str = "", needed: int = 0) -> TargetError:
     message = f"building the module asks for {what} for a checkpoint of this size"
     hint = "a size in config.json is not that of the tensors: take it from where the checkpoint came from"
+    hint += f"; if it is meant, raise the limit: {raised(unit, 2 * needed)}" if unit else ""
     return TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
@@ -170,33 +196,145 @@ def bounded(within: Bounds) -> Iterator[None]:
         TargetError: it is larger.
     """
     thread, most = get_ident(), within.parameters
-    parameters = modules = nbytes = 0
+    parameters = modules = nbytes = elements = 0
+    clock = _Clock(within)
 
     def count_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal parameters, nbytes
+        nonlocal parameters, nbytes, elements
         if get_ident() != thread:
             return
+        clock.tick()
         parameters += 1
         if parameter is not None and not parameter.is_meta and not nn.parameter.is_lazy(parameter):
+            elements += parameter.numel()
             nbytes += parameter.nbytes
         if parameters > most:
             raise _beyond(f"more than {most} parameters, as many as could be meant")
+        if elements > within.elements:
+            raise _beyond(f"parameters of more than {within.elements} elements", "parameters", elements)
         if nbytes > within.nbytes:
-            raise _beyond(f"parameters of more than {within.nbytes} bytes")
+            raise _beyond(f"parameters of more than {within.nbytes} bytes", "made", nbytes)
 
     def count_module(parent: nn.Module, name: str, module: nn.Module) -> None:
         nonlocal modules
-        modules += get_ident() == thread
+        if get_ident() != thread:
+            return
+        clock.tick()
+        modules += 1
         if modules > most:
             raise _beyond(f"more than {most} modules, as many as could be meant")
 
     hooks = [register_module_parameter_registration_hook(count_parameter)]
     hooks.append(register_module_module_registration_hook(count_module))
     try:
-        yield
+        with nullcontext() if within.made >= OWN_CODE.made else _Held(within):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+BUILDING = "building the module"
+
+STEP = 0.02
+"""Seconds between two parts of a module: what takes longer is computed or imported, and is not many parts."""
+
+
+class _Clock:
+    """The processor time of many small steps, between the parts of a module that a checkpoint's config has a say in."""
+
+    def __init__(self, within: Bounds) -> None:
+        self._budget = Budget(limits(), part=0.75)
+        self._counts = within.stored is not None
+        self._budget.grant(within.stored or 0, BUILDING)
+        self._last = time.thread_time()
+
+    def tick(self) -> None:
+        """Count the step that ends here.
+
+        Raises:
+            LimitError: all of them took more time than a module of so many bytes may.
+        """
+        now = time.thread_time()
+        taken, self._last = now - self._last, now
+        if self._counts and taken < STEP:
+            self._budget.spend(taken, BUILDING)
+
+
+class _Held(FunctionMode):
+    """Stops what is built from holding tensors of more bytes than its bounds allow: masks, tables of positions.
+
+    Parameters count as well, where they take memory.  What is about to be made is asked for on the meta device first,
+    where it is filled, counted, or spread out from several tensors.
+    """
+
+    MAKES = frozenset({
+        "arange", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm",
+        "tril_indices", "triu_indices", "zeros",
+    })  # fmt: skip
+
+    def __init__(self, within: Bounds) -> None:
+        super().__init__()
+        self._within = within
+        self._nbytes = 0
+        self._known: dict[int, int] = {}
+        self._seen = 0
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
+        self._require(_foreseen(func, args, kwargs))
+        result = func(*args, **kwargs)
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, Tensor) and not one.is_meta and one.layout is torch.strided:
+                self._hold(one)
+        return result
+
+    def _hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known[key] = nbytes = storage.nbytes()
+        self._nbytes += nbytes
+        finalize(storage, self._let_go, key)
+        self._require(0)
+
+    def _let_go(self, key: int) -> None:
+        self._nbytes -= self._known.pop(key, 0)
+
+    def _require(self, more: int) -> None:
+        if self._nbytes + more > self._within.made:
+            needed = self._nbytes + more
+            raise _beyond(f"tensors of {needed} bytes at a time, at most {self._within.made},", "made", needed)
+
+
+LOOKED_AT = 1 << 24
+"""Elements that two tensors can be spread out to before it is looked at how many they are."""
+
+
+def _foreseen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The bytes that a call is going to make, where they can be many and that is known before; else 0."""
+    tensors = [one for one in args if isinstance(one, Tensor)]
+    if not tensors:
+        spread = getattr(func, "__name__", "") in _Held.MAKES
+    elif len(tensors) == 2:  # what is spread out has more elements than both
+        one, other = tensors
+        spread = max(one.numel(), other.numel()) > 1 and one.numel() * other.numel() > LOOKED_AT
+    else:
+        spread = False
+    if not spread:
+        return 0
+    try:
+        made = func(
+            *(one.to("meta") if isinstance(one, Tensor) else one for one in args), **{**kwargs, **_on_meta(tensors)}
+        )
+    except Exception:  # noqa: BLE001  # it may not go to that device, or fail: then it is called as it is
+        return 0
+    return made.nbytes if isinstance(made, Tensor) else 0
+
+
+def _on_meta(tensors: Sequence[Tensor]) -> dict[str, object]:
+    return {} if tensors else {"device": "meta"}
 
 
 @contextmanager

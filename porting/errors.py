@@ -144,6 +144,10 @@ class Code(StrEnum):
     TOKENIZER_MISMATCH = "tokenizer-mismatch"
 
 
+LONGEST = 4000
+"""Characters of a message, of a place and of a hint; of a longer one the middle is left out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One thing that is wrong, in one line.
@@ -159,6 +163,14 @@ class Fault:
     message: str
     where: str = ""
     hint: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("message", "where", "hint"):
+            text = getattr(self, field)
+            if len(text) > LONGEST:  # a value of a file, spelled out: a line has to stay one that can be read
+                half = LONGEST // 2
+                shown = f"{text[:half]} … {len(text) - 2 * half} characters left out … {text[-half:]}"
+                object.__setattr__(self, field, shown)
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""

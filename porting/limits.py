@@ -13,12 +13,16 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import TypeVar
 
 from porting.errors import Code, Fault, PortingError
@@ -41,16 +45,19 @@ class Limits:
         metadata: bytes of headers, indexes, pickles, configs and tables.
         objects: values that these are made of: names, numbers, lists, dictionaries, steps of a pickle.
         members: names that a pattern of a table stands for, over all patterns.
-        made: bytes of tensors that are written out from fewer: elements that are repeated, and names that share a
-            storage.
-        seconds: processor time that reading descriptions takes.
+        made: bytes of tensors beyond those that are stored: elements that are repeated, names that share a storage, and
+            what a module makes for itself, such as masks and tables of positions.
+        parameters: elements of a module's parameters beyond four times those that are stored.
+        seconds: processor time that reading descriptions takes, and going through tensors of few bytes; for each
+            :data:`GRANTED` bytes of the checkpoint's files a second more.
         waiting: seconds for which a hub may give nothing; after that, those that its bytes take at :data:`RATE`.
     """
 
-    metadata: int = 1 << 29
+    metadata: int = 1 << 27
     objects: int = 4_000_000
     members: int = 300_000
     made: int = 1 << 28
+    parameters: int = 1 << 22
     seconds: int = 8
     waiting: int = 60
 
@@ -61,12 +68,25 @@ DIGITS = 300
 RATE = 10_000
 """Bytes a second: a server that is slower than this on average is left."""
 
+GRANTED = 500_000_000
+"""Bytes of a checkpoint's files that are worth another second: large checkpoints have many tensors."""
+
+SMALL = 1 << 16
+"""Bytes: of a smaller tensor the time counts that it takes, since it is not its bytes that take it."""
+
+LONGEST = 1e6
+"""Seconds after which the time is looked at where there is no limit."""
+
+AGAIN = 1.0
+"""Seconds of processor time between two looks at the time that is left."""
+
 UNITS = {
     "metadata": "bytes of descriptions",
     "objects": "values in descriptions",
     "members": "names from patterns",
-    "made": "bytes that repeat others",
-    "seconds": "seconds of reading descriptions",
+    "made": "bytes of tensors beyond those that are stored",
+    "parameters": "elements of parameters beyond those that are stored",
+    "seconds": "seconds of reading descriptions and of going through small tensors",
     "waiting": "seconds of waiting for the hub",
 }
 
@@ -102,13 +122,23 @@ def raised(unit: str, limit: int) -> str:
 
 
 class Budget:
-    """What is left of the limits."""
+    """What is left of the limits.
 
-    def __init__(self, within: Limits) -> None:
+    Args:
+        within: the limits.
+        outer: the budget that this one is part of: while its time counts, no other does.
+        part: how much of the time it has.
+    """
+
+    def __init__(self, within: Limits, outer: Budget | None = None, part: float = 1.0) -> None:
         self.within = within
+        self._part = part
+        self._outer = outer
         self._spent = dict.fromkeys(UNITS, 0)
         self._begun: float | None = None
         self._seconds = 0.0
+        self._granted: dict[str, float] = {}
+        self._where = ""
 
     def charge(self, unit: str, count: int, where: str) -> None:
         """Spend, before it is done.
@@ -117,30 +147,121 @@ class Budget:
             LimitError: that is more than is left.
         """
         self._spent[unit] += count
+        self._where = where or self._where
         if self._spent[unit] > getattr(self.within, unit):
             raise self.exceeded(unit, where)
-        if self._begun is not None and self._seconds + time.thread_time() - self._begun > self.within.seconds:
-            raise self.exceeded("seconds", where)
+        self._clock.require_time(where)
+
+    def grant(self, nbytes: int, where: str) -> None:
+        """Allow the time that a file of so many bytes may take; once."""
+        self._granted[where] = nbytes / GRANTED
+
+    def spend(self, seconds: float, where: str = "") -> None:
+        """Count processor time that another thread took.
+
+        Raises:
+            LimitError: that is more than is left.
+        """
+        self._seconds += seconds
+        self.require_time(where)
+
+    @property
+    def _allowed(self) -> float:
+        most = (
+            self._part * self.within.seconds if self._part < math.inf else math.inf
+        )  # the product with 0 is no number
+        return most + sum(self._granted.values())
+
+    @property
+    def left(self) -> float:
+        """Seconds of processor time that are left."""
+        spent = self._seconds + (time.thread_time() - self._begun if self._begun is not None else 0.0)
+        return self._allowed - spent
+
+    def require_time(self, where: str = "") -> None:
+        """Raises: LimitError when no time is left, and it counts."""
+        if self.left < 0:
+            raise self.exceeded("seconds", where or self._where)
 
     def exceeded(self, unit: str, where: str) -> LimitError:
         """The error for a limit that was reached."""
         limit = getattr(self.within, unit)
-        message = f"this takes more than {limit} {UNITS[unit]}, as much as one command may spend"
+        most = round(self._allowed) if unit == "seconds" else limit
+        message = f"this takes more than {most} {UNITS[unit]}, as much as one command may spend"
         hint = f"if you trust where it comes from, raise the limit: {raised(unit, 10 * limit)}"
         return LimitError(Fault(code=Code.LIMIT, where=where, message=message, hint=hint))
 
+    @property
+    def _clock(self) -> Budget:
+        """The budget whose time counts."""
+        if self._outer is not None and self._outer._clock._begun is not None:
+            return self._outer._clock
+        return self
+
     @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count the processor time of what is done inside."""
-        if self._begun is not None:
+    def timed(self, where: str = "") -> Iterator[None]:
+        """Count the processor time of what is done inside.
+
+        Raises:
+            LimitError: in the end no time is left.
+        """
+        if self._clock._begun is not None:
             yield
             return
+        self._where = where or self._where
         self._begun = time.thread_time()
+        _look_after(min(max(self.left, 0.0), LONGEST) + 0.01)
         try:
             yield
         finally:
+            _look_after(0.0)
             self._seconds += time.thread_time() - self._begun
             self._begun = None
+        self.require_time(where)
+
+
+_watching = False
+
+
+def _look_after(seconds: float) -> None:
+    """See that the time is looked at after so much of it, where a command asked for that; 0 for not at all."""
+    if _watching and current_thread() is main_thread():
+        signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN if seconds else 0.0)
+
+
+def _look(number: int, frame: FrameType | None) -> None:
+    budget = _OPEN.get()
+    if budget is not None and budget._clock._begun is not None:
+        budget._clock.require_time()
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Look at the time also where nothing is charged: a signal stops what takes too long.  For a program of our own.
+
+    It stops only what runs within :meth:`Budget.timed`, where nothing is written yet.
+    """
+    global _watching  # noqa: PLW0603  # the signal is the process's own, and so is this
+    if _watching or current_thread() is not main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    before, hook = signal.signal(signal.SIGPROF, _look), sys.unraisablehook
+    signal.siginterrupt(signal.SIGPROF, False)  # a call of the system that it meets goes on
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        """Where the signal met a finalizer, the error is lost, and a second later there is another one."""
+        if not issubclass(args.exc_type, LimitError):
+            hook(args)
+
+    sys.unraisablehook = unraisable
+    _watching = True
+    try:
+        yield
+    finally:
+        _watching = False
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+        sys.unraisablehook = hook
 
 
 _OPEN: ContextVar[Budget | None] = ContextVar("budget", default=None)
@@ -171,7 +292,7 @@ def separately() -> Iterator[Budget]:
     Raises:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
     """
-    token = _OPEN.set(budget := Budget(limits()))
+    token = _OPEN.set(budget := Budget(limits(), _OPEN.get()))
     try:
         yield budget
     finally:
@@ -179,10 +300,44 @@ def separately() -> Iterator[Budget]:
 
 
 @contextmanager
-def reading() -> Iterator[Budget]:
-    """The same around what reads a description: its processor time counts."""
-    with spending() as budget, budget.timed():
+def untimed() -> Iterator[Budget]:
+    """Open a budget without a limit of time, for a search that has one of its own.
+
+    Raises:
+        LimitError: ``PORTING_LIMITS`` is not a list of limits.
+    """
+    token = _OPEN.set(budget := Budget(limits(), part=math.inf))
+    try:
         yield budget
+    finally:
+        _OPEN.reset(token)
+
+
+@contextmanager
+def reading(where: str = "") -> Iterator[Budget]:
+    """The same around what reads a description: its processor time counts."""
+    with spending() as budget, budget.timed(where):
+        yield budget
+
+
+@contextmanager
+def moving(nbytes: int) -> Iterator[None]:
+    """The same around what moves a tensor: the time counts that one of few bytes takes.
+
+    Raises:
+        LimitError: no time is left.
+    """
+    if nbytes >= SMALL:
+        yield
+        return
+    with reading():
+        yield
+
+
+def grant(nbytes: int, *, where: str) -> None:
+    """Allow the time that a file of so many bytes may take; once for each ``where``."""
+    with spending() as budget:
+        budget.grant(nbytes, where)
 
 
 def charge(unit: str, count: int, *, where: str) -> None:

@@ -18,6 +18,7 @@ from porting.architecture import choose, recognise
 from porting.build import Named, bounds, build, call, filled, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault
+from porting.limits import moving, spending
 from porting.lineage import Provenance, provenance, remember
 from porting.notation.table import Architecture, Table
 from porting.plan.check import check
@@ -122,6 +123,7 @@ def load(
     if filled is None:
         prove_left_out(plan, checkpoint)
     values = weights(plan, checkpoint, own=own) if filled is None else dict(filled.values)
+    checkpoint.require_in_place()
     if isinstance(into, nn.Module):
         _require_values(module, values)
     else:
@@ -204,14 +206,17 @@ def fit(
     return Fitted(module=module, plan=plan, architecture=kind, make=make)
 
 
+@spending()
 def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[str, Tensor]:
     """The target tensors that the plan writes, by name: views of the checkpoint's files where rules and dtype allow."""
+    checkpoint.allow_time()
     values: dict[str, Tensor] = {}
     for step in plan.steps:
-        read = {name: checkpoint.read(name, own=own) for name in step.sources}
-        if plan.dtype is not None:
-            read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
-        values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
+        with moving(sum(checkpoint.tensors[name].nbytes for name in step.sources)):
+            read = {name: checkpoint.read(name, own=own) for name in step.sources}
+            if plan.dtype is not None:
+                read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
+            values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
     return values
 
 

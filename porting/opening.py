@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +68,7 @@ def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opene
 
 def read_file(path: Path, *, where: str = "", limit: int | None) -> bytes:
     """The whole of a file that the user named; arguments and errors as of :func:`open_file`."""
-    return _read(open_file(path, where=where, limit=limit))
+    return read_opened(open_file(path, where=where, limit=limit))
 
 
 class Folder:
@@ -91,6 +91,7 @@ class Folder:
     def __init__(self, path: Path, *, follow_links: bool = False, inside: Folder | None = None) -> None:
         self.path = path
         self._follow_links = follow_links
+        self._seen: dict[str, os.stat_result] = {}
         try:
             if inside is None:
                 self.descriptor = os.open(path, DIRECTORY)
@@ -150,6 +151,47 @@ class Folder:
             CheckpointError: it is missing, no regular file, too large, may not be read, or is a link that leaves the
                 directory.
         """
+        opened = self._open(name, limit)
+        self.remember(name, opened)
+        return opened
+
+    def remember(self, name: str, opened: Opened) -> None:
+        """Note which file was opened at a name, for :meth:`require_in_place`; the first one counts."""
+        self._seen.setdefault(name, opened.status)
+
+    def require_in_place(self, names: Iterable[str] = ()) -> None:
+        """See that the files that were opened still stand at their names, and are as they were.
+
+        If they are, there was a moment at which all of them stood there: so that what was read is one state of the
+        directory, and no mix of two.  Where all are gone, the directory was removed, which mixes nothing.
+
+        Args:
+            names: those that are meant; empty for all.
+
+        Raises:
+            CheckpointError: another file stands at a name, or nothing does; names them all.
+        """
+        changed: list[Fault] = []
+        gone = 0
+        seen = {name: self._seen[name] for name in names or self._seen if name in self._seen}
+        for name, then in seen.items():
+            try:
+                now = os.stat(name, dir_fd=self.descriptor)
+            except OSError:
+                gone += 1
+                found = "nothing stands there any more"
+            else:
+                if not was_changed(then, now):
+                    continue
+                same = (then.st_dev, then.st_ino) == (now.st_dev, now.st_ino)
+                found = "it was written to" if same else "another file stands there now"
+            hint = "open the checkpoint again once nothing writes to it"
+            message = f"the file changed after it was opened: {found}"
+            changed.append(Fault(code=Code.FILE_CHANGED, where=str(self.path / name), message=message, hint=hint))
+        if changed and gone < len(seen):
+            raise CheckpointError(changed)
+
+    def _open(self, name: str, limit: int | None) -> Opened:
         path = self.path / name
         where = str(path)
         if not is_plain(name):
@@ -182,7 +224,7 @@ class Folder:
 
     def read(self, name: str, *, limit: int) -> bytes:
         """The whole of one of its files; arguments and errors as of :meth:`open`."""
-        return _read(self.open(name, limit=limit))
+        return read_opened(self.open(name, limit=limit))
 
     def write(self, name: str) -> int:
         """Open one of its files for reading and writing, or make it; whoever has the descriptor closes it.
@@ -231,6 +273,17 @@ class Member:
     def read(self, *, limit: int) -> bytes:
         """As :meth:`Folder.read`."""
         return self.folder.read(self.name, limit=limit)
+
+
+def was_changed(then: os.stat_result, now: os.stat_result) -> bool:
+    """Whether a file is another one, or in another state, than it was.
+
+    The time of a write can be set back, and then the time of the change of that shows it.  A file that is deleted,
+    replaced by a rename, or given another name changes that time as well, and its number of names.
+    """
+    states = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in (then, now)]
+    hidden = now.st_ctime_ns != then.st_ctime_ns and now.st_nlink == then.st_nlink
+    return states[0] != states[1] or hidden
 
 
 def is_plain(name: str) -> bool:
@@ -284,7 +337,7 @@ def _directory(name: str, folder: int | None, path: Path, stack: ExitStack) -> i
     return descriptor
 
 
-def _read(opened: Opened) -> bytes:
+def read_opened(opened: Opened) -> bytes:
     """All bytes that the file had when it was opened; closes it."""
     pieces, left = [], opened.status.st_size
     try:

@@ -48,6 +48,8 @@ def safe_lines(text: str) -> str:
     >>> safe_lines("# a\x9bb\n\tc")
     '# a\\u009bb\n\tc'
     """
+    if is_printable(text.replace("\n", "").replace("\t", "")):
+        return text
     return "".join(one if one in "\n\t" or is_printable(one) else _spelled(one) for one in text)
 
 

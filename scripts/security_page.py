@@ -1,18 +1,28 @@
-"""Write the list in docs/hostile-inputs.md from the rows of tests/security, which are what is tested.
+"""Write the limits and the list in docs/hostile-inputs.md from the rows of tests/security, which are what is tested.
 
 python -m scripts.security_page
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 
+from porting.limits import UNITS, Limits
 from tests.security.lists import ALL
 from tests.security.rows import Proof
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "hostile-inputs.md"
+LIMITS, END_OF_LIMITS = "<!-- the limits, from porting/limits.py -->\n", "<!-- end of the limits -->\n"
 BEGIN, END = "<!-- the list, from tests/security -->\n", "<!-- end of the list -->\n"
+
+
+def limited() -> str:
+    """The table of limits in Markdown."""
+    lines = ["| unit | at most | what is charged |", "|---|---|---|"]
+    lines += [f"| `{one.name}` | {one.default:,} | {UNITS[one.name]} |" for one in fields(Limits)]
+    return "\n".join(lines).replace(",", " ") + "\n"
 
 
 def listed() -> str:
@@ -36,10 +46,12 @@ def cell(text: str) -> str:
 
 
 def written(page: str) -> str:
-    """The page with its list as it should be."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{listed()}\n{END}{after}"
+    """The page with its limits and its list as they should be."""
+    for begin, end, text in ((LIMITS, END_OF_LIMITS, limited()), (BEGIN, END, listed())):
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n{text}\n{end}{after}"
+    return page
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from porting.build import OWN_CODE, bounds, build, call, filled, make_config
+from porting.limits import LimitError
 from porting.models import Bert, BertConfig
 from porting.target import TargetError, named_tensors, slots
 from tests.models.twins import TINY
@@ -278,18 +282,106 @@ def test_whatever_a_config_has_a_say_in_is_built_within_bounds(layer: Callable[[
 
 
 @pytest.mark.parametrize("how", [filled, build])
-def test_parameters_in_memory_are_bounded_by_the_checkpoint(how: Callable[..., nn.Module]) -> None:
+def test_parameters_are_bounded_by_the_elements_of_the_checkpoint(how: Callable[..., nn.Module]) -> None:
     """Of a few parameters as well, if they are large; those without memory of their own are not."""
-    within = bounds({"a": torch.zeros(2, dtype=torch.uint8)})
+    within = bounds({"a": torch.zeros(1 << 16)})
 
-    def make() -> nn.Module:
-        return nn.ParameterList(torch.empty(1 << 27) for _ in range(3))
+    def make(count: int) -> nn.Module:
+        return nn.ParameterList(torch.empty(1 << 20) for _ in range(count))
 
+    assert how(lambda: make(4), within).state_dict().keys() == {"0", "1", "2", "3"}
     if how is build:
-        assert how(make, within).state_dict().keys() == {"0", "1", "2"}
+        assert len(list(how(lambda: make(50), within).parameters())) == 50
         return
-    with pytest.raises(TargetError, match="asks for parameters of more than 1073741856 bytes"):
-        how(make, within)
+    with pytest.raises(TargetError, match=r"asks for parameters of more than 4718592 elements .*PORTING_LIMITS=param"):
+        how(lambda: make(5), within)
+
+
+class Masked(nn.Module):
+    """Keeps tensors that no checkpoint stores, of a size that a config says."""
+
+    def __init__(self, make: Callable[[], Tensor], count: int = 1) -> None:
+        super().__init__()
+        for number in range(count):
+            self.register_buffer(f"mask{number}", make(), persistent=False)
+
+
+@pytest.mark.parametrize("how", [filled, build])
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda: torch.ones(20_000, 20_000).tril(), 1),
+        (lambda: torch.arange(20_000)[:, None] - torch.arange(20_000)[None], 1),
+        (lambda: torch.outer(torch.rand(20_000), torch.rand(20_000)), 1),
+        (lambda: torch.arange(20_000)[:, None] < torch.arange(20_000), 1),
+        (lambda: torch.zeros(1 << 24), 5),
+        (lambda: torch.full((1 << 27,), 1.0).double(), 1),
+        (lambda: torch.zeros(int(torch.zeros(1)) + (1 << 27)), 1),
+        (lambda: torch.eye(10_000), 1),
+        (lambda: torch.tril_indices(20_000, 20_000), 1),
+        (lambda: torch.rand(9_000, 1) * torch.rand(9_000), 1),
+    ],
+    ids=["ones", "distances", "outer", "compared", "several", "widened", "a value", "eye", "indices", "product"],
+)
+def test_what_a_module_makes_for_itself_is_bounded(
+    how: Callable[..., nn.Module], make: Callable[[], Tensor], count: int
+) -> None:
+    """It is refused before it is made: a config can ask for masks of the square of its positions."""
+    within = bounds({"a": torch.zeros(2)})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TargetError, match=r"asks for (a tensor|tensors) of .* PORTING_LIMITS=made="):
+        how(lambda: Masked(make, count), within)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (500 << 10)
+
+
+def test_the_time_of_many_small_parts_counts_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config can ask for many; what a builder computes or imports is its own affair."""
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
+
+    def computing() -> nn.Module:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.1:
+            sum(range(1000))
+        return nn.Module()
+
+    small = replace(bounds({"a": torch.zeros(2)}), stored=0)
+    with pytest.raises(LimitError, match=r"^building the module: this takes more than 0 seconds"):
+        filled(lambda: nn.ModuleList(nn.Identity() for _ in range(9000)), small)
+    slow = filled(lambda: nn.ModuleList(computing() for _ in range(20)), replace(small, stored=5 * 10**8))
+    assert len(list(slow.children())) == 20
+    large = replace(small, stored=600 * 10**9)
+    assert len(list(filled(lambda: nn.ModuleList(nn.Identity() for _ in range(9000)), large).modules())) == 9001
+
+
+@pytest.mark.parametrize(
+    ("layers", "shapes", "allowed"),
+    [
+        (36, [(4, 4)], True),
+        (37, [(4, 4)], False),
+        (37, [(4, 4)] * 37, True),
+        (126, [(126, 4)] * 4, True),
+        (126, [(126, 4)] * 3, False),
+        (257, [(257, 4)] * 4, False),
+    ],
+)
+def test_layers_are_bounded_by_the_tensors(layers: int, shapes: list[tuple[int, ...]], allowed: bool) -> None:
+    """Each has some of its own, or shares them with a few dozen others, or they are stacked."""
+    tensors = {str(number): torch.zeros(shape, device="meta") for number, shape in enumerate(shapes)}
+    for name in ("num_hidden_layers", "encoder_layers", "n_layer", "depth"):
+        with nullcontext() if allowed else pytest.raises(TargetError, match=f"{name}={layers}, where at most"):
+            bounds(tensors, {name: layers})
+
+
+def test_masks_of_a_usual_size_are_built() -> None:
+    within = bounds({"a": torch.zeros(2)})
+    module = build(lambda: Masked(lambda: torch.ones(1024, 1024).tril(), 24), within)
+    assert sum(one.nbytes for one in module.buffers()) == 24 << 22
+
+
+def test_a_limit_on_what_a_module_makes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTING_LIMITS", "parameters=9000000")
+    made = filled(lambda: nn.ParameterList(torch.empty(1 << 20) for _ in range(8)), bounds({"a": torch.zeros(2)}))
+    assert len(list(made.parameters())) == 8
 
 
 def test_a_builder_that_fails_is_shown_at_its_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import torch
 
+from porting.checkpoint.container import allow_time
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
-from porting.checkpoint.layout import ChecksummedRange, Contents, Extent, TensorInfo, WeightFile
+from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
 from porting.errors import Code, Fault, nearest, told
+from porting.opening import Folder
 
 CHECKSUM_PIECE = 1 << 18
 """Bytes read at a time: larger pieces fall out of the processor's cache and cost several times as much."""
@@ -70,6 +73,7 @@ class Checkpoint:
         index: ShardIndex | None,
         commit: str | None = None,
         notes: tuple[Fault, ...] = (),
+        folder: Folder | None = None,
     ) -> None:
         contents = tuple(contents)
         self.location = location
@@ -81,6 +85,7 @@ class Checkpoint:
         self.index = index.content if index is not None else None
         self.shared: tuple[frozenset[str], ...] = tuple(chain.from_iterable(part.shared for part in contents))
         self._sources = sources
+        self._folder = folder
         self._verified: set[tuple[str, str, int]] = set()
         self.tensors: Mapping[str, TensorInfo]
         self._extents: Mapping[str, Extent]
@@ -91,10 +96,15 @@ class Checkpoint:
             self._extents = {name: extent for part in contents for name, extent in part.extents.items()}
         self._chunks = {name: (part, chunks) for part in contents for name, chunks in part.chunks.items()}
         self._located: dict[str, tuple[StoredBox, ...]] = {}
+        self._archives: dict[tuple[Chunk, torch.dtype], Extent] = {}
         self.warnings = (*notes, *self._check(contents, index), *self._remote_code())
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
+
+    def allow_time(self) -> None:
+        """Allow what goes through it the time that its files are worth, in the budget that is open."""
+        allow_time(self._sources.values())
 
     def pieces(self, name: str, *, verify: bool = True) -> tuple[StoredBox, ...]:
         """Where a tensor's bytes lie: for reading them bit by bit.
@@ -118,7 +128,7 @@ class Checkpoint:
                 part, chunks = self._chunks[name]
                 files = [self.file(chunk.file) for chunk in chunks]
                 found = tuple(
-                    StoredBox(chunk.starts, chunk.sizes, file, part.locate(file, chunk, info))
+                    StoredBox(chunk.starts, chunk.sizes, file, self._extent(part, file, chunk, info))
                     for chunk, file in zip(chunks, files, strict=True)
                 )
             else:
@@ -130,6 +140,13 @@ class Checkpoint:
             for piece in found:
                 self._verify_checksum(piece.file, piece.extent.record)
         return found
+
+    def _extent(self, part: Contents, file: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
+        """Where a chunk's elements lie: of tied tensors, whose chunks are the same, it is looked for once."""
+        key = chunk, info.dtype
+        if key not in self._archives:
+            self._archives[key] = part.locate(file, chunk, info)
+        return self._archives[key]
 
     def file(self, name: str, *, tensor: str = "") -> LocalFile:
         """One of its files of weights.
@@ -167,17 +184,37 @@ class Checkpoint:
         aligned = extent.start % info.dtype.itemsize == 0
         return extent.decode is None and aligned and info.nbytes <= extent.stop - extent.start
 
+    def require_in_place(self) -> None:
+        """See that its files of weights, where there are several, and their index still stand where they were opened.
+
+        Whoever goes through the whole checkpoint asks for it in the end: files that are replaced one by one while that
+        is done are noticed then.  What was one file and is replaced has been read as it was.
+
+        Raises:
+            CheckpointError: another file stands in the place of one, or one is gone and others are not.
+        """
+        index = [self.index_file.name] if self.index_file is not None else []
+        names = [*index, *(file.name for file in self.files)]
+        if self._folder is not None and len(names) > 1:
+            self._folder.require_in_place(names)
+
     def require_unchanged(self, tensors: Iterable[torch.Tensor]) -> None:
         """See that those of some tensors that are views of its mapped files have the values that they were read with.
 
         Raises:
             CheckpointError: a file that one of them is a view of was written to or truncated in place.
         """
-        mapped = [source for source in self._sources.values() if isinstance(source, LocalFile)]
+        sources = (source for source in self._sources.values() if isinstance(source, LocalFile))
+        mapped = sorted((*place, source) for source in sources if (place := source.mapped) is not None)
+        begins, seen = [one[0] for one in mapped], set[int]()
         for tensor in tensors:
-            for source in [one for one in mapped if one.holds(tensor)]:
-                source.require_unchanged()
-                mapped.remove(source)
+            if not tensor.numel() or tensor.device.type != "cpu":
+                continue
+            address = tensor.untyped_storage().data_ptr()
+            number = bisect_right(begins, address) - 1
+            if number >= 0 and number not in seen and address < mapped[number][1]:
+                mapped[number][2].require_unchanged()
+                seen.add(number)
 
     def read(self, name: str, *, own: bool = False) -> torch.Tensor:
         """One tensor.

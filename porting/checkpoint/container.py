@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 import torch
 
 from porting.checkpoint.errors import CheckpointError, FaultList
-from porting.checkpoint.files import ByteSource
+from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described
 from porting.checkpoint.names import check_names
 from porting.errors import Code, Fault
+from porting.limits import grant
 
 if TYPE_CHECKING:
     from porting.checkpoint.index import ShardIndex
@@ -334,7 +335,15 @@ def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
             break
     if faults:
         raise CheckpointError(faults)
+    allow_time(sources.values())
     return sources
+
+
+def allow_time(sources: Iterable[ByteSource]) -> None:
+    """Allow the time that files on this machine may take; a hub can say of its files that they are of any size."""
+    for source in sources:
+        if isinstance(source, LocalFile):
+            grant(source.size, where=source.where)
 
 
 def divided(tensors: Mapping[str, Described], shard_size: int | None) -> list[dict[str, Described]]:

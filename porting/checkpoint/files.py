@@ -17,7 +17,7 @@ import torch
 
 from porting.checkpoint.errors import CheckpointError
 from porting.errors import Code, Fault
-from porting.opening import Opened, open_file
+from porting.opening import Opened, open_file, was_changed
 
 MOST_ROWS = 1024
 """The most buffers that one call of the system fills (IOV_MAX)."""
@@ -187,12 +187,13 @@ class LocalFile:
         self.require_unchanged()
         return tensor
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a view of the mapped file: what becomes of the file then may become of it."""
-        if self._mapping is None or not tensor.numel() or tensor.device.type != "cpu":
-            return False
+    @property
+    def mapped(self) -> tuple[int, int] | None:
+        """The addresses between which the file is mapped: what becomes of it may become of tensors there."""
+        if self._mapping is None:
+            return None
         first = torch.frombuffer(self._mapping, dtype=torch.uint8, count=1).data_ptr()
-        return first <= tensor.untyped_storage().data_ptr() < first + self.size
+        return first, first + self.size
 
     def require_unchanged(self) -> None:
         """Raises: CheckpointError when the file is not the one whose header was read.
@@ -205,10 +206,7 @@ class LocalFile:
             raise self._changed(f"it was truncated: {sizes}")
         if now.st_size > then.st_size:
             raise self._changed(sizes)
-        # The time of a write can be set back, and then the time of the change of that shows it.  A file that is
-        # deleted, replaced by a rename, or given another name changes that time as well, and its number of names.
-        hidden = now.st_ctime_ns != then.st_ctime_ns and now.st_nlink == then.st_nlink
-        if now.st_mtime_ns != then.st_mtime_ns or hidden:
+        if was_changed(then, now):
             raise self._changed(f"{sizes}, but it was written to since")
 
     def _changed(self, found: str) -> CheckpointError:

@@ -1,8 +1,8 @@
 """What a hub may answer: each response is judged before the client uses it, its body is counted, and time is limited.
 
 huggingface_hub makes file names of headers: it joins ``ETag`` and ``X-Repo-Commit`` to folders of its cache, so that a
-hub, or a mirror, that answers ``ETag: "/home/me/.bashrc"`` writes that file.  docs/security.md has what its authors
-should be told.  Here a hook of its HTTP client looks at every response to a request that is made through
+hub, or a mirror, that answers ``ETag: "/home/me/.bashrc"`` writes that file.  docs/hostile-inputs.md has what its
+authors should be told.  Here a hook of its HTTP client looks at every response to a request that is made through
 :func:`guarded`; the program's other requests are left as they are.
 """
 
@@ -28,7 +28,7 @@ from huggingface_hub.utils import _http
 from porting.checkpoint.errors import HubError, quote
 from porting.checkpoint.hub_errors import HTTP_ERROR
 from porting.errors import Code, Fault
-from porting.limits import RATE, limits, raised
+from porting.limits import RATE, limits, raised, spending
 
 Value = TypeVar("Value")
 
@@ -39,6 +39,15 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 LARGEST_ANSWER = 1 << 22
 """Bytes of an answer that is kept in memory: the list of a model's files, of which it holds 40,000."""
+
+MOST_PIECES, LEAST_PIECE = 50_000, 256
+"""So many pieces of any size, and one more for so many bytes: a body that comes byte by byte costs a processor."""
+
+LOOK = 1.0
+"""Seconds between two looks at what the client is doing."""
+
+A_SECOND = 20_000_000
+"""Bytes that may take the client a second of processor time; what it takes longer counts as that of descriptions."""
 
 DEFAULT_ENDPOINT = constants.HUGGINGFACE_CO_URL_HOME.rstrip("/")
 """The one place from which files may come by another way than HTTP (Xet), which nothing here could count."""
@@ -61,6 +70,7 @@ class Guard:
     ) -> None:
         self.where = where
         self.received = 0
+        self._pieces = 0
         self._commit = commit
         self._most = most
         self._folder = folder
@@ -124,8 +134,11 @@ class Guard:
             nonlocal left
             left -= len(piece)
             self.received += len(piece)
+            self._pieces += 1
             if left < 0:
                 raise self._refused(f"more than {most} bytes, which is more than was announced or can be meant")
+            if self._pieces > MOST_PIECES + self.received // LEAST_PIECE:
+                raise self._refused(f"{self.received} bytes in {self._pieces} pieces, each of which takes time")
 
         return count
 
@@ -187,25 +200,64 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
     _install()
     done: Future[Value] = Future()
 
+    spent = 0.0
+
     def run() -> None:
+        nonlocal spent
         _GUARD.set(guard)
+        begun = time.thread_time()
         try:
-            done.set_result(work())
+            value = work()
         except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+            spent = time.thread_time() - begun
             done.set_exception(error)
+        else:
+            spent = time.thread_time() - begun
+            done.set_result(value)
 
     # A daemon, so that a program can end while a server holds one of its connections.
-    Thread(target=copy_context().run, args=(run,), daemon=True).start()
+    thread = Thread(target=copy_context().run, args=(run,), daemon=True)
+    thread.start()
     while True:
         try:
-            return done.result(timeout=max(guard.left(), 0.01))
+            found = done.result(timeout=min(max(guard.left(), 0.01), LOOK))
         except TimeoutError:
             if done.done():
                 raise
-            if guard.left() <= 0:
+            busy = _busy(thread) - guard.received / A_SECOND > limits().seconds
+            if guard.left() <= 0 or busy:
                 # Ends the requests that are still on their way, and may wait for one of them to end.
                 Thread(target=huggingface_hub.close_session, daemon=True).start()
+                if busy:
+                    with spending() as budget:
+                        raise budget.exceeded("seconds", guard.where) from None
                 raise guard.expired() from None
+        except Exception:
+            _charge(spent, guard)
+            raise
+        else:
+            _charge(spent, guard)
+            return found
+
+
+def _charge(spent: float, guard: Guard) -> None:
+    """Count the processor time of a call: an index can name thousands of small files, which are there or not.
+
+    Raises:
+        LimitError: that is more than is left.
+    """
+    with spending() as budget:
+        budget.spend(max(0.0, spent - guard.received / A_SECOND), guard.where)
+
+
+def _busy(thread: Thread) -> float:
+    """Seconds of processor time that a thread took so far; 0 where the system does not say."""
+    try:
+        content = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()
+        user, system = content.rpartition(b")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _install() -> None:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.layout import TensorInfo
 from porting.checkpoint.source import open_checkpoint
-from porting.limits import charge
+from porting.limits import charge, reading
 
 DIGITS = re.compile(r"(\d+)")
 
@@ -129,6 +130,11 @@ def inspect_checkpoint(
         weights=False,
         follow_links=follow_links,
     )
+    with reading(checkpoint.location):
+        return _inspection(checkpoint)
+
+
+def _inspection(checkpoint: Checkpoint) -> Inspection:
     tensors = checkpoint.tensors.values()
     model_type = checkpoint.config.get("model_type")
     architectures = checkpoint.config.get("architectures")

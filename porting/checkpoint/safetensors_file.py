@@ -52,6 +52,7 @@ MAX_HEADER = 100_000_000
 FETCH_AGAIN = "the file is damaged or was not written by a safetensors library: fetch it again"
 CONVERT = "convert it to one of " + ", ".join(SAFETENSORS_DTYPES)
 FIELDS = ("dtype", "shape", "data_offsets")
+EXPECTED = frozenset(FIELDS)
 
 
 def read_header(source: ByteSource, *, name: str) -> Contents:
@@ -178,7 +179,7 @@ def _entry(key: str, entry: Json, file: str, faults: FaultList) -> tuple[TensorI
         message = f"a JSON {_kind(entry)} where an object is expected"
         faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=FETCH_AGAIN)
         return None
-    if len(entry) != len(FIELDS) or any(field not in entry for field in FIELDS):
+    if entry.keys() != EXPECTED:
         _note_fields(key, entry, faults)
         return None
     name = entry["dtype"]

@@ -24,8 +24,8 @@ from porting.checkpoint.registry import (
     wrong_kind,
 )
 from porting.errors import Code, Fault, nearest
-from porting.limits import spending
-from porting.opening import Folder, read_file
+from porting.limits import reading, spending
+from porting.opening import Folder, Opened, open_file, read_opened
 
 if TYPE_CHECKING:
     from porting.checkpoint.hub import RemoteModel
@@ -137,12 +137,18 @@ class LocalPlace:
 
     def open(self, name: str) -> LocalFile:
         """One of its files."""
-        return LocalFile(self.folder.path / name if name == self._named else self.folder.open(name))
+        return LocalFile(self._opened(name))
 
     def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
         """The whole of a small file, and how messages call it."""
-        path = self.folder.path / name
-        return read_file(path, limit=limit) if name == self._named else self.folder.read(name, limit=limit), str(path)
+        return read_opened(self._opened(name, limit)), str(self.folder.path / name)
+
+    def _opened(self, name: str, limit: int | None = None) -> Opened:
+        if name != self._named:
+            return self.folder.open(name, limit=limit)
+        opened = open_file(self.folder.path / name, limit=limit)
+        self.folder.remember(name, opened)
+        return opened
 
 
 def _open_directory(root: Path, *, location: str, follow_links: bool = False, commit: str | None = None) -> Checkpoint:
@@ -179,32 +185,37 @@ def open_weights(place: LocalPlace, main: str, *, part: str = "", commit: str | 
     Raises:
         CheckpointError: with every fault found in its files.
     """
-    found = _found(place, main, part=part)
-    return Checkpoint(
-        location=place.location,
-        path=place.folder.path,
-        config=read_config(place.folder),
-        contents=found.contents,
-        sources=found.sources,
-        index=found.index,
-        commit=commit,
-        notes=found.notes,
-    )
+    with reading(place.location):
+        found = _found(place, main, part=part)
+        checkpoint = Checkpoint(
+            location=place.location,
+            path=place.folder.path,
+            config=read_config(place.folder),
+            contents=found.contents,
+            sources=found.sources,
+            index=found.index,
+            commit=commit,
+            notes=found.notes,
+            folder=place.folder,
+        )
+        place.folder.require_in_place()
+        return checkpoint
 
 
 def _open_remote(model: RemoteModel) -> Checkpoint:
     """Opens the headers of a model on the hub."""
-    found = _found(model, model.main, locate=False)
-    return Checkpoint(
-        location=model.location,
-        path=None,
-        config=model.config,
-        contents=found.contents,
-        sources={},
-        index=found.index,
-        commit=model.commit,
-        notes=found.notes,
-    )
+    with reading(model.location):
+        found = _found(model, model.main, locate=False)
+        return Checkpoint(
+            location=model.location,
+            path=None,
+            config=model.config,
+            contents=found.contents,
+            sources={},
+            index=found.index,
+            commit=model.commit,
+            notes=found.notes,
+        )
 
 
 def _found(place: Place, main: str, *, part: str = "", locate: bool = True) -> Found:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 import tempfile
@@ -31,8 +32,8 @@ from rich.text import Text
 
 from porting.cli.options import flags, source_argument
 from porting.errors import Code, Fault, PortingError, typed
-from porting.limits import LimitError, spending
-from porting.printable import safe
+from porting.limits import LimitError, spending, watched
+from porting.printable import safe, safe_lines
 
 DIFFERENT = 1
 """Exit code: everything worked, and a difference was found."""
@@ -98,6 +99,7 @@ class Screen(AbstractContextManager["Screen"]):
         self._borrowed.enter_context(typed())
         try:
             self._borrowed.enter_context(spending())
+            self._borrowed.enter_context(watched())
         except LimitError as error:
             self._borrowed.close()
             self._refuse([str(fault) for fault in error.faults], error.faults)
@@ -169,7 +171,7 @@ class Screen(AbstractContextManager["Screen"]):
             return
         with self.out.capture() as captured:
             self.out.print(*renderables, sep="\n", soft_wrap=soft_wrap)
-        drawn = captured.get()
+        drawn = _STYLE.sub(lambda found: found[1] or safe_lines(found[2]), captured.get())
         if not self.out.is_terminal:  # columns are padded to their width, the last one too
             drawn = "".join(f"{line.rstrip()}\n" for line in drawn.splitlines())
         self._write(drawn)
@@ -244,6 +246,10 @@ class Screen(AbstractContextManager["Screen"]):
                 progress.update(task, description=f"{title}: {safe(what)}", completed=done, total=total or None)
 
             yield tell
+
+
+_STYLE = re.compile(r"(\x1b\[[0-9;]*m)|([^\x1b]+|\x1b)")
+"""What sets a colour; and what stands between: whatever drew it, none of that moves anything on a terminal."""
 
 
 def _tell_nobody(what: str, done: int, total: int) -> None:

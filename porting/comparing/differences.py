@@ -14,6 +14,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.counterparts import Counterpart, Counterparts, by_name, through
 from porting.comparing.numbers import Difference, Odd, compare_pieces
 from porting.comparing.streaming import PIECE, SPAN, THREADS, Reader, Readers, each, spans
+from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe, as_it_is, unravel
 from porting.tables import find_table
@@ -138,6 +139,7 @@ Progress = Callable[[str, int, int], None]
 """Told the tensor, how much was gone through and how much there is: elements of a diff, bytes of a digest."""
 
 
+@spending()
 def diff(
     a: str | os.PathLike[str] | Checkpoint,
     b: str | os.PathLike[str] | Checkpoint,
@@ -175,8 +177,12 @@ def diff(
     """
     first = a if isinstance(a, Checkpoint) else open_checkpoint(a)
     second = b if isinstance(b, Checkpoint) else open_checkpoint(b)
-    found = by_name(first, second) if table is None else through(find_table(table, first.config), first, second)
-    jobs = list(_jobs(found, first, second))
+    first.allow_time()
+    second.allow_time()
+    chosen = None if table is None else find_table(table, first.config)
+    with reading(first.location):
+        found = by_name(first, second) if chosen is None else through(chosen, first, second)
+        jobs = list(_jobs(found, first, second))
     total = sum(stop - start for _, start, stop in jobs)
     done = 0
     results: list[tuple[Counterpart, Difference]] = []
@@ -188,11 +194,17 @@ def diff(
         left, right = readers[id(pair.left), "l"].mine, readers[id(pair.right), "r"].mine
         return pair, _compared(*job, left, right, atol=atol, rtol=rtol)
 
-    for (_, start, stop), result in zip(jobs, each(jobs, work, threads=threads), strict=True):
+    def nbytes(job: _Job) -> int:
+        pair, start, stop = job
+        return (stop - start) * pair.recipe.dtype.itemsize
+
+    for (_, start, stop), result in zip(jobs, each(jobs, work, nbytes, threads=threads), strict=True):
         results.append(result)
         done += stop - start
         if progress is not None:
             progress(result[0].name, done, total)
+    first.require_in_place()
+    second.require_in_place()
     groups = (list(group) for _, group in groupby(results, key=lambda one: id(one[0])))
     sums = [(group[0][0], sum((found for _, found in group), start=Difference())) for group in groups]
     alone = {id(pair): difference for pair, difference in sums if pair.left is pair.right and not pair.note}

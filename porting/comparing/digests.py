@@ -15,7 +15,7 @@ import ctypes
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.canonical import Side, canonical, in_order
 from porting.comparing.differences import Progress
 from porting.comparing.streaming import THREADS, Reader, Readers, each, spans
+from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe
 from porting.tables import find_table
@@ -79,13 +80,21 @@ class Digest:
     @property
     def text(self) -> str:
         """The text whose SHA-256 is the digest."""
-        first = f"{FIRST_LINE} values" if self.values else FIRST_LINE
-        return "".join(f"{line}\n" for line in (first, *(one.line for one in self.tensors)))
+        return "".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The same, line by line."""
+        yield f"{FIRST_LINE} values\n" if self.values else f"{FIRST_LINE}\n"
+        yield from (f"{one.line}\n" for one in self.tensors)
 
     def __str__(self) -> str:
-        return f"sha256:{hashlib.sha256(self.text.encode('ascii')).hexdigest()}"
+        state = hashlib.sha256()
+        for line in self.lines():
+            state.update(line.encode("ascii"))
+        return f"sha256:{state.hexdigest()}"
 
 
+@spending()
 def digest(
     source: str | os.PathLike[str] | Checkpoint,
     table: Table | str | Path | None = None,
@@ -116,9 +125,11 @@ def digest(
     True
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    checkpoint.allow_time()
     chosen = None if table is None else find_table(table, checkpoint.config)
-    found = canonical(checkpoint, chosen, side)
-    recipes = list(in_order(found.recipes))
+    with reading(checkpoint.location):
+        found = canonical(checkpoint, chosen, side)
+        recipes = list(in_order(found.recipes))
     total = sum(recipe.numel * recipe.dtype.itemsize for recipe in recipes)
     done = 0
     tensors: list[TensorDigest] = []
@@ -128,11 +139,15 @@ def digest(
     def work(recipe: Recipe) -> TensorDigest:
         return _tensor_digest(recipe, readers.mine, values=values)
 
-    for recipe, result in zip(recipes, each(recipes, work, threads=threads), strict=True):
+    def nbytes(recipe: Recipe) -> int:
+        return recipe.nbytes
+
+    for recipe, result in zip(recipes, each(recipes, work, nbytes, threads=threads), strict=True):
         tensors.append(result)
         done += recipe.numel * recipe.dtype.itemsize
         if progress is not None:
             progress(recipe.name, done, total)
+    checkpoint.require_in_place()
     return Digest(tensors=tuple(tensors), values=values, left_out=found.left_out, nbytes=total)
 
 

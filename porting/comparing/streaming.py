@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
+from porting.limits import SMALL, spending
 from porting.plan.clipping import window
 from porting.plan.copies import Copy
 from porting.plan.move import Window, compute
@@ -36,6 +38,9 @@ SPAN = 1 << 25
 THREADS = 2
 """A disk is read as fast by two threads as by more."""
 
+BATCH = 256
+"""Small jobs that a thread is handed at once: handing one over takes longer than doing it."""
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -57,10 +62,13 @@ class Reader:
         self._checkpoint = checkpoint
         self._staging = Staging(PIECE)
         self._memory = torch.empty(TURNED, dtype=torch.uint8)
+        self._bytes = bytes_of(self._memory)
         self._stored: dict[Copy, tuple[Stored, ...]] = {}
 
     def length(self, recipe: Recipe) -> int:
         """Bytes of a window: of a tensor that is turned so many that its source is read in runs of some length."""
+        if _as_it_is(recipe):
+            return PIECE
         moves = [one.copy for copy in recipe.copies for one in self._moves(copy)]
         return PIECE if all(copy.source_strides[-1:] in ((), (1,)) for copy in moves) else TURNED
 
@@ -74,12 +82,33 @@ class Reader:
         Raises:
             CheckpointError: they cannot be read; a file that changed since it was opened is not.
         """
+        if stop - start == recipe.numel and _as_it_is(recipe):
+            found = self._whole(recipe)
+            if found is not None:
+                return found
         moves = [one for copy in recipe.copies for one in self._moves(copy)]
         found = self._run(recipe, moves, start, stop)
         if found is None:
             found = self._computed(recipe, start, stop)
         for one in moves:
             one.file.require_unchanged()
+        return found
+
+    def _whole(self, recipe: Recipe) -> Tensor | None:
+        """A tensor that is another as it lies in its file; None where it does not lie there in one run."""
+        source = recipe.copies[0].source
+        info = self._checkpoint.tensors[source]
+        pieces = self._checkpoint.pieces(source)
+        dtype = recipe.dtype
+        if len(pieces) != 1 or pieces[0].extent.stride is not None or info.dtype != dtype or dtype == torch.bool:
+            return None
+        if info.nbytes != recipe.nbytes:  # it is the first part of a larger one
+            return None
+        count = info.nbytes
+        found = self._memory[:count].view(dtype)
+        if count:
+            pieces[0].file.read_into(self._bytes[:count], pieces[0].extent.start)
+            pieces[0].file.require_unchanged()
         return found
 
     def _run(self, recipe: Recipe, moves: Sequence[Stored], start: int, stop: int) -> Tensor | None:
@@ -121,6 +150,15 @@ class Reader:
         return self._stored[copy]
 
 
+def _as_it_is(recipe: Recipe) -> bool:
+    """Whether a recipe moves all of one tensor, as :func:`porting.plan.recipe.as_it_is` makes them."""
+    if len(recipe.copies) != 1 or recipe.arithmetic or recipe.arange or recipe.base or recipe.work != recipe.dtype:
+        return False
+    copy = recipe.copies[0]
+    run = copy.source_strides == copy.target_strides == (1,) and not copy.source_offset and not copy.target_offset
+    return run and copy.sizes[0] == recipe.numel
+
+
 class Readers(local):
     """Readers of which each thread has its own.
 
@@ -143,24 +181,56 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def each(jobs: Iterable[Job], work: Callable[[Job], Result], *, threads: int = THREADS) -> Iterator[Result]:
+def each(
+    jobs: Iterable[Job], work: Callable[[Job], Result], nbytes: Callable[[Job], int], *, threads: int = THREADS
+) -> Iterator[Result]:
     """The results of the jobs, in their order; a few of them are under way at a time.
+
+    Small jobs are handed to a thread many at a time, and the time that they take is counted.
 
     Args:
         jobs: what is to be done; taken one by one.
         work: does one.
+        nbytes: the bytes that one goes through.
         threads: how many are done at a time.
+
+    Raises:
+        LimitError: there are so many small jobs that they take longer than a command may.
     """
-    remaining = iter(jobs)
-    with one_thread_each(), ThreadPoolExecutor(threads) as pool:
-        under_way = [pool.submit(work, job) for job in islice(remaining, 2 * threads)]
+    remaining = _batches(jobs, nbytes)
+
+    def done(batch: list[Job]) -> tuple[list[Result], float]:
+        begun = time.thread_time()
+        results = [work(job) for job in batch]
+        return results, time.thread_time() - begun if nbytes(batch[0]) < SMALL else 0.0
+
+    with spending() as budget, one_thread_each(), ThreadPoolExecutor(threads) as pool:
+        under_way = [pool.submit(done, batch) for batch in islice(remaining, 2 * threads)]
         try:
             while under_way:
-                yield under_way.pop(0).result()
-                under_way += [pool.submit(work, job) for job in islice(remaining, 1)]
+                results, seconds = under_way.pop(0).result()
+                under_way += [pool.submit(done, batch) for batch in islice(remaining, 1)]
+                budget.spend(seconds)
+                yield from results
         finally:
             for one in under_way:
                 one.cancel()
+
+
+def _batches(jobs: Iterable[Job], nbytes: Callable[[Job], int]) -> Iterator[list[Job]]:
+    """Neighbours that are small, up to :data:`BATCH` of them; each other job by itself."""
+    batch: list[Job] = []
+    for job in jobs:
+        small = nbytes(job) < SMALL
+        if batch and (not small or len(batch) == BATCH):
+            yield batch
+            batch = []
+        if small:
+            batch.append(job)
+        else:
+            yield [job]
+    if batch:
+        yield batch
 
 
 def nbytes(checkpoint: Checkpoint, names: Sequence[str]) -> int:

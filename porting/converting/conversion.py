@@ -23,6 +23,7 @@ from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, option, told
 from porting.export_files import chosen_writer, protected
+from porting.limits import spending
 from porting.loading import Into
 from porting.notation.table import Table
 from porting.plan.plan import LeftOut
@@ -287,8 +288,10 @@ class _Options:
             raise _wrong(message, f"pass {enough}, or fewer threads")
 
 
+@spending()
 def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Tell | None) -> Converted:
     options.require()
+    draft.checkpoint.allow_time()
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
     first, overwrite = team.rank == 0, options.overwrite
     with told_to_all(team), explained(path, draft.outline.size), workplace(path, first=first) as place:
@@ -299,6 +302,9 @@ def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Te
         written = write_files(
             draft, place, team, threads=options.threads, memory=each, sha256=options.sha256, meter=meter
         )
+        for one in (draft.checkpoint, draft.like):
+            if one is not None:
+                one.require_in_place()
         meter.stage = "publishing"
         meter.look()
         if first:

@@ -20,6 +20,7 @@ from porting.converting.record import RECORD, read_record, versions
 from porting.converting.reverse_table import held, places_of, sources_of
 from porting.errors import Code, Fault, option
 from porting.export_files import METADATA, chosen_writer, companions, config_bytes, config_of, is_single_file
+from porting.limits import reading
 from porting.loading import Into, maker
 from porting.notation.table import Table
 from porting.opening import Folder, Member
@@ -105,7 +106,9 @@ def draft_into_port(
     chosen = find_table(table, checkpoint.config)
     try:
         if derive or (into is None and architecture is None and not chosen.architectures):
-            places = places_of(chosen, checkpoint.tensors, checkpoint.config)
+            with reading(checkpoint.location):
+                checkpoint.allow_time()
+                places = places_of(chosen, checkpoint.tensors, checkpoint.config)
             plan = check(chosen, checkpoint, places, dtype=dtype, fresh=fresh)
         else:
             make, _ = maker(chosen, checkpoint, into, architecture, trust=trust)
@@ -118,10 +121,12 @@ def draft_into_port(
         message = f"{checkpoint.location} is in the port's layout already: a conversion through this table made it"
         hint = f"pass {option('reverse', True)} to go back"
         raise PlanError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint)) from error
-    recipes = into_port(plan)
-    return _draft(
-        checkpoint, None, chosen, recipes, reverse=False, dtype=dtype, shard_size=shard_size, to=to, where=where
-    )
+    with reading(where):
+        checkpoint.allow_time()
+        recipes = into_port(plan)
+        return _draft(
+            checkpoint, None, chosen, recipes, reverse=False, dtype=dtype, shard_size=shard_size, to=to, where=where
+        )
 
 
 def draft_back(
@@ -142,6 +147,23 @@ def draft_back(
     """
     config = port.config if port.config or like is None else like.config
     chosen = find_table(table, config)
+    with reading(where):
+        port.allow_time()
+        return _back(port, chosen, config, like, dtype, shard_size=shard_size, fresh=fresh, to=to, where=where)
+
+
+def _back(
+    port: Checkpoint,
+    chosen: Table,
+    config: Mapping[str, object],
+    like: Checkpoint | None,
+    dtype: torch.dtype | None,
+    *,
+    shard_size: int | None,
+    fresh: bool,
+    to: str | None,
+    where: str,
+) -> Draft:
     found = held(chosen, port.tensors)
     recorded = _recorded(port, chosen, like)
     sources = sources_of(chosen, found.places, config, recorded)

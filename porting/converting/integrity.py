@@ -19,6 +19,7 @@ from porting.converting.record import RECORD, Record, read_record
 from porting.converting.thread_pool import work
 from porting.errors import Code, Fault, PortingError, grouped_lines
 from porting.export_files import chosen_writer
+from porting.limits import grant, reading, spending
 from porting.opening import Folder, is_plain
 
 
@@ -50,6 +51,7 @@ class FilesReport:
         return not self.problems
 
 
+@spending()
 def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, threads: int = 2) -> FilesReport:
     """Read every file that :func:`porting.convert` wrote, and compare it with the digest that was recorded.
 
@@ -165,12 +167,13 @@ class _Chunks:
             container, part = chosen_writer(self._to or None)
             place = LocalPlace(self._root, location=str(self._root.path))
             checkpoint = open_weights(place, container.main, part=part)
-            for name in checkpoint.tensors:
-                if name not in self._names:  # another name of one that is
-                    continue
-                for piece in checkpoint.pieces(name, verify=False):
-                    places = self._found.setdefault(piece.file.path.name, {})
-                    places[name] = piece.extent.start, piece.extent.stop
+            with reading(place.location):
+                for name in checkpoint.tensors:
+                    if name not in self._names:  # another name of one that is
+                        continue
+                    for piece in checkpoint.pieces(name, verify=False):
+                        places = self._found.setdefault(piece.file.path.name, {})
+                        places[name] = piece.extent.start, piece.extent.stop
             self._opened = True
         return self._found.get(file, {})
 
@@ -205,6 +208,7 @@ class _Checked:
             except CheckpointError as error:
                 self._problem = error.faults[0].message
             else:
+                grant(self._file.size, where=self._file.where)
                 if self._file.size != self._entry.get("size"):
                     self._problem = f"it has {self._file.size} bytes, and {self._entry.get('size')!r} were written"
         self.bytes = self._file.size if self._file is not None else 0
@@ -224,11 +228,13 @@ class _Checked:
             return
         self._order = sorted(places, key=lambda one: places[one][0])
         end = 0
-        for tensor in self._order:
-            start, stop = places[tensor]
-            self._front += self._file.pread(end, start - end)
-            end = stop
-        self._front += self._file.pread(end, self._file.size - end)
+        between: list[bytes] = []
+        with reading(self._file.where):
+            for tensor in self._order:
+                start, stop = places[tensor]
+                between.append(self._file.pread(end, start - end))
+                end = stop
+        self._front = b"".join([*between, self._file.pread(end, self._file.size - end)])
         for tensor, (start, stop) in places.items():
             yield stop - start, partial(self._read, self._file, tensor, start, stop)
 

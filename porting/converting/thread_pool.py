@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock, Thread
 from typing import Generic, TypeVar
 
 import torch
+
+from porting.limits import SMALL, spending
 
 PATIENCE = 0.1
 """Seconds between two looks at how far the work has come."""
@@ -36,8 +39,8 @@ class _Lanes(Generic[Owned]):
             self._left[number] += cost
             before += cost
 
-    def take(self, number: int) -> Job[Owned] | None:
-        """The next job of a thread; None when there is none left."""
+    def take(self, number: int) -> tuple[int, Job[Owned]] | None:
+        """The next job of a thread, with its cost; None when there is none left."""
         with self._lock:
             fullest = max(range(len(self._lanes)), key=lambda one: (self._left[one], len(self._lanes[one])))
             lane = number if self._lanes[number] else fullest
@@ -45,7 +48,7 @@ class _Lanes(Generic[Owned]):
                 return None
             cost, job = self._lanes[lane].popleft() if lane == number else self._lanes[lane].pop()
             self._left[lane] -= cost
-            return job
+            return cost, job
 
 
 def work(
@@ -62,17 +65,24 @@ def work(
 
     Raises:
         BaseException: what the first job that failed raised; jobs that had not begun then are not begun.
+        LimitError: there are so many small jobs that they take longer than a command may.
     """
     lanes: _Lanes[Owned] = _Lanes(list(jobs), len(owners))
     stop = Event()
     failures: list[BaseException] = []
+    seconds = [0.0] * len(owners)  # of processor time that small jobs took, by thread
+    counted = 0.0
 
     def run(number: int, make: Callable[[], Owned]) -> None:
         torch.set_num_threads(1)  # a piece is too small to be shared; the threads are here
         try:
             owned = make()
-            while not stop.is_set() and (job := lanes.take(number)) is not None:
+            while not stop.is_set() and (taken := lanes.take(number)) is not None:
+                cost, job = taken
+                begun = time.thread_time()
                 job(owned)
+                if cost < SMALL:
+                    seconds[number] += time.thread_time() - begun
         except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             failures.append(error)
             stop.set()
@@ -86,6 +96,9 @@ def work(
             while thread.is_alive():
                 thread.join(PATIENCE)
                 look()
+                with spending() as budget:
+                    budget.spend(sum(seconds) - counted)
+                counted = sum(seconds)
     finally:
         stop.set()
         for thread in threads:

@@ -24,6 +24,7 @@ from porting.converting.progress import Meter
 from porting.converting.record import RECORD, record_bytes, versions
 from porting.converting.thread_pool import work
 from porting.converting.workplace import Workplace, require_room
+from porting.limits import reading
 from porting.plan.recipe import Recipe
 
 
@@ -58,7 +59,9 @@ def write_files(
         PortingError: the input cannot be read, is damaged, or changed.
         OSError: writing failed.
     """
-    keys = team.gather(draft.key)
+    with reading(str(place.root)):
+        settled = draft.key
+    keys = team.gather(settled)
     same_everywhere(key["plan"] for key in keys)
     key = keys[0]  # the number of a device is that of one machine: all go by what the first one sees
     (before, *_) = team.gather(_begin(draft, place, key) if team.rank == 0 else None)
@@ -264,19 +267,20 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         for one in draft.recipes.tensors
         if task.made[one.name].losses
     }
-    return record_bytes(
-        {
-            "reverse": draft.reverse,
-            "command": _command(draft),
-            "versions": versions(),
-            "table": {"name": draft.table.name, "digest": draft.table.digest},
-            "options": dict(draft.options),
-            "source": source,
-            "files": dict(sorted(files.items())),
-            "tensors": {one.name: task.made[one.name].digest for one in draft.recipes.tensors},
-            "losses": losses,
-        }
-    )
+    with reading(str(place.root)):
+        return record_bytes(
+            {
+                "reverse": draft.reverse,
+                "command": _command(draft),
+                "versions": versions(),
+                "table": {"name": draft.table.name, "digest": draft.table.digest},
+                "options": dict(draft.options),
+                "source": source,
+                "files": dict(sorted(files.items())),
+                "tensors": {one.name: task.made[one.name].digest for one in draft.recipes.tensors},
+                "losses": losses,
+            }
+        )
 
 
 def _frame(shard: Shard, place: Workplace) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from porting.errors import Code, Fault, alike, option, told
-from porting.limits import separately
+from porting.limits import reading, separately
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
 from porting.plan.config import effective, refused, sizes, uncomputable
@@ -35,6 +35,14 @@ class Source(Protocol):
     @property
     def shared(self) -> Sequence[frozenset[str]]:
         """Groups of names that share their storage on disk, as far as the format can say so."""
+
+
+@runtime_checkable
+class OnDisk(Protocol):
+    """A source with files on this machine, which may take the time that their bytes are worth."""
+
+    def allow_time(self) -> None:
+        """Allow it, in the budget that is open."""
 
 
 def check(
@@ -67,6 +75,15 @@ def check(
     >>> print(check(table, checkpoint, module).summary)
     62 of 62 tensors fill 62 of 62 places
     """
+    with reading(table.where):
+        if isinstance(source, OnDisk):
+            source.allow_time()
+        return _checked(table, source, target, dtype, fresh)
+
+
+def _checked(
+    table: Table, source: Source, target: nn.Module | Mapping[str, Slot], dtype: torch.dtype | None, fresh: bool
+) -> Plan:
     places = slots(target) if isinstance(target, nn.Module) else target
     known, faults = sizes(table, source.config)
     faults = [*refused(table, source.config), *faults]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from porting.errors import Code, Fault
+from porting.limits import moving
 from porting.plan.plan import Plan
 from porting.plan.recipe import unravel
 
@@ -34,8 +36,10 @@ def scan(
     targets = {name: step.targets for step in plan.steps for name in step.sources}
     faults: list[Fault] = []
     for number, name in enumerate(names, 1):
-        tensor = read(name)
-        found = [f"{count} {kind} (the first at {first})" for kind, count, first in _odd(tensor)]
+        info = plan.sources[name]
+        with moving(math.prod(info.shape) * info.dtype.itemsize):
+            tensor = read(name)
+            found = [f"{count} {kind} (the first at {first})" for kind, count, first in _odd(tensor)]
         if found:
             more = f" and {len(targets[name]) - 1} more" if len(targets[name]) > 1 else ""
             message = f"{name!r} {list(tensor.shape)} -> {targets[name][0]!r}{more}: {', '.join(found)}"

@@ -19,6 +19,7 @@ from porting.build import bounded as bounded_size
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Fault, PortingError, VerifyError, told
+from porting.limits import untimed
 from porting.loading import PortingWarning, maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
@@ -131,7 +132,7 @@ def suggest(
     for one in against.warnings(checkpoint.tensors):
         warnings.warn(one, PortingWarning, stacklevel=2)
     kind = against.name
-    with guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
+    with untimed(), guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         try:
             with bounded(begun + limit):
                 tell("making a twin", 0, 0)

@@ -77,6 +77,7 @@ def load_reference(
             said = str(error).strip().partition("\n")[0]
             message = f"transformers cannot load it as {architecture}: {type(error).__name__}: {said}"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message)) from error
+    checkpoint.require_in_place()  # transformers opened the files by their names
     return model.eval()
 
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+import porting
 from porting.checkpoint import CheckpointError, open_checkpoint
 from tests.checkpoint.hostile import refused
 
@@ -112,3 +117,107 @@ def test_read_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: di
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(CheckpointError, match=r"model.safetensors: reading failed: Input/output error"):
         checkpoint.read("a", own=True)
+
+
+# ------------------------------------------------------------------------------ files that are replaced, one by one
+
+SHARDS = 4
+
+
+def two_saves(folder: Path) -> tuple[Path, Path]:
+    """A checkpoint of several shards, and another save of the same names and shapes, to be renamed over it."""
+    torch.manual_seed(0)
+    for name in ("m", "other"):
+        (folder / name).mkdir()
+        index = {}
+        for number in range(SHARDS):
+            file = f"s{number}.safetensors"
+            save_file({f"layer.{number}": torch.randn(8, 8)}, folder / name / file)
+            index[f"layer.{number}"] = file
+        (folder / name / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+        (folder / name / "config.json").write_text("{}")
+    return folder / "m", folder / "other"
+
+
+def replaced_when(
+    monkeypatch: pytest.MonkeyPatch, opens: str, folder: Path, other: Path, names: Sequence[str]
+) -> Callable[[], bool]:
+    """When a file is opened, others are renamed over the checkpoint's: what another process may do at any moment."""
+    real = os.open
+    done: list[str] = []
+
+    def opened(path: Any, *args: Any, **kwargs: Any) -> int:  # Any: as os.open takes them
+        descriptor = real(path, *args, **kwargs)
+        if Path(os.fsdecode(path)).name == opens and not done:
+            done.extend(names)
+            for name in names:
+                os.replace(other / name, folder / name)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opened)
+    return lambda: bool(done)
+
+
+@pytest.mark.parametrize("opens", [INDEX, "s0.safetensors", "s2.safetensors", "s3.safetensors", "config.json"])
+@pytest.mark.parametrize("names", [["s0.safetensors"], ["s1.safetensors", "s3.safetensors"], [INDEX, "s2.safetensors"]])
+def test_files_that_are_replaced_while_they_are_opened_make_no_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: str, names: list[str]
+) -> None:
+    """Either all were opened before, or after, or it is refused; whichever file was just opened."""
+    folder, other = two_saves(tmp_path)
+    kept = {
+        root.name: {
+            f"layer.{number}": load_file(root / f"s{number}.safetensors")[f"layer.{number}"] for number in range(SHARDS)
+        }
+        for root in (folder, other)
+    }
+    happened = replaced_when(monkeypatch, opens, folder, other, names)
+    order = [INDEX, *(f"s{number}.safetensors" for number in range(SHARDS)), "config.json"]
+    late = [name for name in names if order.index(name) <= order.index(opens)]
+    if late:
+        with pytest.raises(CheckpointError, match="another file stands there now") as caught:
+            open_checkpoint(folder)
+        assert {Path(fault.where).name for fault in caught.value.faults} == set(late)
+    else:  # a state that the directory had: all that was replaced is opened after that
+        checkpoint = open_checkpoint(folder)
+        new = {f"layer.{name[1]}" for name in names}
+        for name in checkpoint.tensors:
+            assert torch.equal(checkpoint.read(name), kept["other" if name in new else "m"][name])
+    assert happened()
+
+
+@pytest.mark.parametrize("how", ["hash", "diff", "load", "convert"])
+def test_files_that_are_replaced_while_they_are_read_are_noticed_in_the_end(tmp_path: Path, how: str) -> None:
+    folder, other = two_saves(tmp_path)
+    checkpoint = open_checkpoint(folder)
+    (tmp_path / "t.toml").write_text('[mapping]\nname = "t"\n[tensors]\n"layer.{i}" = "l.{i}"\n')
+    os.replace(other / "s3.safetensors", folder / "s3.safetensors")
+    work: dict[str, Callable[[], object]] = {
+        "hash": lambda: porting.digest(checkpoint),
+        "diff": lambda: porting.diff(checkpoint, other),
+        "load": lambda: porting.load(checkpoint, Four, tmp_path / "t.toml"),
+        "convert": lambda: porting.convert(checkpoint, tmp_path / "out", tmp_path / "t.toml", derive=True),
+    }
+    if how == "diff":
+        save_file({"layer.3": torch.zeros(8, 8)}, other / "s3.safetensors")
+    with pytest.raises(CheckpointError, match=r"s3.safetensors: the file changed .* another file stands there now"):
+        work[how]()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_that_is_removed_or_exchanged_as_a_whole_is_read_to_its_end(tmp_path: Path) -> None:
+    folder, other = two_saves(tmp_path)
+    before = str(porting.digest(folder))
+    checkpoint = open_checkpoint(folder)
+    folder.rename(tmp_path / "old")
+    other.rename(folder)
+    assert str(porting.digest(checkpoint)) == before
+    shutil.rmtree(tmp_path / "old")
+    assert str(porting.digest(checkpoint)) == before
+    assert str(porting.digest(folder)) != before
+
+
+class Four(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = torch.nn.ParameterList(torch.zeros(8, 8) for _ in range(SHARDS))

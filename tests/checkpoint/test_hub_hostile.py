@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Event
 
 import huggingface_hub
 import pytest
@@ -70,7 +71,7 @@ def endless(piece: bytes, *, pause: float = 0, headers: dict[str, str] | None = 
         for _ in range(100_000):
             handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             handler.wfile.flush()
-            time.sleep(pause)
+            Event().wait(pause)  # the hub's fixture takes away all sleep
 
     return answer
 
@@ -248,6 +249,48 @@ def test_a_server_that_asks_to_come_back_in_30_years_is_left(
     hub.fail("/store/", later)
     with pytest.raises(HubError, match=r"and then it was left|too many requests|cannot be reached"):
         open_checkpoint("org/name", cache_dir=tmp_path / "hf")
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("match", "weights"), [("/api/models", True), ("/store/", True), ("/config.json", False)])
+def test_a_body_in_pieces_of_a_byte_is_left(hub: Hub, tmp_path: Path, match: str, weights: bool) -> None:
+    """It comes fast enough: it is the processor that it costs."""
+    hub.add("org/name", MODEL)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(b"1\r\n \r\n" * 10_000)
+
+    hub.fail(match, answer)
+    refused(tmp_path, "pieces, each of which takes time", weights=weights)
+
+
+def test_a_client_that_is_kept_busy_is_looked_at_before_it_ends(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is left for the answer, and none of the processor's."""
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=0,waiting=600")
+    hub.add("org/name", MODEL)
+    hub.fail("/api/models", endless(b" " * 100, pause=0.01))
+    with pytest.raises(LimitError, match="this takes more than 0 seconds"):
+        open_checkpoint("org/name", cache_dir=tmp_path / "hf")
+
+
+def test_requests_are_charged_by_their_processor_time(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index can name thousands of small shards; each is a few requests."""
+    shards = {f"s{number}.safetensors": save({f"t{number}": torch.zeros(1)}) for number in range(30)}
+    weight_map = {f"t{number}": f"s{number}.safetensors" for number in range(30)}
+    index = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
+    hub.add("org/name", {"model.safetensors.index.json": index, "config.json": b"{}", **shards})
+    assert len(open_checkpoint("org/name", weights=False).tensors) == 30
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
+    with pytest.raises(LimitError, match="seconds of reading"):
+        open_checkpoint("org/name", weights=False)
 
 
 def test_a_server_that_is_slow_and_goes_on_is_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -458,7 +458,7 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("bytes in front", lambda: b"x" + FINE, "this is no zip archive"),
     ("bytes behind", lambda: FINE + b"x", "does not end with its end record"),
     ("two archives", lambda: FINE + FINE, "its table of contents cannot be read"),
-    ("a bomb", bomb, "bytes that repeat others"),
+    ("a bomb", bomb, "bytes of tensors beyond those that are stored"),
     ("not a zip archive", lambda: b"no archive" * 20, "this is no zip archive, so not one that numpy.savez wrote"),
     ("an archive of nothing", npz, "this is no zip archive"),
     ("a safetensors file", lambda: b"\x02\0\0\0\0\0\0\0{}", "this is a safetensors file, not an .npz file of numpy"),

@@ -229,7 +229,7 @@ DISTRIBUTED: list[Row] = [
     seen("two tensors on one range", "are also those of 'b'", moved("b", offset=0)),
     seen("a range that overlaps another's end", "are also those of", moved("b", offset=8)),
     seen("a chunk in fewer bytes than its elements", "needs 96 bytes and has 9", moved(length=9)),
-    seen("300 names for 1 MiB", "bytes that repeat others", alias),
+    seen("300 names for 1 MiB", "bytes of tensors beyond those that are stored", alias),
     seen("a file that was cut short", "which has", cut_short),
     seen("chunks that overlap", "its chunks at [0, 0] and [2, 0] overlap", cut([((0, 0), (3, 4)), ((2, 0), (4, 4))])),
     seen("a hole between chunks", "4 of its elements are in no chunk", cut([((0, 0), (3, 4)), ((4, 0), (2, 4))])),

@@ -5,17 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from rich.text import Text
 from safetensors.torch import load_file, save_file
 
 import porting
 from porting.checkpoint import CheckpointError, open_checkpoint, write_directory
+from porting.cli.output import Screen
 from porting.errors import MOST_FAULTS, Code, Fault, PortingError, nearest
-from porting.printable import is_printable, quote, safe
+from porting.printable import is_printable, quote, safe, safe_lines
 from tests.cli.conftest import Run, run
 from tests.converting.test_identity import run as convert_again
 from tests.converting.test_identity import write_version
@@ -45,6 +50,33 @@ def test_every_message_and_every_table_that_is_printed_is_escaped(one: str, run:
     refused = run("inspect", str(tmp_path / f"no{one}where"))
     assert refused.exit_code == 2
     assert one not in refused.stderr.replace("\r\n", "\n")
+
+
+def test_no_character_that_is_not_seen_is_printed() -> None:
+    """All of Unicode: controls, formatting, separators, surrogates, and what has no glyph of its own."""
+    unseen = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    every = [chr(code) for code in range(sys.maxunicode + 1)]
+    hidden = {one for one in every if unicodedata.category(one) in unseen or one in UNSEEN}
+    assert len(hidden) > 2000
+    assert not hidden & {one for one in every if is_printable(one)}
+    assert not (hidden - set("\n\t")) & set(safe_lines("".join(every)))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("one", [*UNSEEN, "\x07", "\x1b]0;title\x07"])
+def test_whatever_draws_it_nothing_unseen_is_printed(
+    one: str, terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a report as well, whose parts are drawn by others."""
+    if terminal:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with Screen("verify") as screen:
+        screen.show(Text(f"a{one}b\nc\td", style="red"))
+    shown = capsys.readouterr().out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert plain.splitlines()[0].startswith("a")
+    assert is_printable(plain.replace("\n", "").replace("\t", ""))
+    assert plain.count("\n") == 2
 
 
 def test_a_table_without_such_characters_is_printed_as_it_is(run: Run, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ CONFIGS: list[Row] = [
         {"junk": [0] * 600_000},
         words=("verify", "m"),
     ),
-    config_row("10^12 layers", "where at most 320 layers can be meant", {"num_hidden_layers": ABSURD}),
+    config_row("10^12 layers", "where at most 64 layers can be meant", {"num_hidden_layers": ABSURD}),
     config_row("10^12 words", "[1000000000000, 24]", {"vocab_size": ABSURD}),
     config_row("10^12 positions", "[1000000000000, 24]", {"max_position_embeddings": ABSURD}),
     config_row("a size of 10^12", "hidden_size=1000000000000", {"hidden_size": ABSURD}),
