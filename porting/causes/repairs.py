@@ -141,6 +141,7 @@ class _Mending:
             if one is None or len(given) == STEPS:
                 return None
             given = self._needed(given, one)
+        given.sort(key=lambda one: one.step.number)
         found = _merged([self._steps().repair(one.step, one.value, one.theirs) for one in given])
         turned = self._sequence(given, found)
         found = found if turned is None else [turned]
