@@ -143,23 +143,31 @@ class _Mending:
             given = self._needed(given, one)
         given.sort(key=lambda one: one.step.number)
         found = _merged([self._steps().repair(one.step, one.value, one.theirs) for one in given])
+        found = _moved(found)
         turned = self._sequence(given, found)
         found = found if turned is None else [turned]
         few = len({one.line for one in found}) <= LINES
         return Way(tuple(found), self._left(self._values)) if few else None
 
     def _sequence(self, given: Sequence[_Given], found: Sequence[Repair]) -> Repair | None:
-        """Two parts of one module that run in another order than the reference's; None where none do."""
-        calls = [
-            (one, told, self._steps().maker(one.theirs)) for one, told in zip(given, found, strict=True) if one.theirs
+        """Two parts that run in another order than the reference's; None where none do.
+
+        The one that comes first in the port has to read what the other one reads in the reference.
+        """
+        steps = self._steps()
+        tensors = [(told, one) for one, told in zip(given, found, strict=False) if told.kind is Kind.TENSOR]
+        places = [
+            (told, one.step, call)
+            for told, one in tensors
+            if one.theirs is not None and (call := steps.maker(one.theirs)) is not None
         ]
-        places = [(told, call) for _, told, call in calls if call is not None and told.kind is Kind.TENSOR]
-        for (told, ours), (_, theirs) in combinations(places, 2):
-            if theirs.number < ours.number:
+        for (told, step, ours), (_, _, theirs) in combinations(places, 2):
+            read = {like for ref in step.reads for like in self._numbers.like(self._values[ref])}
+            if theirs.number < ours.number and not read.isdisjoint(theirs.reads):
                 one, two = _parts(ours.module, theirs.module)
                 if one and two:
-                    detail = f"{spelled(one)} runs before {spelled(two)}"
-                    return replace(told, kind=Kind.SEQUENCE, detail=detail, where=one)
+                    names = [spelled(one), spelled(two)] if spelled(one) != spelled(two) else [one, two]
+                    return replace(told, kind=Kind.SEQUENCE, detail=f"{names[0]} runs before {names[1]}", where=one)
         return None
 
     def _steps(self) -> Steps:
@@ -322,6 +330,23 @@ def _merged(found: Sequence[Repair]) -> list[Repair]:
         if (known := first.get((one.kind, one.detail))) is not None
         else one
         for one in found
+    ]
+
+
+def _moved(found: Sequence[Repair]) -> list[Repair]:
+    """Repairs in which a step that is left out and one that is too many are one that is done in another place."""
+    left_out = {one.missing: one for one in found if one.kind is Kind.LEFT_OUT}
+    extra = {one.operation: one for one in found if one.kind is Kind.EXTRA}
+    if len(found) != len(left_out) + len(extra) or not left_out or left_out.keys() != extra.keys():
+        return list(found)
+    return [
+        replace(
+            extra[operation],
+            kind=Kind.MOVED,
+            detail=f"{one.detail} there, and done here",
+            where=one.where,
+        )
+        for operation, one in left_out.items()
     ]
 
 

@@ -40,6 +40,7 @@ class Kind(StrEnum):
     UNUSED = "parameter not used"
     EXTRA = "a step too many"
     LEFT_OUT = "step left out"
+    MOVED = "step in another place"
     EXCHANGED = "steps in the other order"
     SEQUENCE = "parts in another order"
 
@@ -62,6 +63,7 @@ WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.UNUSED: ("a parameter is not used where the reference uses it", "use it"),
     Kind.EXTRA: ("a step is done that the reference does not do", "take it out"),
     Kind.LEFT_OUT: ("a step of the reference is not done", "do it where the reference does"),
+    Kind.MOVED: ("a step is done in another place than the reference's", "do it where the reference does"),
     Kind.EXCHANGED: ("two steps are done in the other order than the reference's", "exchange them"),
     Kind.SEQUENCE: ("parts of a layer run in another order than the reference's", "run them in the reference's order"),
 }
@@ -74,8 +76,8 @@ def spelled(path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", path) or "the model"
 
 
-def named(tape: Tape, ref: Ref) -> str:
-    """What a tensor is, as a report says it."""
+def named(tape: Tape, ref: Ref, spelled: Callable[[str], str] = spelled) -> str:
+    """What a tensor is, as a report says it; ``spelled`` says how paths are."""
     if ref in tape.weights:
         return spelled(tape.weights[ref])
     call, part = tape.maker(ref), ""
@@ -99,6 +101,7 @@ class Repair:
         operation: the torch function that the port calls there.
         detail: the difference, in words.
         where: the module of the reference whose step it is; empty for a step that the reference does not have.
+        missing: the torch function of the reference that is left out before the step, if one is.
     """
 
     kind: Kind
@@ -106,6 +109,7 @@ class Repair:
     operation: str
     detail: str
     where: str
+    missing: str = ""
 
     @property
     def step(self) -> tuple[str, str]:
@@ -150,33 +154,33 @@ class Steps:
             numbers = " and ".join(f"{number:g}" for number in given)
             detail = f"{operation}{' by ' if numbers else ''}{numbers}, which the reference does not do"
             return Repair(Kind.EXTRA, line_of(step), operation, detail, "")
-        kind, detail = self._difference(step, value, call)
-        return Repair(kind, line_of(step), operation, detail, call.module)
+        kind, detail, missing = self._difference(step, value, call)
+        return Repair(kind, line_of(step), operation, detail, call.module, missing)
 
     def maker(self, ref: Ref) -> Call | None:
         """The reference's step that a tensor comes from, wherever it was moved since."""
         return self._reference.maker(unmoved(self._reference, ref))
 
-    def _difference(self, step: Call, value: Tensor, call: Call) -> tuple[Kind, str]:
-        """What distinguishes two steps."""
+    def _difference(self, step: Call, value: Tensor, call: Call) -> tuple[Kind, str, str]:
+        """What distinguishes two steps, and what the reference does before its own that the port does not."""
         name, place = word(step), spelled(call.module)
         constant = self._constant(step, value) if name == word(call) else None
         if constant is not None:
-            return Kind.CONSTANT, f"{name} in {place} takes other numbers than the reference's{constant}"
+            return Kind.CONSTANT, f"{name} in {place} takes other numbers than the reference's{constant}", ""
         if name != word(call) and not any(ref in call.reads for ref in self.weights_of(step)):
             if word(call) in self._made_by(self._port, step) and name in self._made_by(self._reference, call):
-                return Kind.EXCHANGED, f"{name} comes after {word(call)} in {place}"
+                return Kind.EXCHANGED, f"{name} comes after {word(call)} in {place}", ""
             where = _extent(self._unchanged_at(step), value)
-            return Kind.FUNCTION, f"{name}, where {place} of the reference has {word(call)}{where}"
+            return Kind.FUNCTION, f"{name}, where {place} of the reference has {word(call)}{where}", ""
         ours, theirs = _numbers(step), _numbers(call)
         other = [name for name in ours if name in theirs and ours[name] != theirs[name]]
         if other:
             told = (f"{name} is {ours[name]:g} where the reference has {theirs[name]:g}" for name in other)
-            return Kind.NUMBER, f"{name} in {place}: {', '.join(told)}"
+            return Kind.NUMBER, f"{name} in {place}: {', '.join(told)}", ""
         kind, is_, expected = self._operand(step, call)
         if kind is Kind.LEFT_OUT:
-            return kind, f"{is_} in {expected} of the reference is left out"
-        return kind, f"{name} in {place} {is_}" + (f", where the reference's {expected}" if expected else "")
+            return kind, f"{is_} in {expected} of the reference is left out", is_
+        return kind, f"{name} in {place} {is_}" + (f", where the reference's {expected}" if expected else ""), ""
 
     def weights_of(self, step: Call) -> Iterator[Ref]:
         """The reference's weights that have the numbers of a step's."""
@@ -272,7 +276,10 @@ class Steps:
         ):
             return Kind.LEFT_OUT, word(made), spelled(made.module)
         if like:
-            return Kind.TENSOR, f"reads {named(self._reference, like[0])}", expected
+            own = f"reads {named(self._reference, like[0])}"
+            if own == expected:  # of two layers
+                own, expected = (f"reads {named(self._reference, one, str)}" for one in (like[0], theirs))
+            return Kind.TENSOR, own, expected
         return Kind.TENSOR, f"reads {named(self._port, ref)} of the port", expected
 
 

@@ -193,6 +193,10 @@ class Side:
 
     def _guarded(self, case: int, work: Callable[[Callable[[nn.Module], object]], float]) -> None:
         """Do the work of a pass on copies of the inputs; explain its failure, and note which inputs it wrote to."""
+        with self._seeded():  # before the first operation: who watches the pass takes what changes later for drawn
+            self._explained(case, work)
+
+    def _explained(self, case: int, work: Callable[[Callable[[nn.Module], object]], float]) -> None:
         arguments = self.arguments[case]
         given = {name: value.clone() for name, value in arguments.items()}
         places = [value for name, value in given.items() if name.isdigit()]
@@ -205,7 +209,7 @@ class Side:
             watched = self.conditions or nullcontext()
             casting = torch.autocast("cpu", dtype=self.autocast, enabled=self.autocast is not None)
             lifted = forced_float64(self.module) if exact else nothing
-            with watched, drawn, casting, eagerly(), self._seeded(), lifted as found:
+            with watched, drawn, casting, eagerly(), lifted as found:
                 seen = work(lambda module: module(*places, **names))
         except VerifyError:
             raise

@@ -41,8 +41,17 @@ END_TO_END = 1e-6
 SECONDS = 20.0
 """So long one alteration of the whole is looked for."""
 
-MENDING = 20.0
-"""So many seconds the steps are looked for that have to be mended, and as many a better name for them."""
+MENDING = 60.0
+"""So many seconds the steps are looked for that have to be mended; a small model takes one."""
+
+READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
+"""What is read off a step, and not concluded from its numbers."""
+
+NOISE = 1e-15
+"""What rounding leaves at least, relative to the activation's scale."""
+
+PRECISE = 100.0
+"""An entry that leaves so many times more than mending does, and that alters another module, is not what was done."""
 
 COMBINED = 64
 """So many combinations of tied entries are tried end to end."""
@@ -106,14 +115,20 @@ def name_causes(
     return tuple(found), first_divergence(comparison, probes, both)
 
 
-def _with_mended(found: Sequence[Finding], mended: Finding, guilty: Sequence[Probe]) -> list[Finding]:
+def _with_mended(found: Sequence[Finding], way: Way, guilty: Sequence[Probe]) -> list[Finding]:
     """The findings, and what mending the port says in the place of what they do not know.
 
     One step that reads another tensor is a simpler explanation than that branches and norms are put together otherwise.
+    An entry that alters another module and leaves visibly more than mending does is equivalent up to what rounding
+    shows: a factor on one side of a sum that is normed, say, for one on the other side.
     """
+    mended, kinds = _mended(way), {one.kind for one in way.repairs}
     wide = {one.name for one in CATALOGUE if one.wide}
-    if mended.name == Repaired.TENSOR and all(one.name in wide for one in found if one.name):
+    if kinds == {Repaired.TENSOR} and all(one.name in wide for one in found if one.name):
         found = [one for one in found if one.name not in wide]
+    if kinds <= READ_OFF:
+        exact = PRECISE * max(way.left, NOISE)
+        found = [one for one in found if one.residual <= exact or not {*one.where}.isdisjoint(mended.where)]
     named = [one for one in found if one.name]
     open_ = [probe for probe in guilty if not _explained(probe, named)]
     if not open_:
@@ -217,7 +232,7 @@ class _Trials:
         self._held_out = held_out
         self._tied = tied
         self._marks: dict[int, dict[Point, Mark]] = {}
-        self.mended: Finding | None = None
+        self.mended: Way | None = None
 
     def why(self, sight: Sight, guilty: Sequence[Probe]) -> list[Finding]:
         """The causes of the differences that a case shows."""
@@ -228,7 +243,7 @@ class _Trials:
         named = {point for one in found for point in one.probes}
         search = sight.search(CATALOGUE)
         search.innocent = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
-        search.until = self._until if self.mended is None else min(self._until, time.monotonic() + MENDING)
+        search.until = self._until
         search.single = self.mended is not None
         search.confirms = lambda mark, candidate: self._confirm(sight, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
@@ -246,7 +261,7 @@ class _Trials:
         broken_there = sight.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
         return found + [_with_line(one, broken_there) for one in self._whole(sight, explained)]
 
-    def mend(self) -> Finding | None:
+    def mend(self) -> Way | None:
         """What the steps have in common that have to be the reference's for the port to return what it returns.
 
         It has to be so in each of several cases in which the port returns something else.
@@ -261,8 +276,7 @@ class _Trials:
             found += [] if ways is None else [ways]
         every = sorted(chain(*found), key=lambda way: len(way.keys))
         common = (one for one in every if all(any(one.keys <= way.keys for way in ways) for ways in found))
-        best = next(common, None)
-        return None if best is None else _mended(best)
+        return next(common, None)
 
     def _untied(self, one: Explained) -> Explained:
         """Without those of its ties that do not reproduce the port where rows are padded in front, if some do."""

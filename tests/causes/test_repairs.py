@@ -154,6 +154,30 @@ MISTAKES = {
         ("another function",),
         "sub, where model.decoder of the reference has add",
     ),
+    "segments added behind the norm": Wrong(
+        "bert",
+        {
+            "x = x + self.token_type_embeddings(types)\n        return self.LayerNorm(x)": (
+                "return self.LayerNorm(x) + self.token_type_embeddings(types)"
+            )
+        },
+        ("step in another place",),
+        "add in bert.embeddings of the reference is left out there, and done here",
+    ),
+    "layers reversed": Wrong(
+        "gpt2",
+        {"for block in self.h:": "for block in reversed(self.h):"},
+        ("parts in another order",),
+        "transformer.h.1 runs before transformer.h.0",
+    ),
+    "queries of the next layer": Wrong(
+        "llama",
+        {
+            "for layer in self.layers:": "self.layers[0].self_attn.q_proj = self.layers[1].self_attn.q_proj\n        for layer in self.layers:"
+        },
+        ("wrong tensor",),
+        "reads model.layers.1.self_attn.q_proj.weight, where the reference's reads model.layers.0.self_attn.q_proj.weight",
+    ),
     "positions of the patches only": Wrong(
         "vit",
         {

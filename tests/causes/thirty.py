@@ -186,6 +186,8 @@ THIRTY = {
         {
             "torch.cat((self.cls_token.expand(len(pixels), -1, -1), patches), dim=1)\n        return x + self.position_embeddings": "patches + self.position_embeddings[:, 1:]\n        return torch.cat((self.cls_token.expand(len(pixels), -1, -1), x), dim=1)"
         },
+        ("another function",),
+        "cat, where vit.embeddings of the reference has add, at 0 of an axis of 17 only",
     ),
     "class token of the first layer": Wrong(
         "vit",

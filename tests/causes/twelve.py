@@ -14,6 +14,8 @@ TWELVE = {
         {
             "        x = x + self.token_type_embeddings(types)\n        return self.LayerNorm(x)": "        return self.LayerNorm(x) + self.token_type_embeddings(types)"
         },
+        ("step in another place",),
+        "add in bert.embeddings",
     ),
     "values of the token before": Wrong(
         "gpt2",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from porting.tracing.float64 import ITSELF, forced_float64
 from porting.tracing.provenance import ProvenanceRecorder
+from porting.tracing.running import Side
 
 
 class Two(nn.Module):
@@ -81,3 +82,15 @@ def test_a_place_in_memory_that_is_used_again_forgets() -> None:
             return (self.parts[-1](given),)
 
     assert makers(Again()) == (("parts.19", ITSELF),)
+
+
+def test_a_seeded_pass_that_draws_nothing_is_not_taken_for_a_random_one() -> None:
+    """The generator is set before the first operation of a pass, copies of the inputs among them."""
+    torch.manual_seed(3)
+    arguments = [{"0": torch.randn(2, 4, dtype=torch.float64)}]
+    for module, random in ((nn.Linear(4, 4).double(), False), (nn.Dropout(0.5).train(), True)):
+        side = Side(title="the port", module=module, arguments=arguments, wanted=["."], seed=7)
+        with ProvenanceRecorder() as watch:
+            drew = []
+            side.record(0, after=lambda point, value, watch=watch, drew=drew: drew.append(watch.cut(value).random))
+        assert drew == [random]
