@@ -9,6 +9,7 @@ from pathlib import Path
 
 from porting.causes import dropout, weights
 from porting.causes.catalogue import THEMES
+from porting.causes.step_differences import WORDS
 
 SCORE = Path(__file__).resolve().parent.parent / "docs" / "causes-score.json"
 
@@ -180,6 +181,11 @@ def _entries() -> Iterator[str]:
         (weights.OTHER, weights.OTHER_WHAT, weights.OTHER_FIX),
     ):
         yield from _entry(name, what, weights.LOOKS, fix)
+
+
+    yield "\n### Told by mending the port\n"
+    for kind, (what, fix) in WORDS.items():
+        yield f"- **{kind}**: {what}. *Fix:* {fix}."
 
 
 def _entry(name: str, what: str, looks: str, fix: str) -> Iterator[str]:

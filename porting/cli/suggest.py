@@ -41,6 +41,14 @@ InputLine = Annotated[
         help="A line of [inputs], where your forward cannot be understood: 'attention_mask=m -> bool'.",
     ),
 ]
+ConfigField = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="YOURS=FIELD",
+        help="Which field of config.json your builder means by a name that is not understood: D=hidden_size.",
+    ),
+]
 Explain = Annotated[
     str | None, typer.Option("--explain", metavar="TEXT", help="Show what speaks for the lines that contain this.")
 ]
@@ -59,6 +67,7 @@ def suggest(
     output: Output = None,
     architecture: options.ArchitectureName = None,
     inputs: InputLine = None,
+    config: ConfigField = None,
     explain: Explain = None,
     interactive: Interactive = False,
     yes: Yes = False,
@@ -90,7 +99,8 @@ def suggest(
         if output is not None:  # before the work, not after it
             check_destination(output, overwrite=overwrite or interactive)
         wanted = output
-        lines = dict(_line(one) for one in inputs or ())
+        lines = dict(_line("--input", one, "REFERENCE=YOURS") for one in inputs or ())
+        fields = dict(_line("--config", one, "YOURS=FIELD") for one in config or ())
         builder = options.builder(into)
         checkpoint = open_checkpoint(options.checkpoint_source(source))
         name = output.stem if output is not None else into.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
@@ -101,6 +111,7 @@ def suggest(
                 builder,  # type: ignore[arg-type]  # --into is always given
                 architecture=architecture,
                 inputs=lines,
+                config=fields,
                 name=name.replace(".", "_"),
                 seed=seed,
                 limit=limit,
@@ -115,7 +126,10 @@ def suggest(
             output = _agreed(screen, found, output, dialogue, name, overwrite=overwrite)
         if output is not None:
             found.write(output, overwrite=overwrite or interactive)
-        asked = [*options.source_argument(source), *options.flags(into=into, architecture=architecture, input=inputs)]
+        asked = [
+            *options.source_argument(source),
+            *options.flags(into=into, architecture=architecture, input=inputs, config=config),
+        ]
         if output is not None and any(one.tie for one in found.unmapped):  # once they are tied in the module
             screen.next("suggest", *asked, *options.flags(output=output, overwrite=True))
         elif any(one.kind == "bound" for one in found.reasons):
@@ -134,13 +148,15 @@ def suggest(
             raise typer.Exit(UNDECIDED if found.stop is not None else DIFFERENT)
 
 
-def _line(text: str) -> tuple[str, str]:
-    theirs, sign, ours = text.partition("=")
-    if not sign or not theirs.strip() or not ours.strip():
-        message = f"--input {text!r} is not of the form REFERENCE=YOURS"
-        hint = "such as --input 'attention_mask=mask -> padding'"
-        raise PortingError(Fault(code=Code.NO_INPUTS, message=message, hint=hint))
-    return theirs.strip(), ours.strip()
+def _line(option: str, text: str, form: str) -> tuple[str, str]:
+    """The two sides of an option's value."""
+    left, sign, right = text.partition("=")
+    if not sign or not left.strip() or not right.strip():
+        message = f"{option} {text!r} is not of the form {form}"
+        hint = f"such as {option} '{'attention_mask=mask -> padding' if option == '--input' else 'D=hidden_size'}'"
+        code = Code.NO_INPUTS if option == "--input" else Code.BAD_TARGET
+        raise PortingError(Fault(code=code, message=message, hint=hint))
+    return left.strip(), right.strip()
 
 
 def _agreed(

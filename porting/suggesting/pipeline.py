@@ -30,7 +30,7 @@ from porting.suggesting.draft.table_writer import TableDraft, write
 from porting.suggesting.search.embedding_candidates import refolded, where_to_fold
 from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
-from porting.suggesting.subjects.building import Builder, build_for
+from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
 from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
 from porting.suggesting.subjects.model_pair import ModelPair, check_deterministic, prepare, traced_models
 from porting.suggesting.subjects.model_preparation import untrained_adapters
@@ -70,6 +70,7 @@ def suggest(
     *,
     architecture: str | None = None,
     inputs: Mapping[str, str] | None = None,
+    config: Mapping[str, str] | None = None,
     name: str = "suggested",
     seed: int = 0,
     trials: int = TRIALS,
@@ -93,6 +94,7 @@ def suggest(
         architecture: the reference's class, as transformers spells it; by default the one that ``config.json``
             names, where it has a place for every tensor of the checkpoint, else the one that has.
         inputs: [inputs], for a forward that cannot be understood: ``{"attention_mask": "m -> bool"}``.
+        config: which field a builder means by a name that is not understood: ``{"D": "hidden_size"}``.
         name: the table's name.
         seed: of the twin's weights and of all inputs.
         trials: the search ends after so many candidates.
@@ -119,6 +121,7 @@ def suggest(
     """
     begun = time.monotonic()
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
+    into = with_fields(into, config or {}, checkpoint.config)
     asker = Asker(None if ask is None else outside(ask))
     stage = "opening the checkpoint"
     heard = outside(progress or (lambda what, done, total: None))
@@ -132,6 +135,7 @@ def suggest(
     for one in against.warnings(checkpoint.tensors):
         warnings.warn(one, PortingWarning, stacklevel=2)
     kind = against.name
+    guessed: dict[str, str] = {}
     with untimed(), guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         try:
             with bounded(begun + limit):
@@ -141,10 +145,18 @@ def suggest(
                 )
                 left = begun + limit * (1 - RESERVE) - time.monotonic()
                 searched = _searched(subjects, seed, trials, left, tell)
-            prover = _Prover(into=into, subjects=subjects, until=begun + limit, seed=seed, tell=tell)
+            guessed = {
+                ours: theirs for ours, theirs in named_fields(subjects.into).items() if ours not in (config or {})
+            }
+            prover = _Prover(into=subjects.into, subjects=subjects, until=begun + limit, seed=seed, tell=tell)
             found = _proposed(checkpoint, prover, searched, asker, name)
         except OutOfTime:
             found = _nothing(kind, name, f"the limit of {limit:g} s was met while {stage}")
+    if guessed:
+        read = ", ".join(f"{ours} = {theirs}" for ours, theirs in guessed.items())
+        how = told(called="config=", typed="--config")
+        message = f"what is built has the reference's shapes with {read}: {how} says otherwise"
+        warnings.warn(message, PortingWarning, stacklevel=2)
     return replace(found, decisions=tuple(asker.decisions), seconds=time.monotonic() - begun)
 
 

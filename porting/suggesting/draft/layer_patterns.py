@@ -110,15 +110,20 @@ def joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
     >>> joined([("h.q [b t o]", "b.query [t b o]"), ("h.k [b t o]", "b.key [t b o]"), ("ln", "norm")])
     [('h.{p:q,k} [b t o]', 'b.{p:query,key} [t b o]'), ('ln', 'norm')]
+
+    >>> joined([("h.q", "b.0"), ("h.k", "b.1"), ("h.o", "b.2")])[0]
+    ('h.{p:q,k}', 'b.{p:0,1}')
     """
     alike: dict[tuple[str, str], list[Line]] = {}
     for left, right in pairs:
         (ours, _, axes), (theirs, _, others) = left.partition(" ["), right.partition(" [")
-        alike.setdefault((axes, others), []).append(Line(((ours, ""),), ((theirs, ""),)))
+        line = Line(((ours, ""),), ((theirs, ""),), reads=(ours,), writes=(theirs,))
+        alike.setdefault((axes, others), []).append(line)
+    merged = [(shapes, line) for shapes, some in alike.items() for line in _merged(some, "p", _projections)]
+    apart = _told_apart([line for _, line in merged])
     return [
         (line.sources[0][0] + (f" [{axes}" if axes else ""), line.targets[0][0] + (f" [{others}" if others else ""))
-        for (axes, others), some in alike.items()
-        for line in _merged(some, "p", _projections)
+        for ((axes, others), _), line in zip(merged, apart, strict=True)
     ]
 
 

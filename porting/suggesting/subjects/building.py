@@ -6,10 +6,12 @@ config.  What it asks for is looked up by role, and remembered: that is the tabl
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from porting.target import TargetError, named_tensors
 
 Builder = nn.Module | Callable[..., nn.Module]
 
-_SIZES = frozenset({
+SIZES = frozenset({
     Role.HIDDEN, Role.DEPTH, Role.HEADS, Role.GROUPS, Role.HEAD_SIZE, Role.INNER, Role.VOCABULARY, Role.POSITIONS,
     Role.SEGMENTS, Role.CHANNELS, Role.IMAGE, Role.PATCH, Role.EPS,
 })  # fmt: skip
@@ -50,13 +52,16 @@ class BuiltModule:
 class Fields(Mapping[str, Any]):
     """A config that answers to the names of others, read by key or by attribute, and remembers what was read."""
 
-    def __init__(self, config: Mapping[str, object], only: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, object], given: Mapping[str, str], only: tuple[str, ...] | None = None
+    ) -> None:
         self._config = config
+        self._given = given
         self._only = only
         self._asked: dict[str, str] = {}
 
     def _find(self, name: str) -> str | None:
-        found = field_for(name, self._config, self._only or tuple(self._asked))
+        found = self._given.get(name) or field_for(name, self._config, self._only or tuple(self._asked))
         if found is not None:
             self._asked[name] = found
         return found
@@ -76,13 +81,71 @@ class Fields(Mapping[str, Any]):
         return self._config[found]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and field_for(name, self._config) is not None
+        return isinstance(name, str) and (name in self._given or field_for(name, self._config) is not None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._config if self._only is None else self._only)
 
     def __len__(self) -> int:
         return len(self._config if self._only is None else self._only)
+
+
+_GIVEN = "_fields_by_name"
+
+
+class UnknownSizesError(TargetError):
+    """A builder asks for what no field of the config is known by.
+
+    Attributes:
+        names: what it asks for.
+    """
+
+    def __init__(self, fault: Fault, names: Sequence[str]) -> None:
+        super().__init__(fault)
+        self.names = tuple(names)
+
+
+def with_fields(into: Builder, fields: Mapping[str, str], config: Mapping[str, object]) -> Builder:
+    """A builder that is told which fields it means by names of its own.
+
+    Args:
+        into: what builds the module.
+        fields: the name that it asks for -> the config's field, ``{"D": "hidden_size"}``.
+        config: the checkpoint's.
+
+    Returns:
+        A builder with the same parameters.
+
+    Raises:
+        TargetError: a field that the config does not have, or a module that is built already.
+    """
+    if not fields:
+        return into
+    faults = []
+    if isinstance(into, nn.Module):
+        faults.append(Fault(code=Code.BAD_TARGET, message="a module that is built already takes no config"))
+    for ours, theirs in fields.items():
+        if theirs not in config:
+            near = difflib.get_close_matches(theirs, list(config), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(config))}"
+            message = f"{ours!r} is to be {theirs!r}, which config.json does not have"
+            faults.append(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+    if faults:
+        raise TargetError(*faults)
+    maker: Callable[..., nn.Module] = into
+
+    @wraps(maker)
+    def build(*args: object, **kwargs: object) -> nn.Module:
+        return maker(*args, **kwargs)
+
+    setattr(build, _GIVEN, dict(fields))
+    return build
+
+
+def named_fields(into: Builder) -> Mapping[str, str]:
+    """What :func:`with_fields` told a builder."""
+    given: Mapping[str, str] = getattr(into, _GIVEN, {})
+    return given
 
 
 def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
@@ -95,6 +158,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
     Raises:
         TargetError: it asks for what no field says, or fails.
     """
+    given = {ours: theirs for ours, theirs in named_fields(into).items() if theirs in config}
     if isinstance(into, nn.Module):
         try:
             copied = duplicate(into)
@@ -109,7 +173,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
         message = f"{into!r} is no module, and nothing that builds one"
         hint = "pass a torch.nn.Module, a class, or a function that builds one"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
-    made, asked, wished = _called(into, config)
+    made, asked, wished = _called(into, config, given)
     module = _module(into, made)
     return BuiltModule(module=module.to("cpu").eval(), asked=asked, wished=wished)
 
@@ -155,26 +219,38 @@ def _title(into: object) -> str:
     return str(getattr(into, "__name__", type(into).__name__))
 
 
-def _called(into: Callable[..., Any], config: Mapping[str, object]) -> tuple[Any, dict[str, str], tuple[str, ...]]:
+def _called(
+    into: Callable[..., Any], config: Mapping[str, object], given: Mapping[str, str]
+) -> tuple[Any, dict[str, str], tuple[str, ...]]:
     """What the builder gives, what it asked for, and what it asked for in vain."""
     parameters = _parameters(into)
     required = [name for name, one in parameters.items() if one.default is one.empty]
-    asked, wished = _arguments(parameters, config)
+    asked, wished = _arguments(parameters, config, given)
     unknown = [name for name in required if name not in asked]
     if "config" in parameters or (len(required) == 1 and unknown):
-        fields = Fields(config)
+        fields = Fields(config, given)
         name = "config" if "config" in parameters else required[0]
         made = _tried(into, fields, parameters[name])
         return made[0], made[1], ()
     if unknown:
-        listed = ", ".join(map(repr, unknown))
-        message = f"{_title(into)} asks for {listed}, and no field of config.json is known by that"
-        hint = told(
-            called="give it a default, or pass a function that builds the module from the config, or the built module",
-            typed="give it a default, or name a function with one parameter, config, that builds the module",
-        )
-        raise TargetError(Fault(code=Code.BAD_TARGET, where=place_of(into), message=message, hint=hint))
+        raise _unknown(into, unknown, config)
     return _guarded(into, **{name: config[theirs] for name, theirs in asked.items()}), asked, wished
+
+
+def _unknown(into: Callable[..., Any], names: Sequence[str], config: Mapping[str, object]) -> UnknownSizesError:
+    """What the builder asks for and no field says, and how it is said."""
+    listed = ", ".join(map(repr, names))
+    message = f"{_title(into)} asks for {listed}, and no field of config.json is known by that"
+    sizes = [name for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)]
+    example = next((one for one in sizes if role_of(one) is Role.HIDDEN), "hidden_size")
+    first = next(iter(names))
+    hint = told(
+        called=f"say which: config={{{first!r}: {example!r}, ...}}; or give it a default, or pass the built module",
+        typed=f"say which: {' '.join(f'--config {one}=FIELD' for one in names)}, such as {first}={example}",
+    )
+    hint += f"; its whole numbers are {', '.join(sorted(sizes))}" if sizes else ""
+    fault = Fault(code=Code.BAD_TARGET, where=place_of(into), message=message, hint=hint)
+    return UnknownSizesError(fault, names)
 
 
 def _tried(into: Callable[..., Any], fields: Fields, parameter: inspect.Parameter) -> tuple[Any, dict[str, str]]:
@@ -187,11 +263,21 @@ def _tried(into: Callable[..., Any], fields: Fields, parameter: inspect.Paramete
         names = _behind(into, str(error))
         if names is None:
             raise _failed(error) from error
-        fields = Fields(fields._config, tuple(_arguments(names, fields._config)[0]))
+        asked = _arguments(names, fields._config, fields._given)[0]
+        unknown = [name for name, one in names.items() if one.default is one.empty and name not in asked]
+        if unknown and _was_given(str(error), fields):
+            raise _unknown(into, unknown, fields._config) from error
+        fields = Fields(fields._config, fields._given, tuple(asked))
         made = _guarded(into, fields) if positional else _guarded(into, **{parameter.name: fields})
     except (Exception, SystemExit) as error:
         raise _failed(error) from error
     return made, dict(fields._asked)
+
+
+def _was_given(said: str, fields: Fields) -> bool:
+    """Whether what refused an argument was given the config, and not something of its own."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", said)
+    return found is None or found.group(1) in set(fields)
 
 
 def _behind(into: Callable[..., Any], said: str) -> dict[str, inspect.Parameter] | None:
@@ -201,11 +287,12 @@ def _behind(into: Callable[..., Any], said: str) -> dict[str, inspect.Parameter]
         return None
     around = {**getattr(into, "__globals__", {}), **vars(inspect.getmodule(into) or object)}
     callee = around.get(found.group(1))
-    return _parameters(callee) if callable(callee) else None
+    foreign = str(getattr(callee, "__module__", "")).partition(".")[0] == "torch"
+    return _parameters(callee) if callable(callee) and not foreign else None
 
 
 def _arguments(
-    parameters: Mapping[str, inspect.Parameter], config: Mapping[str, object]
+    parameters: Mapping[str, inspect.Parameter], config: Mapping[str, object], given: Mapping[str, str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The config's field for each parameter that one is known for, and the sizes that none is known for."""
     found: dict[str, str] = {}
@@ -213,10 +300,12 @@ def _arguments(
     for name, one in parameters.items():
         required = one.default is one.empty
         role = role_of(name)
-        theirs = field_for(name, config, tuple(parameters))
-        if theirs is not None and (required or role in _SIZES or type(one.default) is type(config[theirs])):
+        theirs = given.get(name) or field_for(name, config, tuple(parameters))
+        if theirs is not None and (
+            name in given or required or role in SIZES or type(one.default) is type(config[theirs])
+        ):
             found[name] = theirs
-        elif not required and role in _SIZES and one.default is not None:
+        elif not required and role in SIZES and one.default is not None:
             wished.append(name)
     return found, tuple(wished)
 

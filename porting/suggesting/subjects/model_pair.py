@@ -17,7 +17,13 @@ from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import place_of
 from porting.notation.field import held, value_of
-from porting.suggesting.subjects.building import Builder, BuiltModule, build_for
+from porting.suggesting.subjects.building import (
+    Builder,
+    BuiltModule,
+    UnknownSizesError,
+    build_for,
+    with_fields,
+)
 from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of
 from porting.suggesting.subjects.forward_arguments import (
     DECODER_IDS,
@@ -41,6 +47,7 @@ from porting.suggesting.subjects.image_audio_inputs import audio_argument_mappin
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.solved_sizes import solved_sizes
 from porting.suggesting.subjects.twin import SMALL, Twin, draw_parameters, is_mask, make_twin
 from porting.target import named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
@@ -51,6 +58,7 @@ class ModelPair:
     """What is compared.
 
     Attributes:
+        into: what builds the user's module.
         twin: the reference, small and random.
         built: the user's module, to its size.
         config: the checkpoint's config with the defaults of its class.
@@ -62,6 +70,7 @@ class ModelPair:
         zeros: the module's matrices that it was built with at zero.
     """
 
+    into: Builder
     twin: Twin
     built: BuiltModule
     config: Mapping[str, object]
@@ -118,7 +127,7 @@ def prepare(
         VerifyError, TargetError: one of them cannot be built or run.
     """
     config = completed_config(checkpoint.config, architecture)
-    twin, built = _sized(config, into, architecture, folder, seed, checkpoint)
+    into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint)
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     refuse_computed(built.module)
@@ -136,6 +145,7 @@ def prepare(
         way = without_ignored_mask(module, way, vocabulary, padding) if causal else way
         way = replace(way, more=optional(module, way, twin.reference))
     return ModelPair(
+        into=into,
         twin=twin,
         built=built,
         config=config,
@@ -150,16 +160,16 @@ def prepare(
 
 def _sized(
     config: Mapping[str, object], into: Builder, architecture: str, folder: Path, seed: int, checkpoint: Checkpoint
-) -> tuple[Twin, BuiltModule]:
-    """The twin and the module: small if the module can be, else of the checkpoint's own sizes."""
+) -> tuple[Builder, Twin, BuiltModule]:
+    """The builder, the twin and the module: small if the module can be, else of the checkpoint's own sizes."""
     made = partial(make_twin, config, architecture, seed=seed, stored=frozenset(checkpoint.tensors))
     within = bounds(checkpoint.tensors, checkpoint.config)
     if isinstance(into, nn.Module):
         with bounded(within):
-            return made(folder / "real", small=False), build_for(into, config)
+            return into, made(folder / "real", small=False), build_for(into, config)
     twin = made(folder / "small", small=True)
     try:
-        built = build_for(into, completed_config(twin.config, architecture))
+        into, built = _understood(into, twin, completed_config(twin.config, architecture))
     except PortingError:
         small = None
     else:
@@ -175,11 +185,23 @@ def _sized(
         twin = made(folder / "own", small=True, **own)
         small = build_for(into, completed_config(twin.config, architecture))
     if small is not None and _could(small.module, twin):
-        return twin, small
+        return into, twin, small
     with bounded(within):
         built = build_for(into, config)
     with bounded(within):
-        return made(folder / "real", small=False), built
+        return into, made(folder / "real", small=False), built
+
+
+def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tuple[Builder, BuiltModule]:
+    """The module, and its builder, told what it means by names that say nothing where shapes tell."""
+    try:
+        return into, build_for(into, config)
+    except UnknownSizesError as error:
+        fields = solved_sizes(into, error.names, config, [one.shape for _, one in named_tensors(twin.reference)])
+        if fields is None:
+            raise
+        named = with_fields(into, fields, config)
+        return named, build_for(named, config)
 
 
 def _one_depth(built: BuiltModule, config: Mapping[str, object]) -> bool:

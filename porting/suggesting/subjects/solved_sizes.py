@@ -1,0 +1,153 @@
+"""Which field of the config a builder means by a name that says nothing: the shapes of what it builds tell."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, product
+
+from porting.errors import PortingError
+from porting.suggesting.subjects.building import SIZES, Builder, BuiltModule, build_for, with_fields
+from porting.suggesting.subjects.config_fields import WORDS, Role, normal, role_of
+from porting.target import named_tensors
+
+Shapes = Counter[tuple[int, ...]]
+
+USUAL = (Role.VOCABULARY, Role.HIDDEN, Role.POSITIONS, Role.SEGMENTS, Role.HEADS, Role.GROUPS, Role.DEPTH, Role.INNER)
+"""Sizes that shapes do not tell apart, in the order in which builders ask for them."""
+
+ALONE = "a size that nothing else is given"
+
+NEAR = 4
+"""A size is tried together with another one where it costs the shapes of so many tensors at most."""
+
+ROUNDS = 12
+"""So often each size is looked for again, with what was found for the others."""
+
+
+def solved_sizes(
+    into: Builder, names: Sequence[str], config: Mapping[str, object], shapes: Iterable[Sequence[int]]
+) -> dict[str, str] | None:
+    """The fields that a builder means by names that say nothing.
+
+    Each name is given each whole number of the config in turn; the one with which most of the module's tensors have a
+    shape of the reference's is meant.  Of several, as for the number of heads, it is the one that the name is the
+    beginning of a word for, or that nothing else takes: whoever proves the table will see whether it is right.
+
+    Args:
+        into: what builds the module.
+        names: what it asks for.
+        config: of a small model, whose sizes are different from one another where they can be.
+        shapes: of the reference's tensors, built with this config.
+
+    Returns:
+        The field for each name; None where the module cannot be built with any.
+    """
+    return _Sizes(into, config, shapes).solved(names)
+
+
+def hinted(name: str) -> Role | None:
+    """What a name may be short for.
+
+    >>> hinted("npos"), hinted("nseg"), hinted("d")
+    (<Role.POSITIONS: 'positions'>, <Role.SEGMENTS: 'segments'>, None)
+    """
+    stem = re.sub(r"^(num|max|n)?_?", "", normal(name)).rstrip("_")
+    stem = stem[:-1] if stem.endswith("s") and len(stem) > 3 else stem
+    if len(stem) < 3:
+        return None
+    words = ((role, part) for role, known in WORDS.items() for word in known for part in word.split("_"))
+    return next((role for role, part in words if part.startswith(stem)), None)
+
+
+class _Sizes:
+    def __init__(self, into: Builder, config: Mapping[str, object], shapes: Iterable[Sequence[int]]) -> None:
+        self._into, self._config = into, config
+        self._wanted: Shapes = Counter(tuple(sorted(shape)) for shape in shapes)
+        self._known: dict[tuple[tuple[str, int], ...], float] = {}
+        self._fields: dict[int, list[str]] = {}
+        for name, value in config.items():
+            size = isinstance(value, int) and not isinstance(value, bool) and role_of(name) in SIZES
+            if size and isinstance(value, int) and value > 1:
+                self._fields.setdefault(value, []).append(name)
+
+    def solved(self, names: Sequence[str]) -> dict[str, str] | None:
+        values = self._climbed(names, dict.fromkeys(names, min(self._fields, default=1)))
+        if self._alike(values) == -math.inf:
+            return None
+        fields: dict[str, str] = {}
+        for name in names:
+            fields[name] = self._field(name, values, set(fields.values()))
+        return fields
+
+    def _climbed(self, names: Sequence[str], values: dict[str, int]) -> dict[str, int]:
+        """The best sizes, changing one at a time, and two at once where no single one is better."""
+        for _ in range(ROUNDS):
+            before = values
+            for name in names:
+                values = max(({**values, name: size} for size in self._fields), key=self._score, default=values)
+            if values != before:
+                continue
+            near = {name: self._near(name, values) for name in names}
+            ways = (
+                {**values, one: size, two: other}
+                for one, two in combinations(names, 2)
+                for size, other in product(near[one], near[two])
+            )
+            values = max([values, *ways], key=self._score)
+            if values == before:
+                break
+        return values
+
+    def _near(self, name: str, values: Mapping[str, int]) -> list[int]:
+        """The sizes with which the module is nearly as much like the reference: two tables may have to change rows."""
+        least = self._alike(values) - NEAR
+        return [size for size in self._fields if self._alike({**values, name: size}) >= least]
+
+    def _score(self, values: Mapping[str, int]) -> tuple[float, int, tuple[tuple[bool, int], ...]]:
+        """How good sizes are: like the reference first, each field once, and then in the usual order."""
+        used = Counter(values.values())
+        twice = sum(max(many - len(self._fields.get(size, ())), 0) for size, many in used.items())
+        return self._alike(values), -twice, tuple(self._likely(name, size) for name, size in values.items())
+
+    def _likely(self, name: str, size: int) -> tuple[bool, int]:
+        """What speaks for a size besides shapes: the name, and how usual it is to come first."""
+        roles = {role_of(field) for field in self._fields.get(size, ())}
+        usual = min((USUAL.index(role) for role in roles if role in USUAL), default=len(USUAL))
+        return hinted(name) in roles, -usual
+
+    def _alike(self, values: Mapping[str, int]) -> float:
+        """How many more of the module's tensors have a shape that the reference has than have none."""
+        key = tuple(values.items())
+        if key not in self._known:
+            fields = {name: self._fields[size][0] for name, size in values.items() if size in self._fields}
+            found = self._shapes(fields, self._config)
+            self._known[key] = -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()
+        return self._known[key]
+
+    def _field(self, name: str, values: Mapping[str, int], taken: set[str]) -> str:
+        """The field with the size that was found; of several the one that the module takes for that."""
+        hint = hinted(name)
+        fields = self._fields[values[name]]
+        ways = sorted(fields, key=lambda one: (role_of(one) is not hint, one in taken, role_of(one) not in SIZES))
+        deep = [field for field in ways if role_of(field) is Role.DEPTH]
+        if len(ways) > 1 and deep:
+            ways = deep if self._grows(name, values) else [field for field in ways if field not in deep]
+        return ways[0]
+
+    def _grows(self, name: str, values: Mapping[str, int]) -> bool:
+        """Whether one more makes more tensors, as one more layer does."""
+        fields = {**{one: self._fields[size][0] for one, size in values.items()}, name: ALONE}
+        sizes = (values[name], values[name] + 1)
+        one, more = (self._shapes(fields, {**self._config, ALONE: size}) for size in sizes)
+        return one is not None and more is not None and more.total() > one.total()
+
+    def _shapes(self, fields: Mapping[str, str], config: Mapping[str, object]) -> Shapes | None:
+        """Of what is built; None where it cannot be."""
+        try:
+            built: BuiltModule = build_for(with_fields(self._into, fields, config), config)
+        except PortingError:
+            return None
+        return Counter(tuple(sorted(tensor.shape)) for _, tensor in named_tensors(built.module) if tensor.ndim)

@@ -1,0 +1,138 @@
+"""Builders that ask for sizes by names that say nothing: shapes tell, or the user does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from porting.loading import PortingWarning
+from porting.suggesting import Verdict, suggest
+from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
+from porting.suggesting.subjects.solved_sizes import solved_sizes
+from porting.suggesting.subjects.twin import draw_parameters
+from porting.target import TargetError
+
+FIELDS = {
+    "vocab_size": 53, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "num_hidden_layers": 2,
+    "max_position_embeddings": 31, "type_vocab_size": 2,
+}  # fmt: skip
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.mix = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=1e-12) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (self.mix[i](x).unflatten(2, (self.heads, -1)).transpose(1, 2) for i in range(3))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+        x = self.norms[0](x + self.mix[3](y))
+        found: Tensor = self.norms[1](x + self.down(F.gelu(self.up(x))))
+        return found
+
+
+class Encoder(nn.Module):
+    """BERT's encoder; its sizes have the names of the alphabet."""
+
+    def __init__(self, a: int, b: int, c: int, dd: int, ee: int, ff: int, gg: int) -> None:
+        super().__init__()
+        self.words, self.places, self.kinds = (nn.Embedding(rows, b) for rows in (a, c, dd))
+        self.norm = nn.LayerNorm(b, eps=1e-12)
+        self.layers = nn.ModuleList(Layer(b, ee, ff) for _ in range(gg))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        places = self.places.weight[: input_ids.shape[1]]
+        x: Tensor = self.norm(self.words(input_ids) + places + self.kinds(token_type_ids))
+        for layer in self.layers:
+            x = layer(x, attention_mask[:, None, None].bool())
+        return x
+
+
+class Short(Encoder):
+    """The same with names that are cut off."""
+
+    def __init__(self, d: int, nseg: int, npos: int, voc: int, *, nh: int, mid: int, deep: int) -> None:
+        super().__init__(voc, d, npos, nseg, nh, mid, deep)
+
+
+def from_dict(config: Mapping[str, Any]) -> nn.Module:
+    return Encoder(**config)
+
+
+EXPECTED = {
+    Encoder: dict(zip(("a", "b", "c", "dd", "ee", "ff", "gg"), (
+        "vocab_size", "hidden_size", "max_position_embeddings", "type_vocab_size", "num_attention_heads",
+        "intermediate_size", "num_hidden_layers",
+    ), strict=True)),
+    Short: {
+        "d": "hidden_size", "nseg": "type_vocab_size", "npos": "max_position_embeddings", "voc": "vocab_size",
+        "nh": "num_attention_heads", "mid": "intermediate_size", "deep": "num_hidden_layers",
+    },
+}  # fmt: skip
+
+
+def reference() -> nn.Module:
+    made: nn.Module = transformers.BertModel(transformers.BertConfig(**FIELDS))  # type: ignore[arg-type]  # its fields
+    return made
+
+
+@pytest.mark.parametrize("builder", [Encoder, Short])
+def test_shapes_tell_which_size_is_meant(builder: type[nn.Module]) -> None:
+    shapes = [tuple(one.shape) for one in reference().state_dict().values()]
+    fields = solved_sizes(builder, list(EXPECTED[builder]), FIELDS, shapes)
+    assert fields == EXPECTED[builder]
+    assert build_for(with_fields(builder, fields, FIELDS), FIELDS).asked == fields
+
+
+def test_what_no_module_can_be_built_with_is_told_by_nothing() -> None:
+    def picky(d: int) -> nn.Module:
+        raise ValueError(f"{d} is not to my liking")
+
+    assert solved_sizes(picky, ["d"], FIELDS, [(24, 24)]) is None
+
+
+@pytest.mark.parametrize("builder", [Encoder, from_dict])
+def test_the_message_names_what_is_asked_for_and_how_it_is_told(builder: Any) -> None:
+    with pytest.raises(UnknownSizesError, match="'a', 'b', 'c', 'dd'") as caught:
+        build_for(builder, FIELDS)
+    assert "config={" in str(caught.value)
+    assert caught.value.names[:3] == ("a", "b", "c")
+
+
+def test_fields_that_are_named_come_first() -> None:
+    fields = {**EXPECTED[Encoder], "dd": "num_hidden_layers"}
+    assert build_for(with_fields(from_dict, fields, FIELDS), FIELDS).asked == fields
+
+
+def test_a_field_that_is_not_there_and_a_module_that_is_built() -> None:
+    with pytest.raises(TargetError, match="did you mean 'hidden_size'"):
+        with_fields(Encoder, {"b": "hiden_size"}, FIELDS)
+    with pytest.raises(TargetError, match="built already"):
+        with_fields(nn.Linear(2, 2), {"b": "hidden_size"}, FIELDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [None, EXPECTED[Encoder]])
+def test_the_table_says_what_was_meant_and_is_proven(tmp_path: Path, config: dict[str, str] | None) -> None:
+    torch.manual_seed(0)
+    model: Any = reference()
+    draw_parameters(model, 0)
+    model.save_pretrained(tmp_path)
+    if config is None:
+        with pytest.warns(PortingWarning, match="b = hidden_size"):
+            found = suggest(tmp_path, from_dict)
+    else:
+        found = suggest(tmp_path, from_dict, config=config)
+    assert found.verdict in (Verdict.EXACT, Verdict.TRUNK), str(found)
+    assert 'hidden_size = "b"' in found.text
+    assert 'num_attention_heads = "ee"' in found.text
