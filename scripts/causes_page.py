@@ -27,7 +27,7 @@ the activation's scale)
    case are confirmed on others, and so is what a case happens not to tell apart;
 3. end to end: with all causes of the report at once the reference gives what the port gives, to 1e-10, at every probe.
 
-The report has its name, its parameter, what it leaves (the residual), and how to mend it:
+The report has its name, its parameter, what it leaves (the residual), and how to fix it:
 
 ```
 cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-16 of 8e-05
@@ -41,14 +41,13 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
   what it leaves, and said as a person would have written it:
   `eps is 3e-06 where the reference has 1e-12`, `scores are multiplied by 1 / sqrt(10) where 1 / sqrt(8) is expected`.
 - **Ties are ties.** Entries that give the same values at the probes, in all these cases and end to end, are all named.
-- **Where no entry fits, the port is mended.** Both passes are recorded, and the first step of the port that is given
-  numbers of the reference and gives others gets what the reference has there; and so on, until the port returns what
-  the reference returns. A few such steps, at three lines at most, are the cause, in several cases alike; what
-  distinguishes each from the reference's step is said: another function (`sigmoid, where pooler.activation of the
-  reference has tanh`), another number (`eps is 1e-06 where the reference has 1e-12`), another tensor, the reference's
-  numbers in another order (`in the order 0 2 1 3 along an axis of 4, since attention.py:37`), other constants, a step
-  too many or too few, two steps or two parts of a layer in the other order. An entry of the catalogue that fits has the
-  better name and comes first.
+- **Where no entry fits, the port is repaired.** Both passes are recorded. At the first step of the port that reads
+  values of the reference and gives others, the reference's value is put in; then at the next such step, until the port
+  returns what the reference returns. If a few steps (at most three lines of code) are enough, in several cases, they
+  are the cause, and the report says how each differs from the reference's step: another function (`sigmoid, where
+  pooler.activation of the reference has tanh`), another number (`eps is 1e-06 where the reference has 1e-12`), another
+  tensor, the reference's values in another order (`in the order 0 2 1 3 along an axis of 4, since attention.py:37`),
+  other constants, a step that is missing, one too many, or two that are done in the other order.
 - **What a port does to a value once it is there** (a factor, a softmax, another order of the labels) is solved for. A
   part that computes nothing comparable at a probe is named when the whole model then returns what the port returns, in
   all cases.
@@ -182,8 +181,7 @@ def _entries() -> Iterator[str]:
     ):
         yield from _entry(name, what, weights.LOOKS, fix)
 
-
-    yield "\n### Told by mending the port\n"
+    yield "\n### Found by repairing the port\n"
     for kind, (what, fix) in WORDS.items():
         yield f"- **{kind}**: {what}. *Fix:* {fix}."
 

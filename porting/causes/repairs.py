@@ -1,4 +1,4 @@
-"""Mending the port: a step that leaves the reference is given what the reference has there, until nothing is left.
+"""Repairing the port: a step that leaves the reference is given what the reference has there, until nothing is left.
 
 When what the port then returns is the reference's, the port is wrong in these steps and in nothing else, whatever kind
 of mistake they are: no entry of the catalogue is needed.  What distinguishes each step from the reference's is read
@@ -23,7 +23,7 @@ from porting.causes.step_differences import LAYOUTS, Kind, Repair, Steps, laid_o
 from porting.causes.tape import Call, Ref, Tape
 
 STEPS = 96
-"""So many steps are mended at most."""
+"""So many steps are repaired at most."""
 
 LINES = 3
 """A cause is at so many lines of the port; one that leaves the reference at more is another model."""
@@ -38,7 +38,7 @@ FRONTIER = 6
 """Of so many steps that are given what the reference has, each is tried."""
 
 PASSED = 4
-"""Over so many steps in a row that cannot be mended the search goes on."""
+"""Over so many steps in a row that cannot be repaired the search goes on."""
 
 SURE = 4
 """So many tensors are tried before the one that is best so far is taken."""
@@ -49,7 +49,7 @@ class Way:
     """A way in which the port becomes the reference.
 
     Attributes:
-        repairs: the steps that have to be mended, in order.
+        repairs: the steps that have to be repaired, in order.
         left: how far what the port returns is then from what the reference returns.
     """
 
@@ -71,7 +71,7 @@ class _Given:
     theirs: Ref | None
 
 
-def mend(
+def repair(
     port: Tape,
     reference: Tape,
     goals: Mapping[Ref, Sequence[Ref]],
@@ -92,15 +92,15 @@ def mend(
         around: what the port's calls are made again in.
 
     Returns:
-        The ways in which a few steps account for all, each without the steps that need not be mended.
+        The ways in which a few steps account for all, each without the steps that need not be repaired.
     """
     # Whether a step of the port may be left out altogether: it fits often where it is not what was done.
     ways = []
     for extra in (True, False):
-        way = _Mending(port, reference, goals, left, bound, until, around, extra=extra).done()
+        way = _Repairing(port, reference, goals, left, bound, until, around, extra=extra).done()
         while way is not None and len(way.keys) > 1:
             fewer = (
-                _Mending(port, reference, goals, left, bound, until, around, extra=extra, but=one.step).done()
+                _Repairing(port, reference, goals, left, bound, until, around, extra=extra, but=one.step).done()
                 for one in {one.key: one for one in way.repairs}.values()
             )
             simpler = next((one for one in fewer if one is not None and len(one.keys) < len(way.keys)), None)
@@ -111,7 +111,7 @@ def mend(
     return ways
 
 
-class _Mending:
+class _Repairing:
     def __init__(
         self,
         port: Tape,
@@ -137,7 +137,7 @@ class _Mending:
     def done(self) -> Way | None:
         given: list[_Given] = []
         while self._left(self._values) > self._bound:
-            one = self._next_mended()
+            one = self._next_repaired()
             if one is None or len(given) == STEPS:
                 return None
             given = self._needed(given, one)
@@ -173,20 +173,20 @@ class _Mending:
     def _steps(self) -> Steps:
         return Steps(self._port, self._reference, self._numbers, self._weights, self._values, self._region)
 
-    def _next_mended(self) -> _Given | None:
-        """The first step that can be mended: one may stand for a part of a step of the reference, which has no such."""
+    def _next_repaired(self) -> _Given | None:
+        """The first step that can be repaired; some have no counterpart, as a part of what is one step there."""
         passed: set[Ref] = set()
         for _ in range(PASSED):
             steps = list(islice(self._region.steps(passed), FRONTIER))
             for step in steps:
-                one = None if (line_of(step), word(step)) == self._but else self._mend(step)
+                one = None if (line_of(step), word(step)) == self._but else self._repair(step)
                 if one is not None:
                     return one
             passed.update(ref for step in steps for ref in step.writes)
         return None
 
     def _needed(self, given: Sequence[_Given], last: _Given) -> list[_Given]:
-        """Without those that need not be mended now that another step is: a sum in another order, say.
+        """Without those that need not be repaired now that another step is: a sum in another order, say.
 
         What is before the last one on the way to it stays: whether it is needed cannot be seen behind it.
         """
@@ -208,7 +208,7 @@ class _Mending:
         """The number of the first step that is not the reference's."""
         return next((one.number for one in region.steps()), len(self._port.calls))
 
-    def _mend(self, step: Call) -> _Given | None:
+    def _repair(self, step: Call) -> _Given | None:
         """Give a step what the reference has in its place, if the port then goes on as the reference does."""
         furthest, best = step.number, None
         for number, (value, theirs) in enumerate(self._instead(step)):

@@ -128,7 +128,7 @@ class Steps:
     Args:
         port, reference: the two passes.
         numbers, weights: of the reference: of what is computed, and of its weights.
-        values: the port's values, those before the steps mended.
+        values: the port's values, those before the steps repaired.
         region: what of these the reference does not have.
     """
 
@@ -195,7 +195,7 @@ class Steps:
         return {word(one) for one in makers if one is not None}
 
     def _unchanged_at(self, step: Call) -> Tensor:
-        """What the port gives there by itself, the steps before being mended."""
+        """What the port gives there by itself, the steps before being repaired."""
         made: Tensor = tree_leaves(self._values.run(step))[0]
         return made
 

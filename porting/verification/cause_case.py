@@ -20,7 +20,7 @@ from porting.causes.diverging import Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
 from porting.causes.model_parts import Anatomy
 from porting.causes.non_finite import Broken, FirstBroken
-from porting.causes.repairs import Way, mend
+from porting.causes.repairs import Way, repair
 from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
@@ -184,7 +184,7 @@ class Sight:
         return None if own is None else divergence(recorder.tape, self._stage.tape, probe.port, own, wanted)
 
     @torch.no_grad()
-    def mended(self, until: float) -> list[Way] | None:
+    def repaired(self, until: float) -> list[Way] | None:
         """The steps of the port that have to be the reference's for it to return what the reference returns.
 
         Args:
@@ -216,7 +216,7 @@ class Sight:
 
         if not goals or left(Values(tape)) <= END:
             return None
-        return mend(tape, theirs, goals, left, bound=END, until=until, around=around)
+        return repair(tape, theirs, goals, left, bound=END, until=until, around=around)
 
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:

@@ -41,8 +41,8 @@ END_TO_END = 1e-6
 SECONDS = 20.0
 """So long one alteration of the whole is looked for."""
 
-MENDING = 60.0
-"""So many seconds the steps are looked for that have to be mended; a small model takes one."""
+REPAIRING = 60.0
+"""So many seconds the steps are looked for that have to be repaired; a small model takes one."""
 
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
 """What is read off a step, and not concluded from its numbers."""
@@ -51,7 +51,7 @@ NOISE = 1e-15
 """What rounding leaves at least, relative to the activation's scale."""
 
 PRECISE = 100.0
-"""An entry that leaves so many times more than mending does, and that alters another module, is not what was done."""
+"""An entry that leaves so many times more than repairing does, and that alters another module, is not what was done."""
 
 COMBINED = 64
 """So many combinations of tied entries are tried end to end."""
@@ -97,13 +97,13 @@ def name_causes(
         tied = _held_out(comparison, turned)
         trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
         found += _inverted(known, probes)
-        mended = trials.mended = None if found else trials.mend()
+        repaired = trials.repaired = None if found else trials.repair()
         for sight in known if not found else ():
             found += trials.why(sight, [probe for probe in guilty if not _explained(probe, found)])
             if all(_explained(probe, found) for probe in guilty):
                 break
-        if mended is not None:
-            found = _with_mended(found, mended, guilty)
+        if repaired is not None:
+            found = _with_repairs(found, repaired, guilty)
     imprecise = [probe for probe in probes if probe.imprecise]
     if imprecise and dtypes:
         dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
@@ -115,26 +115,26 @@ def name_causes(
     return tuple(found), first_divergence(comparison, probes, both)
 
 
-def _with_mended(found: Sequence[Finding], way: Way, guilty: Sequence[Probe]) -> list[Finding]:
-    """The findings, and what mending the port says in the place of what they do not know.
+def _with_repairs(found: Sequence[Finding], way: Way, guilty: Sequence[Probe]) -> list[Finding]:
+    """The findings, and what repairing the port says in the place of what they do not know.
 
     One step that reads another tensor is a simpler explanation than that branches and norms are put together otherwise.
-    An entry that alters another module and leaves visibly more than mending does is equivalent up to what rounding
+    An entry that alters another module and leaves visibly more than repairing does is equivalent up to what rounding
     shows: a factor on one side of a sum that is normed, say, for one on the other side.
     """
-    mended, kinds = _mended(way), {one.kind for one in way.repairs}
+    repaired, kinds = _repaired(way), {one.kind for one in way.repairs}
     wide = {one.name for one in CATALOGUE if one.wide}
     if kinds == {Repaired.TENSOR} and all(one.name in wide for one in found if one.name):
         found = [one for one in found if one.name not in wide]
     if kinds <= READ_OFF:
         exact = PRECISE * max(way.left, NOISE)
-        found = [one for one in found if one.residual <= exact or not {*one.where}.isdisjoint(mended.where)]
+        found = [one for one in found if one.residual <= exact or not {*one.where}.isdisjoint(repaired.where)]
     named = [one for one in found if one.name]
     open_ = [probe for probe in guilty if not _explained(probe, named)]
     if not open_:
         return named
     difference = max(probe.meaning.isolated or probe.meaning.end_to_end for probe in open_)
-    return [*named, replace(mended, probes=tuple(probe.port for probe in open_), difference=difference)]
+    return [*named, replace(repaired, probes=tuple(probe.port for probe in open_), difference=difference)]
 
 
 def first_divergence(comparison: Comparison, probes: Sequence[Probe], both: Both) -> Divergence | None:
@@ -232,7 +232,7 @@ class _Trials:
         self._held_out = held_out
         self._tied = tied
         self._marks: dict[int, dict[Point, Mark]] = {}
-        self.mended: Way | None = None
+        self.repaired: Way | None = None
 
     def why(self, sight: Sight, guilty: Sequence[Probe]) -> list[Finding]:
         """The causes of the differences that a case shows."""
@@ -244,7 +244,7 @@ class _Trials:
         search = sight.search(CATALOGUE)
         search.innocent = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
         search.until = self._until
-        search.single = self.mended is not None
+        search.single = self.repaired is not None
         search.confirms = lambda mark, candidate: self._confirm(sight, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
             sight, mark, lambda one, there: one.turns(there, turned)
@@ -255,22 +255,22 @@ class _Trials:
         search.weights_compared = self._weights_compared
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
         explained = [self._untied(one) for one in explained]
-        whole = None if self.mended else self._one_for_all(sight, explained)
+        whole = None if self.repaired else self._one_for_all(sight, explained)
         if whole is not None:
             return [*found, whole]
         broken_there = sight.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
         return found + [_with_line(one, broken_there) for one in self._whole(sight, explained)]
 
-    def mend(self) -> Way | None:
+    def repair(self) -> Way | None:
         """What the steps have in common that have to be the reference's for the port to return what it returns.
 
         It has to be so in each of several cases in which the port returns something else.
         """
-        until = min(self._until, time.monotonic() + MENDING)
+        until = min(self._until, time.monotonic() + REPAIRING)
         found: list[list[Way]] = []
         sights = [*self._known, *([self._held_out] if self._held_out else [])]
         for sight in sorted(sights, key=_size):
-            ways = sight.mended(until)
+            ways = sight.repaired(until)
             if time.monotonic() > until or len(found) > HELD_OUT:
                 break
             found += [] if ways is None else [ways]
@@ -387,7 +387,7 @@ def _size(sight: Sight) -> int:
     return sum(value.numel() for value in sight.reference.arguments[sight.case].values())
 
 
-def _mended(way: Way) -> Finding:
+def _repaired(way: Way) -> Finding:
     """Repairs as a finding: each mistake once, as the layers say it that most say it alike."""
     repairs = way.repairs
     kinds = dict.fromkeys(one.kind for one in repairs)

@@ -1,4 +1,4 @@
-"""Mistakes that no entry of the catalogue was written for: mending the port's steps tells what they are."""
+"""Mistakes that no entry of the catalogue was written for: repairing the port's steps tells what they are."""
 
 # ruff: noqa: E501  # the lines of other files, as they stand there
 

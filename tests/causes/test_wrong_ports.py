@@ -75,7 +75,7 @@ def test_a_mistake_is_named(name: str) -> None:
 @pytest.mark.slow
 def test_what_is_not_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that fits by itself is no cause where what stands beside it is not explained."""
-    monkeypatch.setattr(cause_search, "MENDING", 0.0)  # which would explain it
+    monkeypatch.setattr(cause_search, "REPAIRING", 0.0)  # which would explain it
     report = verified(ALL["segments behind the norm"])
     assert report.causes
     assert [one.name for one in report.causes if one.name] == []
@@ -140,10 +140,10 @@ class Scaled(nn.Linear):
         return nn.functional.linear(input, self.weight + 0.01 * self.weight.sin(), self.bias)
 
 
-@pytest.mark.parametrize(("mending", "name"), [(0.0, "other weights"), (60.0, "wrong tensor")])
-def test_no_fix_says_what_the_run_has_refuted(mending: float, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("repairing", "name"), [(0.0, "other weights"), (60.0, "wrong tensor")])
+def test_no_fix_says_what_the_run_has_refuted(repairing: float, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that were compared bit by bit need not be loaded."""
-    monkeypatch.setattr(cause_search, "MENDING", mending)
+    monkeypatch.setattr(cause_search, "REPAIRING", repairing)
     reference = FAMILIES["vit"].reference()
     port = edited("vit", {})
     port.load_state_dict({name: reference.state_dict()[name] for name in port.state_dict()})
@@ -157,8 +157,8 @@ def test_no_fix_says_what_the_run_has_refuted(mending: float, name: str, monkeyp
     (found,) = report.causes
     assert found.name == name
     assert "load them" not in found.fix
-    assert ("bit by bit" in found.fix) is (mending == 0)
-    assert mending == 0 or "linear in vit.layers.{i}.mlp.fc1 reads the output of add" in found.detail
+    assert ("bit by bit" in found.fix) is (repairing == 0)
+    assert repairing == 0 or "linear in vit.layers.{i}.mlp.fc1 reads the output of add" in found.detail
 
 
 def test_a_coincidence_in_one_case_is_no_cause() -> None:
