@@ -152,7 +152,9 @@ class Steps:
         if call is None:
             given = _numbers(step).values() if operation in ARITHMETIC else ()
             numbers = " and ".join(f"{number:g}" for number in given)
-            detail = f"{operation}{' by ' if numbers else ''}{numbers}, which the reference does not do"
+            weight = next((named(self._port, ref) for ref in step.reads if moves_weights(self._port, ref)), "")
+            by = f" by {numbers}" if numbers else f" with {weight}" if weight else ""
+            detail = f"{operation}{by}, which the reference does not do"
             return Repair(Kind.EXTRA, line_of(step), operation, detail, "")
         kind, detail, missing = self._difference(step, value, call)
         return Repair(kind, line_of(step), operation, detail, call.module, missing)

@@ -216,6 +216,8 @@ class Sight:
 
         if not goals or left(Values(tape)) <= END:
             return None
+        if not all(finite(tape[ref]) for ref in goals):  # what gave the first such value is another question
+            return []
         return repair(tape, theirs, goals, left, bound=END, until=until, around=around)
 
     @cached_property

@@ -126,7 +126,7 @@ def _with_repairs(found: Sequence[Finding], way: Way, guilty: Sequence[Probe]) -
     wide = {one.name for one in CATALOGUE if one.wide}
     if kinds == {Repaired.TENSOR} and all(one.name in wide for one in found if one.name):
         found = [one for one in found if one.name not in wide]
-    if kinds <= READ_OFF:
+    if kinds <= READ_OFF and repaired.where:
         exact = PRECISE * max(way.left, NOISE)
         found = [one for one in found if one.residual <= exact or not {*one.where}.isdisjoint(repaired.where)]
     named = [one for one in found if one.name]

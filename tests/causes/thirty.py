@@ -20,8 +20,8 @@ THIRTY = {
     "norm before the activation": Wrong(
         "bert",
         {"self.LayerNorm(F.gelu(self.dense(x)))": "F.gelu(self.LayerNorm(self.dense(x)))"},
-        ("steps in the other order",),
-        "gelu comes after layer_norm",
+        ("step in another place",),
+        "layer_norm in cls.predictions.transform.LayerNorm",
     ),
     "positions stop at 9": Wrong(
         "bert",

@@ -68,7 +68,8 @@ TWELVE = {
     "decoder's bias twice": Wrong(
         "bert",
         {"return self.decoder(self.transform(x))": "return self.decoder(self.transform(x)) + self.decoder.bias"},
-        ("bias added twice",),
+        ("a step too many",),
+        "add with cls.predictions.decoder.bias",
     ),
     "scores divided by the layer's number": Wrong(
         "llama",
