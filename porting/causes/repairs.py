@@ -211,6 +211,8 @@ class _Repairing:
     def _repair(self, step: Call) -> _Given | None:
         """Give a step what the reference has in its place, if the port then goes on as the reference does."""
         furthest, best = step.number, None
+        if self._steps().has_own_weights(step):
+            return None
         for number, (value, theirs) in enumerate(self._instead(step)):
             if time.monotonic() > self._until:
                 return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.diverging import MASKED, MOVING, Numbers, Region, line_of, moves_weights
+from porting.causes.diverging import MASKED, MOVING, Numbers, Region, line_of, moments, moves_weights
 from porting.causes.replay import Values
 from porting.causes.tape import Call, Ref, Tape
 from porting.tracing.calls import Kind as TraceKind
@@ -183,6 +183,13 @@ class Steps:
         if kind is Kind.LEFT_OUT:
             return kind, f"{is_} in {expected} of the reference is left out", is_
         return kind, f"{name} in {place} {is_}" + (f", where the reference's {expected}" if expected else ""), ""
+
+    def has_own_weights(self, step: Call) -> bool:
+        """Whether a step reads a tensor that the port holds and the reference does not: no other step replaces it."""
+        held = [ref for ref in step.reads if self._port.maker(ref) is None or moves_weights(self._port, ref)]
+        values = [self._values[ref] for ref in held]
+        matrices = [one for one in values if one.is_floating_point() and moments(one) is not None]
+        return any(not self._weights.like(one) and not self._numbers.like(one) for one in matrices)
 
     def weights_of(self, step: Call) -> Iterator[Ref]:
         """The reference's weights that have the numbers of a step's."""
