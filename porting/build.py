@@ -285,7 +285,8 @@ class _Held(FunctionMode):
         self._require(_foreseen(func, args, kwargs))
         result = func(*args, **kwargs)
         for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, Tensor) and not one.is_meta and one.layout is torch.strided:
+            held = isinstance(one, Tensor) and not nn.parameter.is_lazy(one)
+            if held and not one.is_meta and one.layout is torch.strided:
                 self._hold(one)
         return result
 
@@ -315,6 +316,8 @@ LOOKED_AT = 1 << 24
 def _foreseen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The bytes that a call is going to make, where they can be many and that is known before; else 0."""
     tensors = [one for one in args if isinstance(one, Tensor)]
+    if any(map(nn.parameter.is_lazy, tensors)):
+        return 0
     if not tensors:
         spread = getattr(func, "__name__", "") in _Held.MAKES
     elif len(tensors) == 2:  # what is spread out has more elements than both

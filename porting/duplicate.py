@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType, MethodType
 
@@ -28,9 +27,6 @@ def duplicate(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Mo
     memo = {} if memo is None else memo
     made: list[tuple[CellType, object]] = []
     for part in module.modules():
-        for value in vars(part).values():
-            if type(value) in (dict, OrderedDict) and not value:  # a module has a dozen, and each is a copy by pickling
-                memo.setdefault(id(value), type(value)())
         for function in _functions(vars(part)):
             if function.__closure__ and id(function) not in memo:
                 memo[id(function)] = _again(function, made)

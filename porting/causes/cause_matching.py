@@ -53,7 +53,6 @@ class Search:
         confirms: whether a candidate reproduces the port at a mark in cases that it was not fitted on.
         confirms_extra, confirms_weights: the same of what was solved for at the mark itself.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
-        single: what no single entry explains is known already: no pairs are tried, and no weights are solved for.
         until: when it ends (:func:`time.monotonic`); what was not tried by then explains nothing.
     """
 
@@ -67,7 +66,6 @@ class Search:
     confirms_extra: Callable[[Mark, Turned], bool] = lambda mark, turned: True
     confirms_weights: Callable[[Mark, str, Tensor], bool] = lambda mark, module, matrix: True
     weights_compared: bool = False
-    single: bool = False
     until: float = math.inf
     _all: list[Candidate] = field(default_factory=list)
     _dials: list[tuple[Cause, Dial]] = field(default_factory=list)
@@ -161,8 +159,6 @@ class Search:
         if not exact:
             exact = [one for one in self._everywhere(near) if not one.rough and self._holds(mark, one)]
         fits = exact or list(self._fitted(mark, self._dials)) or fits
-        if self.single:
-            return fits
         if not fits:
             fits = [one for one in self._everywhere(near) if one.rough and self._holds(mark, one)]
         if not fits and math.isfinite(mark.difference):
@@ -319,7 +315,7 @@ class Search:
 
     def _solved_at(self, mark: Mark) -> Finding | None:
         """What the port's own value at a mark tells of itself."""
-        if self.single or len(mark.sources) != 1 or time.monotonic() > self.until:
+        if len(mark.sources) != 1 or time.monotonic() > self.until:
             return None
         if not math.isfinite(mark.difference):
             return None

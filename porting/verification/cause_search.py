@@ -12,7 +12,7 @@ from itertools import chain, product
 
 import torch
 
-from porting.causes import non_finite
+from porting.causes import non_finite, weights
 from porting.causes.catalogue import CATALOGUE, ROUNDING
 from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
@@ -41,7 +41,7 @@ END_TO_END = 1e-6
 SECONDS = 20.0
 """So long one alteration of the whole is looked for."""
 
-REPAIRING = 60.0
+REPAIRING = 20.0
 """So many seconds the steps are looked for that have to be repaired; a small model takes one."""
 
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
@@ -129,7 +129,8 @@ def _with_repairs(found: Sequence[Finding], way: Way, guilty: Sequence[Probe]) -
     if kinds <= READ_OFF and repaired.where:
         exact = PRECISE * max(way.left, NOISE)
         found = [one for one in found if one.residual <= exact or not {*one.where}.isdisjoint(repaired.where)]
-    named = [one for one in found if one.name]
+    # What is solved for at a probe fits whatever was done before it.
+    named = [one for one in found if one.name and one.name not in (ADDED, weights.OTHER)]
     open_ = [probe for probe in guilty if not _explained(probe, named)]
     if not open_:
         return named
@@ -244,7 +245,6 @@ class _Trials:
         search = sight.search(CATALOGUE)
         search.innocent = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
         search.until = self._until
-        search.single = self.repaired is not None
         search.confirms = lambda mark, candidate: self._confirm(sight, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
             sight, mark, lambda one, there: one.turns(there, turned)

@@ -139,6 +139,7 @@ BERT = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # as below
 @pytest.mark.parametrize(
     ("table", "names"),
     [
@@ -170,6 +171,7 @@ def test_what_is_planted_is_named(table: str, names: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # a proof, with its causes, of each of many mistakes
 def test_a_mistake_in_one_layer_accuses_no_other() -> None:
     pair = next(pair for pair in PAIRS if pair.table == "marian")
     names = ["softmax over the queries", "residual missing"]

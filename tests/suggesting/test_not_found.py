@@ -15,6 +15,7 @@ from porting.causes import Finding
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.verdict.proof import Proof, prove
 from porting.suggesting.verdict.reasons import known
+from porting.verification import cause_search
 from tests.suggesting.test_verdicts import NormedAgain, Plain, each
 from tests.zoo.parts import Config
 
@@ -90,7 +91,10 @@ def test_a_function_that_nobody_knows_is_not_impossible(source: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_difference_without_a_cause_is_not_called_approximate(source: Path) -> None:
+def test_a_small_difference_without_a_cause_is_not_called_approximate(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cause_search, "REPAIRING", 0.0)  # which would tell the cause
     found = suggest(source, SlightlyOdd)
     assert found.verdict is Verdict.NOT_FOUND, str(found)
     assert [one.kind for one in found.reasons] == ["unknown"]
