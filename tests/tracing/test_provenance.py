@@ -91,6 +91,10 @@ def test_a_seeded_pass_that_draws_nothing_is_not_taken_for_a_random_one() -> Non
     for module, random in ((nn.Linear(4, 4).double(), False), (nn.Dropout(0.5).train(), True)):
         side = Side(title="the port", module=module, arguments=arguments, wanted=["."], seed=7)
         with ProvenanceRecorder() as watch:
-            drew = []
-            side.record(0, after=lambda point, value, watch=watch, drew=drew: drew.append(watch.cut(value).random))
+            drew: list[bool] = []
+
+            def see(point: str, value: Tensor, watch: ProvenanceRecorder = watch, drew: list[bool] = drew) -> None:
+                drew.append(watch.cut(value).random)
+
+            side.record(0, after=see)
         assert drew == [random]
