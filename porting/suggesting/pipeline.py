@@ -60,7 +60,7 @@ LOOSE = 0.05
 AGAIN = 8
 """So often the module is run once more in the end: what is said of one that is random would be wrong."""
 
-RESERVE, CAUSES = 0.15, 8.0
+RESERVE, CAUSES = 0.15, 16.0
 """The share of the time that is kept for the proof, and the seconds that may be spent on naming causes."""
 
 

@@ -266,7 +266,8 @@ class _Trials:
 
         It has to be so in each of several cases in which the port returns something else.
         """
-        until = min(self._until, time.monotonic() + REPAIRING)
+        begun = time.monotonic()
+        until = begun + min(REPAIRING, (self._until - begun) / 4)  # the rest is the catalogue's
         found: list[list[Way]] = []
         sights = [*self._known, *([self._held_out] if self._held_out else [])]
         for sight in sorted(sights, key=_size):
