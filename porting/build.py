@@ -37,7 +37,7 @@ class Bounds:
         elements: so many elements may parameters have that take memory: some are computed one by one, in Python.
         nbytes: so many bytes may they have, and any tensor whose value has to be computed.
         made: so many bytes may be held at a time by all tensors that are made while it is built.
-        stored: bytes of the checkpoint, for the time that building may take; None where nobody counts it.
+        stored: bytes of the checkpoint, for the time that building may take; None where it is not counted.
     """
 
     parameters: int

@@ -123,7 +123,7 @@ class Repair:
 
 
 class Steps:
-    """The steps of two passes, to be held against each other.
+    """Compares the steps of two passes.
 
     Args:
         port, reference: the two passes.

@@ -106,7 +106,7 @@ class UnknownSizesError(TargetError):
 
 
 def with_fields(into: Builder, fields: Mapping[str, str], config: Mapping[str, object]) -> Builder:
-    """A builder that is told which fields it means by names of its own.
+    """A builder with the config fields of parameters whose names are not understood.
 
     Args:
         into: what builds the module.
@@ -143,7 +143,7 @@ def with_fields(into: Builder, fields: Mapping[str, str], config: Mapping[str, o
 
 
 def named_fields(into: Builder) -> Mapping[str, str]:
-    """What :func:`with_fields` told a builder."""
+    """The fields that :func:`with_fields` gave a builder."""
     given: Mapping[str, str] = getattr(into, _GIVEN, {})
     return given
 
@@ -238,7 +238,7 @@ def _called(
 
 
 def _unknown(into: Callable[..., Any], names: Sequence[str], config: Mapping[str, object]) -> UnknownSizesError:
-    """What the builder asks for and no field says, and how it is said."""
+    """The error for parameters that match no field of the config; names the option that gives them."""
     listed = ", ".join(map(repr, names))
     message = f"{_title(into)} asks for {listed}, and no field of config.json is known by that"
     sizes = [name for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)]
