@@ -94,15 +94,13 @@ def repair(
     Returns:
         The ways in which a few steps account for all, each without the steps that need not be repaired.
     """
-    # Whether a step of the port may be left out altogether: it fits often where it is not what was done.
+    repairing = _Repairing(port, reference, goals, left, bound, until, around)
     ways = []
     for extra in (True, False):
-        way = _Repairing(port, reference, goals, left, bound, until, around, extra=extra).done()
+        way = repairing.way(extra=extra)
         while way is not None and len(way.keys) > 1:
-            fewer = (
-                _Repairing(port, reference, goals, left, bound, until, around, extra=extra, but=one.step).done()
-                for one in {one.key: one for one in way.repairs}.values()
-            )
+            steps = dict.fromkeys(one.step for one in way.repairs)
+            fewer = (repairing.way(extra=extra, but=step) for step in steps)
             simpler = next((one for one in fewer if one is not None and len(one.keys) < len(way.keys)), None)
             if simpler is None:
                 break
@@ -112,6 +110,8 @@ def repair(
 
 
 class _Repairing:
+    """The search for the steps; what does not depend on the steps is made once."""
+
     def __init__(
         self,
         port: Tape,
@@ -121,20 +121,24 @@ class _Repairing:
         bound: float,
         until: float,
         around: Around,
-        *,
-        extra: bool,
-        but: tuple[str, str] | None = None,
     ) -> None:
-        self._port, self._reference, self._extra = port, reference, extra
-        self._but = but
+        self._port, self._reference = port, reference
         self._left, self._bound, self._until = left, bound, until
         self._numbers = Numbers(reference)
         self._weights = Numbers(reference, weights=True)
         self._linears = {one.call.number: one for one in linears(reference)}
-        self._values = self._unchanged = Values(port, around=around)
-        self._region = Region(port, reference, self._numbers, goals, self._values)
+        self._unchanged = Values(port, around=around)
+        self._first = Region(port, reference, self._numbers, goals, self._unchanged)
 
-    def done(self) -> Way | None:
+    def way(self, *, extra: bool, but: tuple[str, str] | None = None) -> Way | None:
+        """The steps with which the port becomes the reference; None where few steps do not.
+
+        Args:
+            extra: a step may be left out altogether; that often fits where it is not what was done.
+            but: the line and operation of a step that is not repaired.
+        """
+        self._extra, self._but = extra, but
+        self._values, self._region = self._unchanged, self._first
         given: list[_Given] = []
         while self._left(self._values) > self._bound:
             one = self._next_repaired()
