@@ -22,10 +22,10 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV) $(if $(filter no,$(HASHES)),--no-hashes)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-slow test-all lint types wheel families references causes bench crash fuzz sbom audit format clean
+.PHONY: help verify test test-slow test-all lint types wheel families references first-contact causes bench crash fuzz sbom audit format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 verify: ## set up, then port the embedded checkpoint and prove the port, layer by layer
 	@$(setup)
@@ -63,6 +63,10 @@ families: ## prove every family in every room, and print the verdicts
 references: ## verify every model type of transformers that can be built small; ARGS=--write renews the page
 	@$(setup) --dev
 	$(python) -m scripts.references $(ARGS)
+
+first-contact: ## try suggest on the models of a list that you write, ARGS="list.py", and print the score
+	@$(setup) --dev
+	$(python) -m scripts.first_contact $(ARGS)
 
 causes: ## plant every mistake of the catalogue into every port, and print what the proof says of it
 	@$(setup) --dev

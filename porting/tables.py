@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from porting.errors import Code, Fault, PortingError, nearest, option
 from porting.notation.extends import SHIPPED
 from porting.notation.faults import TableError
-from porting.notation.table import Table, read_table
+from porting.notation.table import Table, parse_table, read_table
 
 
 def shipped() -> Iterator[Path]:
@@ -21,7 +22,8 @@ def find_table(table: Table | str | Path | None, config: Mapping[str, object]) -
     """The table that was asked for, or the one for the config's ``model_type``.
 
     Args:
-        table: a table, a file, the name of a shipped table, or None to choose by the config.
+        table: a table, a file, the name of a shipped table, the text of a table (a string of several lines), or None to
+            choose by the config.
         config: the checkpoint's config.
 
     Raises:
@@ -29,6 +31,8 @@ def find_table(table: Table | str | Path | None, config: Mapping[str, object]) -
     """
     if isinstance(table, Table):
         return table
+    if isinstance(table, str) and "\n" in table:
+        return parse_table(table)
     return _for_config(config) if table is None else read_table(table_file(table))
 
 
@@ -39,7 +43,7 @@ def table_file(table: str | Path) -> Path:
         TableError: it is neither; a file that ends in ``.toml`` need not exist yet.
     """
     path = Path(table)
-    if path.suffix == ".toml" or path.is_file():  # a folder of a shipped table's name is not meant
+    if path.suffix == ".toml" or os.path.isfile(path):  # Path's own raises where a name is too long
         return path
     found = {one.stem: one for one in shipped()}
     if str(table) not in found:

@@ -49,6 +49,10 @@ def test_a_table_and_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
     assert find_table(table, {"model_type": "anything"}) is table
     (tmp_path / "mine.toml").write_text('[tensors]\n"a" = "b"\n')
     assert find_table(tmp_path / "mine.toml", {}).rules[0].where == "mine.toml:2:1"
+    text = '[tensors]\n"a" = "b"\n' + "# a long line, longer than a file's name may be\n" * 100
+    assert find_table(text, {}).rules == parse_table(text).rules
+    with pytest.raises(TableError, match="is no file and no shipped table"):
+        find_table("x" * 5000, {})
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ class Search:
         confirms: whether a candidate reproduces the port at a mark in cases that it was not fitted on.
         confirms_extra, confirms_weights: the same of what was solved for at the mark itself.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
+        solving: what no entry explains is solved for: a function of the reference's value, or other weights.
         until: when it ends (:func:`time.monotonic`); what was not tried by then explains nothing.
     """
 
@@ -66,6 +67,7 @@ class Search:
     confirms_extra: Callable[[Mark, Turned], bool] = lambda mark, turned: True
     confirms_weights: Callable[[Mark, str, Tensor], bool] = lambda mark, module, matrix: True
     weights_compared: bool = False
+    solving: bool = True
     until: float = math.inf
     _all: list[Candidate] = field(default_factory=list)
     _dials: list[tuple[Cause, Dial]] = field(default_factory=list)
@@ -315,7 +317,7 @@ class Search:
 
     def _solved_at(self, mark: Mark) -> Finding | None:
         """What the port's own value at a mark tells of itself."""
-        if len(mark.sources) != 1 or time.monotonic() > self.until:
+        if not self.solving or len(mark.sources) != 1 or time.monotonic() > self.until:
             return None
         if not math.isfinite(mark.difference):
             return None

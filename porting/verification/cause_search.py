@@ -12,7 +12,7 @@ from itertools import chain, product
 
 import torch
 
-from porting.causes import non_finite, weights
+from porting.causes import non_finite
 from porting.causes.catalogue import CATALOGUE, ROUNDING
 from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
@@ -129,8 +129,7 @@ def _with_repairs(found: Sequence[Finding], way: Way, guilty: Sequence[Probe]) -
     if kinds <= READ_OFF and repaired.where:
         exact = PRECISE * max(way.left, NOISE)
         found = [one for one in found if one.residual <= exact or not {*one.where}.isdisjoint(repaired.where)]
-    # What is solved for at a probe fits whatever was done before it.
-    named = [one for one in found if one.name and one.name not in (ADDED, weights.OTHER)]
+    named = [one for one in found if one.name]
     open_ = [probe for probe in guilty if not _explained(probe, named)]
     if not open_:
         return named
@@ -253,6 +252,7 @@ class _Trials:
             sight, mark, lambda one, there: one.maps(there, module, matrix)
         )
         search.weights_compared = self._weights_compared
+        search.solving = self.repaired is None  # what is solved for at a probe fits whatever was done before it
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
         explained = [self._untied(one) for one in explained]
         whole = None if self.repaired else self._one_for_all(sight, explained)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as every
+from transformers import BertModel
 
 from porting.errors import PortingError, VerifyError
 from porting.suggesting import Verdict, suggest
@@ -25,6 +26,8 @@ from tests.suggesting.hostile import FAULTS, FINE, Interrupted, Replaces, a_hist
 from tests.zoo.parts import Config
 
 pytestmark = pytest.mark.few(3)
+
+assert BertModel  # importing it sets a variable of the environment, once
 
 SIZES = {"width": 24, "depth": 3, "heads": 3, "inner": 40, "vocab": 40, "positions": 24, "segments": 2}
 

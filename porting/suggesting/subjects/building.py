@@ -105,7 +105,7 @@ class UnknownSizesError(TargetError):
         self.names = tuple(names)
 
 
-def with_fields(into: Builder, fields: Mapping[str, str], config: Mapping[str, object]) -> Builder:
+def with_fields(into: Builder, fields: Mapping[str, object], config: Mapping[str, object]) -> Builder:
     """A builder with the config fields of parameters whose names are not understood.
 
     Args:
@@ -125,7 +125,12 @@ def with_fields(into: Builder, fields: Mapping[str, str], config: Mapping[str, o
     if isinstance(into, nn.Module):
         faults.append(Fault(code=Code.BAD_TARGET, message="a module that is built already takes no config"))
     for ours, theirs in fields.items():
-        if theirs not in config:
+        if not isinstance(theirs, str):
+            message = f"{ours!r} is to be {theirs!r}, where the name of a field of config.json is expected"
+            same = sorted(name for name, value in config.items() if value == theirs and type(value) is type(theirs))
+            hint = f"{theirs!r} is the value of {', '.join(same)} there" if same else "as config={'D': 'hidden_size'}"
+            faults.append(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+        elif theirs not in config:
             near = difflib.get_close_matches(theirs, list(config), 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(config))}"
             message = f"{ours!r} is to be {theirs!r}, which config.json does not have"

@@ -257,6 +257,7 @@ def find_argument_mapping(
         return ArgumentMapping(rules=next(argument_mappings(found)), loose=loose)
     errors: list[tuple[Exception, int]] = []
     working: list[ArgumentMapping] = []
+    alone: list[ArgumentMapping] = []
     wrong: list[set[str]] = []
     again = _copies(module)
     for rules in argument_mappings(found):
@@ -277,13 +278,15 @@ def find_argument_mapping(
             return way
         if seen == {PADDED}:
             working.append(way)
+        if seen == {ALONE}:
+            alone.append(way)
         wrong.append(seen)
-    if not working:
+    if not working and not alone:
         cause = None if wrong else _usual(errors)
         raise refusal(module, next(argument_mappings(found)), wrong, cause) from cause
-    chosen = working[0]
+    chosen = (working or alone)[0]
     masked = any(role == MASK for role in found.values())
-    if causal and not masked:
+    if not working or (causal and not masked):  # a module without attention, as embeddings are, sees no padding
         return chosen
     if _skips(module, chosen, vocabulary, padding):
         return ArgumentMapping(rules=chosen.rules, internal=True, loose=loose)
@@ -406,7 +409,7 @@ def sample_batch(
     return {name: value for name, value in made.items() if name in available}
 
 
-PADDED, ROWS, IGNORES_TOKENS, NONE = "padded", "rows", "deaf", "no numbers"
+PADDED, ROWS, ALONE, IGNORES_TOKENS, NONE = "padded", "rows", "alone", "ignores tokens", "no numbers"
 
 
 def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
@@ -444,8 +447,9 @@ def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int
         found.add(PADDED)
     if differ(changed(last), kept & ~last):
         found.add(ROWS)
-    if not differ(changed(start), later):
-        found.add(IGNORES_TOKENS)
+    begun = changed(start)
+    if not differ(begun, later):
+        found.add(ALONE if differ(begun, kept) else IGNORES_TOKENS)
     return found
 
 

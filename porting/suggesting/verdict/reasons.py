@@ -54,6 +54,8 @@ def known(proof: Proof, *, guessed: bool = False) -> list[Reason]:
     first = min((order.index(one.probes[0]) for one in unknown(proof) if one.probes[0] in order), default=len(order))
     found = []
     for one in _findings(proof):
+        if _fine(one):
+            continue
         if one.name:
             sure = not guessed and one.probes[0] in order[:first]
             found.append(_reason(one) if sure else replace(_reason(one), shown=False))
@@ -63,7 +65,7 @@ def known(proof: Proof, *, guessed: bool = False) -> list[Reason]:
 
 
 def unknown(proof: Proof) -> list[Finding]:
-    """What the catalogue has no name for."""
+    """What has no name."""
     return [one for one in _unnamed(proof) if one.difference > FINE]
 
 
@@ -82,12 +84,17 @@ def elsewhere(one: Finding, proof: Proof, rounded: float = 0.0) -> bool:
 
 
 def fine(proof: Proof) -> Iterator[Reason]:
-    """Differences without a name that float32 cannot tell, as a constant makes that is kept in it or typed by hand."""
-    some = [one for one in _unnamed(proof) if one.difference <= FINE]
+    """Differences that float32 cannot tell, as a constant makes that is kept in it or typed by hand."""
+    some = [one for one in _findings(proof) if _fine(one)]
     if some:
         size, where = max(one.difference for one in some), several([probe for one in some for probe in one.probes])
         text = f"{where} is rounded otherwise, as with a constant in float32 or in few digits: {_far(size)}"
         yield Reason(kind="rounding", said=text, size=size)
+
+
+def _fine(one: Finding) -> bool:
+    """Whether float32 cannot tell a difference that no entry of the catalogue names; a repair may say at which step."""
+    return one.difference <= FINE and one.name not in _THEMES and not _near(one)
 
 
 def _unnamed(proof: Proof) -> list[Finding]:

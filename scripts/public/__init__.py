@@ -1,1 +1,0 @@
-"""Recipes for public scratch models, which whoever tries them fetches: how each is handed to ``porting suggest``."""
