@@ -17,6 +17,7 @@ from porting.checkpoint.container import Container
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.names import COMPANIONS
 from porting.checkpoint.registry import ENDINGS, SAFETENSORS, writer_of
+from porting.checkpoint.strict_json import encoded
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, told
 from porting.notation.field import held, value_of, with_field
@@ -235,4 +236,4 @@ def main_dtype(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(encoded(value), indent=2, ensure_ascii=False) + "\n").encode()

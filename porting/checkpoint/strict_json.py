@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias
 
 from porting.limits import DIGITS, charge, reading
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+FLOAT, NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
+"""How transformers writes such numbers."""
 
 
 class JsonError(ValueError):
@@ -25,7 +30,8 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     Args:
         raw: the text.
         where: its file, for messages.
-        allow_nan: take ``NaN`` and ``Infinity``, which Python writes and no standard knows.
+        allow_nan: take ``NaN`` and ``Infinity``, which Python writes and no standard knows, and the objects that
+            transformers writes for them, ``{"__float__": "Infinity"}``.
 
     Raises:
         JsonError: it is no JSON, or an object has a key twice.
@@ -43,9 +49,12 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     except UnicodeDecodeError as error:
         raise JsonError(f"not UTF-8 at byte {error.start}") from error
     constants: Callable[[str], float] = float if allow_nan else _refuse_constant
+    hook = _or_float if allow_nan else _unique
     try:
         with reading():
-            value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=constants, parse_int=_whole)
+            value: Json = json.loads(
+                text, object_pairs_hook=_or_float if allow_nan else _unique, parse_constant=constants, parse_int=_whole
+            )
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON at character {error.pos}: {error.msg}") from error
     except RecursionError as error:
@@ -71,6 +80,27 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
                 raise JsonError(f"the key {shown!a} stands twice in one object")
             seen.add(key)
     return value
+
+
+def _or_float(pairs: list[tuple[str, Json]]) -> Json:
+    """An object, or the number that it stands for."""
+    (key, value), *more = pairs or [("", None)]
+    if key == FLOAT and not more and isinstance(value, str) and value in NOT_FINITE:
+        return float(value)
+    return _unique(pairs)
+
+
+def encoded(value: object) -> object:
+    """A value in which objects stand for the numbers that JSON has no word for, as transformers writes them.
+
+    >>> encoded({"time_step_limit": [0.0, float("inf")]})
+    {'time_step_limit': [0.0, {'__float__': 'Infinity'}]}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: next(name for name in NOT_FINITE if str(float(name)) == str(value))}
+    if isinstance(value, dict):
+        return {name: encoded(one) for name, one in value.items()}
+    return [encoded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -65,7 +65,7 @@ def load_reference(
         try:
             model: nn.Module = make.from_pretrained(
                 None if "state_dict" in given else checkpoint.path,
-                config=config.from_dict(_numbers(dict(checkpoint.config))),
+                config=config.from_dict(dict(checkpoint.config)),
                 dtype=dtype,
                 attn_implementation="eager",
                 local_files_only=True,
@@ -108,18 +108,6 @@ def _count(value: object) -> int:
     if isinstance(value, Mapping):
         return sum(map(_count, value.values())) + 1
     return sum(map(_count, value)) + 1 if isinstance(value, list) else 1
-
-
-def _numbers(value: Any) -> Any:  # whatever JSON holds
-    """The fields with the numbers that JSON has no word for, as transformers spells them.
-
-    >>> _numbers({"time_step_limit": [0.0, {"__float__": "Infinity"}]})
-    {'time_step_limit': [0.0, inf]}
-    """
-    if isinstance(value, dict):
-        spelled = value.get("__float__") if len(value) == 1 else None
-        return float(spelled) if isinstance(spelled, str) else {name: _numbers(one) for name, one in value.items()}
-    return [_numbers(one) for one in value] if isinstance(value, list) else value
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 import os
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import torch
 from safetensors.torch import save
 
 from porting.checkpoint import CheckpointError, num_labels
+from porting.checkpoint.config import parse_config
+from porting.export_files import config_bytes
 from tests.checkpoint.hostile import refused
 
 SHARD = save({"a": torch.arange(3.0)})
@@ -30,6 +34,22 @@ def test_num_labels_agrees_with_transformers(config: dict[str, object], expected
     given = {key: value for key, value in config.items() if value is not None}
     if len(given) < 2:  # given both, transformers checks them against each other
         assert BertConfig.from_dict(given).num_labels == expected
+
+
+def test_numbers_that_json_has_no_word_for_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    from transformers import Mamba2Config
+
+    wanted = Mamba2Config(time_step_limit=(0.5, math.inf))
+    wanted.save_pretrained(tmp_path)
+    raw = (tmp_path / "config.json").read_bytes()
+    assert b"__float__" in raw
+    found = parse_config(raw, where="config.json")
+    assert found["time_step_limit"] == [0.5, math.inf]
+    written = config_bytes(raw, {"state_size": 7})
+    assert json.loads(written, parse_constant=pytest.fail)["state_size"] == 7  # strict JSON
+    assert parse_config(written, where="config.json") == {**found, "state_size": 7}
+    plain = parse_config(b'{"a": {"__float__": "1e9"}, "b": {"__float__": "NaN", "c": 1}}', where="config.json")
+    assert plain == {"a": {"__float__": "1e9"}, "b": {"__float__": "NaN", "c": 1}}
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import porting
+from porting.build import Bounds
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.subjects.model_pair import own_intermediate_size
 from porting.suggesting.subjects.operation_trace import trace_operations
+from porting.suggesting.subjects.solved_sizes import own_sizes
 from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama, builder
 from tests.suggesting.oracle import BOUND, Drafted, apart, drafted, source
@@ -101,15 +102,33 @@ def test_what_is_written_into_is_no_weight() -> None:
     assert [unit.names for unit in found.units] == [(f"{name}.weight",) for name in ("wq", "wk", "wv", "wo")]
 
 
-def test_a_size_that_no_field_says_is_taken_from_the_module_and_no_other_is() -> None:
-    config = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 156, "vocab_size": 97}
+def test_a_size_that_a_module_computes_is_taken_from_the_module_and_no_other_is() -> None:
+    config = {"hidden_size": 48, "num_hidden_layers": 7, "intermediate_size": 128, "vocab_size": 500}
+    twin = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 124, "vocab_size": 97}
+    within = Bounds(parameters=100, nbytes=2**30)
 
-    def feed(inner: int) -> nn.Module:
-        return nn.Sequential(nn.Embedding(97, 40), nn.Linear(40, 40), nn.Linear(40, inner), nn.Linear(inner, 40))
+    def found(inner: Callable[[int, int], int], words: Callable[[int], int], fused: int = 1) -> dict[str, int]:
+        def make(vocab_size: int, hidden_size: int, intermediate_size: int, num_hidden_layers: int) -> nn.Module:
+            size = inner(hidden_size, intermediate_size)
+            layers = [nn.Linear(hidden_size, fused * size) for _ in range(num_hidden_layers)]
+            assert num_hidden_layers == 2
+            return nn.Sequential(
+                nn.Embedding(words(vocab_size), hidden_size), nn.Linear(hidden_size, 3 * hidden_size), *layers
+            )
 
-    assert own_intermediate_size(feed(256), config) == 256
-    assert own_intermediate_size(feed(156), config) == 0
-    assert own_intermediate_size(nn.Sequential(feed(156), nn.Linear(40, 7)), config) == 0  # a head
+        return own_sizes(make, config, make(97, 32, 124, 2), twin, within)
+
+    def rounded(width: int, _: int) -> int:
+        return 16 * ((8 * width // 3 + 15) // 16)
+
+    def asked(_: int, inner: int) -> int:
+        return inner
+
+    assert found(rounded, lambda words: words) == {"intermediate_size": 96}  # as much as three times the width
+    assert found(rounded, lambda words: words, fused=2) == {"intermediate_size": 96}
+    assert found(asked, lambda words: words) == {}
+    assert found(asked, lambda _: 500) == {"vocab_size": 500}
+    assert found(lambda *_: 7, lambda words: words) == {}  # the checkpoint's does not fit either
 
 
 class Norm(nn.Module):

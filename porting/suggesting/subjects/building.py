@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from porting.build import Bounds, build
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, told
 from porting.frames import place_of, users_line
@@ -181,6 +182,26 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
     made, asked, wished = _called(into, config, given)
     module = _module(into, made)
     return BuiltModule(module=module.to("cpu").eval(), asked=asked, wished=wished)
+
+
+def shapes_for(into: Callable[..., Any], config: Mapping[str, object], within: Bounds) -> dict[str, tuple[int, ...]]:
+    """The shapes of the module that a builder makes for a config, whose parameters are given no values.
+
+    Args:
+        into: a class or function that builds it.
+        config: with the checkpoint's own sizes.
+        within: how large it may become.
+
+    Returns:
+        The shape of each parameter and buffer that has one; lazy ones have none yet.
+
+    Raises:
+        TargetError: it asks for what no field says, or fails.
+    """
+    given = {ours: theirs for ours, theirs in named_fields(into).items() if theirs in config}
+    made = build(lambda: _called(into, config, given)[0], within)
+    tensors = ((name, one) for name, one in named_tensors(made) if not nn.parameter.is_lazy(one))
+    return {name: tuple(one.shape) for name, one in tensors}
 
 
 def _module(into: Callable[..., Any], made: object) -> nn.Module:

@@ -10,10 +10,10 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -210,6 +210,16 @@ def argument_mappings(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str
         yield tuple(rules)
 
 
+def _without_optional_masks(module: nn.Module, found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The [inputs] that leave masks at their defaults, where there are such."""
+    taken = inspect.signature(module.forward).parameters
+    some = {
+        name: role for name, role in found.items() if role != MASK or taken[name].default is inspect.Parameter.empty
+    }
+    if len(some) < len(found):
+        yield from argument_mappings(some)
+
+
 _MASK_AXES = ("[b s]", "[b 1 1 s]", "[b 1 s]", "[s b]")
 
 
@@ -255,43 +265,76 @@ def find_argument_mapping(
     found, loose = roles(module, available, ask)
     if PIXELS in found.values():
         return ArgumentMapping(rules=next(argument_mappings(found)), loose=loose)
-    errors: list[tuple[Exception, int]] = []
-    working: list[ArgumentMapping] = []
-    alone: list[ArgumentMapping] = []
-    wrong: list[set[str]] = []
+    rules = chain(argument_mappings(found), _without_optional_masks(module, found) if causal else ())
+    ways = [ArgumentMapping(rules=one, loose=loose) for one in rules]
     again = _copies(module)
-    for rules in argument_mappings(found):
-        way = ArgumentMapping(rules=rules, loose=loose)
-        count = OperationCounter()
-        one = again()  # what is kept of a call that was made on trial must not spoil the next
-        try:
-            with count:
-                steady = _steady(one, way, vocabulary, padding)
-            if not steady:
-                return way  # what it gives is random: that is said of the run, and no way is better than another
-            with count:
-                seen = _seen(partial(_itself, one), way, vocabulary, padding)
-        except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
-            errors.append((error, count.operations))
-            continue
-        if not seen:
-            return way
-        if seen == {PADDED}:
-            working.append(way)
-        if seen == {ALONE}:
-            alone.append(way)
-        wrong.append(seen)
+    tried = _Tried.of(ways, again, vocabulary, padding, causal=causal)
+    # Where each way lets a word see what stands behind it, the module is not causal.
+    right = [*tried.with_fault(), *tried.with_fault(AHEAD)]
+    if right:
+        return right[0]
+    working = [*tried.with_fault(PADDED), *tried.with_fault(PADDED, AHEAD)]
+    alone = tried.with_fault(ALONE)  # a module without attention, as embeddings are
     if not working and not alone:
-        cause = None if wrong else _usual(errors)
-        raise refusal(module, next(argument_mappings(found)), wrong, cause) from cause
-    chosen = (working or alone)[0]
+        cause = None if tried.faults else _usual(tried.errors)
+        raise refusal(module, ways[0].rules, tried.faults, cause) from cause
+    chosen = [*working, *alone][0]
     masked = any(role == MASK for role in found.values())
-    if not working or (causal and not masked):  # a module without attention, as embeddings are, sees no padding
+    if not working or (causal and not masked):
         return chosen
     if _skips(module, chosen, vocabulary, padding):
         return ArgumentMapping(rules=chosen.rules, internal=True, loose=loose)
     chosen, why = _unmasked(working, again, vocabulary, padding)
     return replace(chosen, unmasked=why)
+
+
+@dataclass
+class _Tried:
+    """What came of the ways in which a forward was called.
+
+    Attributes:
+        ways: those that could be called.
+        faults: what is wrong with each; nothing for the last, where one is right.
+        errors: what the others raised, and after how many operations.
+    """
+
+    ways: list[ArgumentMapping] = field(default_factory=list)
+    faults: list[set[str]] = field(default_factory=list)
+    errors: list[tuple[Exception, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        ways: Sequence[ArgumentMapping],
+        again: Callable[[], nn.Module],
+        vocabulary: int,
+        padding: int,
+        *,
+        causal: bool,
+    ) -> _Tried:
+        """Try one after the other until one is right, or until the module turns out to draw random numbers."""
+        tried = cls()
+        for way in ways:
+            count = OperationCounter()
+            one = again()  # what is kept of a call that was made on trial must not spoil the next
+            try:
+                with count:
+                    steady = _steady(one, way, vocabulary, padding)
+                # What is random is reported of the run; no way is better than another there.
+                with count:
+                    seen = _seen(partial(_itself, one), way, vocabulary, padding, causal=causal) if steady else set()
+            except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
+                tried.errors.append((error, count.operations))
+                continue
+            tried.ways.append(way)
+            tried.faults.append(seen)
+            if not seen:
+                break
+        return tried
+
+    def with_fault(self, *faults: str) -> list[ArgumentMapping]:
+        """The ways with these faults and no other."""
+        return [way for way, seen in zip(self.ways, self.faults, strict=True) if seen == {*faults}]
 
 
 def _itself(module: nn.Module) -> nn.Module:
@@ -410,6 +453,7 @@ def sample_batch(
 
 
 PADDED, ROWS, ALONE, IGNORES_TOKENS, NONE = "padded", "rows", "alone", "ignores tokens", "no numbers"
+AHEAD = "sees what stands behind"
 
 
 def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
@@ -418,8 +462,13 @@ def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: i
     return all(one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
 
 
-def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int, padding: int) -> set[str]:
+def _seen(
+    module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int, padding: int, *, causal: bool = False
+) -> set[str]:
     """What is wrong with a way: masked words change what is computed elsewhere, rows change each other, words nothing.
+
+    Where the reference is causal, it is wrong as well that a word changes what is computed in front of it: a mask that
+    a forward takes may replace the causal one that it makes by itself.
 
     Numbers that are none count as wrong in every respect.  Each call is made on what ``module`` gives.
     """
@@ -450,6 +499,10 @@ def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int
     begun = changed(start)
     if not differ(begun, later):
         found.add(ALONE if differ(begun, kept) else IGNORES_TOKENS)
+    end, before = torch.zeros_like(kept), torch.zeros_like(kept)
+    end[2, LENGTH - 1] = before[2, : LENGTH - 1] = True
+    if causal and differ(changed(end), before):
+        found.add(AHEAD)
     return found
 
 

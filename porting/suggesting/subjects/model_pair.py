@@ -47,8 +47,8 @@ from porting.suggesting.subjects.image_audio_inputs import audio_argument_mappin
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.solved_sizes import solved_sizes
-from porting.suggesting.subjects.twin import SMALL, Twin, draw_parameters, is_mask, make_twin
+from porting.suggesting.subjects.solved_sizes import own_sizes, solved_sizes
+from porting.suggesting.subjects.twin import Twin, draw_parameters, is_mask, make_twin
 from porting.target import named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
 
@@ -174,16 +174,12 @@ def _sized(
         small = None
     else:
         small = built if built.asked else None
-    own: dict[str, Any] = {}
-    if small is not None and _one_depth(small, config):
-        own["even"] = True
-    if small is not None and (words := own_vocabulary_size(small, config)):
-        own["to"] = replace(SMALL, vocabulary=words)
-    if small is not None and (inner := own_intermediate_size(small.module, twin.config)):
-        own["inner"] = inner
-    if small is not None and own:
-        twin = made(folder / "own", small=True, **own)
-        small = build_for(into, completed_config(twin.config, architecture))
+    if small is not None:
+        even = _one_depth(small, config)
+        own = own_sizes(into, config, small.module, twin.config, within)
+        if even or own:
+            twin = made(folder / "own", small=True, even=even, own=own)
+            small = build_for(into, completed_config(twin.config, architecture))
     if small is not None and _could(small.module, twin):
         return into, twin, small
     with bounded(within):
@@ -219,31 +215,6 @@ def _could(module: nn.Module, twin: Twin) -> bool:
     sizes = {size for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor) for size in tensor.shape}
     lazy = any(nn.parameter.is_lazy(tensor) for _, tensor in named_tensors(module))
     return lazy or not width or width in sizes
-
-
-def own_vocabulary_size(built: BuiltModule, config: Mapping[str, object]) -> int:
-    """How many words there are where a module asks nobody and has as many as the checkpoint; 0 where it asks."""
-    count = _number(config, Role.VOCABULARY, 0)
-    asked = set(fields_of(Role.VOCABULARY, config)) & set(built.asked.values())
-    sizes = set() if is_lazy(built.module) else {size for one in built.module.parameters() for size in one.shape}
-    return count if count in sizes and SMALL.vocabulary not in sizes and not asked else 0
-
-
-def own_intermediate_size(module: nn.Module, config: Mapping[str, object]) -> int:
-    """The size of the feed-forward part that a module has reckoned by itself; 0 where it has the config's.
-
-    A module may round a multiple of its width up, and so have the checkpoint's size at the checkpoint's width only.
-    """
-    width, inner = _number(config, Role.HIDDEN, 0), _number(config, Role.INNER, 0)
-    matrices = [one.shape for one in module.parameters() if one.ndim == 2] if not is_lazy(module) else []
-    sizes = {size for shape in matrices if width in shape for size in shape}
-    if not inner or not sizes or sizes & {inner, 2 * inner}:
-        return 0
-    heads, groups = _number(config, Role.HEADS, 1), _number(config, Role.GROUPS, 0) or _number(config, Role.HEADS, 1)
-    size = _number(config, Role.HEAD_SIZE, 0) or width // heads
-    known = {heads * size, groups * size, (heads + 2 * groups) * size, 2 * groups * size, 3 * width, size}
-    known |= {value + more for value in config.values() if isinstance(value, int) for more in range(5)}
-    return min(sizes - known, default=0)
 
 
 def _number(config: Mapping[str, object], role: Role, default: int) -> int:

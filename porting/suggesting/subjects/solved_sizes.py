@@ -1,4 +1,4 @@
-"""Which field of the config a builder means by a name that says nothing: the shapes of what it builds tell."""
+"""What the shapes of a module tell of its sizes: which field a builder means, and what it makes of one by itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
+from typing import TypeGuard
 
+from torch import nn
+
+from porting.build import Bounds
 from porting.errors import PortingError
-from porting.suggesting.subjects.building import SIZES, Builder, BuiltModule, build_for, with_fields
+from porting.suggesting.subjects.building import SIZES, Builder, BuiltModule, build_for, shapes_for, with_fields
 from porting.suggesting.subjects.config_fields import WORDS, Role, normal, role_of
 from porting.target import named_tensors
 
@@ -22,6 +26,11 @@ ALONE = "a size that nothing else is given"
 
 NEAR = 4
 """A size is tried together with another one where it costs the shapes of so many tensors at most."""
+
+COMPUTED = (Role.INNER, Role.VOCABULARY)
+"""Sizes that modules compute from others, or have as a constant."""
+
+LAYERS = "layer_types"
 
 ROUNDS = 12
 """So often each size is looked for again, with what was found for the others."""
@@ -46,6 +55,53 @@ def solved_sizes(
         The field for each name; None where the module cannot be built with any.
     """
     return _Sizes(into, config, shapes).solved(names)
+
+
+def own_sizes(
+    into: Builder, config: Mapping[str, object], small: nn.Module, twin: Mapping[str, object], within: Bounds
+) -> dict[str, int]:
+    """The fields of the config that a module computes from others, and what it makes of them with a twin's sizes.
+
+    A module may round a multiple of its width up, or have a constant number of words, and so have the checkpoint's
+    sizes with the checkpoint's width alone.  It is built with the checkpoint's sizes as well, without values and with
+    the twin's depth: where an axis has the size of a field there, and none of these has the twin's, the module has a
+    size of its own.
+
+    Args:
+        into: what builds the module.
+        config: the checkpoint's.
+        small: what is built with the twin's config.
+        twin: the twin's config.
+        within: how large the module may become.
+
+    Returns:
+        Field -> the size that the module has there with the twin's config; fields that it follows are left out.
+    """
+    deep = {name: twin[name] for name in config if name in twin and (role_of(name) is Role.DEPTH or name == LAYERS)}
+    try:
+        real = shapes_for(into, {**config, **deep}, within)
+    except PortingError:
+        return {}
+    ours = {name: tuple(one.shape) for name, one in named_tensors(small) if not nn.parameter.is_lazy(one)}
+    known = {name: len(shape) for name, shape in real.items() if name in ours and len(ours[name]) == len(shape)}
+    axes = [(real[name][axis], ours[name][axis]) for name, count in known.items() for axis in range(count)]
+    pairs = ((name, config[name], twin.get(name)) for name in config)
+    sizes = {name: (theirs, mine) for name, theirs, mine in pairs if _is_size(theirs) and _is_size(mine)}
+    found = {}
+    for name, (size, follows) in sizes.items():
+        if role_of(name) not in COMPUTED or size == follows:
+            continue
+        seen = {mine for theirs, mine in axes if theirs == size}
+        # Two of them may be fused, as the gate with what it opens.
+        seen = seen or {mine // 2 for theirs, mine in axes if theirs == 2 * size and mine % 2 == 0}
+        others = {mine for theirs, mine in sizes.values() if theirs == size}
+        if len(own := seen - others) == 1 and follows not in seen:
+            found[name] = own.pop()
+    return found
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 1
 
 
 def hinted(name: str) -> Role | None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -85,15 +86,19 @@ class Twin:
 
 
 def shrink(
-    config: Mapping[str, object], *, inner: int = 0, even: bool = False, to: Measures = SMALL
+    config: Mapping[str, object],
+    *,
+    own: Mapping[str, int] = MappingProxyType({}),
+    even: bool = False,
+    to: Measures = SMALL,
 ) -> dict[str, object]:
     """The config with small sizes.
 
     Args:
         config: the checkpoint's, with every field that transformers knows.
+        own: fields that a module computes from others, and what it makes of them here.  A feed-forward part that is
+            not among them is as many times as wide as in the checkpoint, if that is a whole number.
         even: give a decoder as many layers as the encoder, where the checkpoint has them so.
-        inner: the size of the feed-forward part, where a module reckons its own; else so many times the width as in the
-            checkpoint, if that is a whole number: a module may say ``4 *``.
         to: the sizes.
     """
     small = dict(config)
@@ -115,7 +120,9 @@ def shrink(
     }
     for name, value in sizes.items():
         role = _role(name, sizes) if value > 0 else None
-        if role is Role.HIDDEN and name == "embedding_size" and value != hidden:
+        if name in own:
+            small[name] = own[name]
+        elif role is Role.HIDDEN and name == "embedding_size" and value != hidden:
             small[name] = to.narrow
         elif role in new:
             small[name] = new[role]
@@ -125,7 +132,7 @@ def shrink(
             small[name] = count if value == heads else 1 if value == 1 else 2
         elif role is Role.INNER:
             ratio = value / hidden if hidden else 4.0
-            small[name] = inner or (round(ratio * width) if ratio == int(ratio) else 4 * width - 4)
+            small[name] = round(ratio * width) if ratio == int(ratio) else 4 * width - 4
         elif name.endswith("token_id") and value >= to.vocabulary:
             small[name] = to.vocabulary - 1
     layers = config.get("layer_types")
@@ -157,7 +164,7 @@ def make_twin(
     small: bool,
     seed: int,
     even: bool = False,
-    inner: int = 0,
+    own: Mapping[str, int] = MappingProxyType({}),
     to: Measures = SMALL,
     stored: Collection[str] = (),
 ) -> Twin:
@@ -170,7 +177,7 @@ def make_twin(
         small: with small sizes, else with the checkpoint's own.
         seed: of its weights.
         even: with as many layers in the decoder as in the encoder.
-        inner: as in :func:`shrink`.
+        own: as in :func:`shrink`.
         to: the small sizes.
         stored: names of the checkpoint: the twin's file has the trunk's prefix where that has it, and what the class
             ties and that writes out.
@@ -191,7 +198,7 @@ def make_twin(
     if small:
         known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
         named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
-        made = shrink({**named, **known}, even=even, inner=inner, to=to)
+        made = shrink({**named, **known}, own=own, even=even, to=to)
         for part in ("text_config", "vision_config"):
             if isinstance(known.get(part), dict):
                 made[part] = shrink(known[part], to=to)
