@@ -52,9 +52,7 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     hook = _or_float if allow_nan else _unique
     try:
         with reading():
-            value: Json = json.loads(
-                text, object_pairs_hook=_or_float if allow_nan else _unique, parse_constant=constants, parse_int=_whole
-            )
+            value: Json = json.loads(text, object_pairs_hook=hook, parse_constant=constants, parse_int=_whole)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON at character {error.pos}: {error.msg}") from error
     except RecursionError as error:
