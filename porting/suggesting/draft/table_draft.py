@@ -25,8 +25,10 @@ from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.search.softmax_invariance import SOFTMAX_IGNORES
 from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of
 from porting.suggesting.subjects.model_pair import ModelPair, config_number
+from porting.suggesting.subjects.twin import Twin
 from porting.target import named_tensors, slots
 
+_COUNTED = "a buffer of whole numbers, of which nothing is learned"
 _NO_PLACE, _NONE = "the module has no place for it", "the checkpoint has none"
 _OPEN = "no counterpart was found"
 
@@ -95,16 +97,17 @@ def draft(
     made = [plainer(line) for line in lines(found.moves)]
     used = {one for move in found.moves for one in move.reads}
     written = {one for move in found.moves for one in move.writes}
-    drops, copies = _left_out(subjects, used | set(found.ignored_biases))
+    drops, copies = _left_out(subjects, used | set(found.ignored_biases) | _counts(twin))
     drops |= dict.fromkeys(_numbered(found.ignored_biases), SOFTMAX_IGNORES)
     fresh, ties, rest = _unwritten(module, written | set(found.idle))
     fresh |= dict.fromkeys(_numbered(found.idle), SOFTMAX_IGNORES)
     tied = {name: other for name, other in found.seconds.items() if name in fresh}
     fresh |= {name: f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()}
     shapes = {name: slot.shape for name, slot in slots(module).items() if name in rest}
-    unused = [
-        name for name in twin.tensors if name not in used and name not in copies and name not in found.ignored_biases
-    ]
+    counts = _counts(twin) - used
+    drops |= dict.fromkeys(patterns(sorted(counts), [one for one in twin.tensors if one not in counts]), _COUNTED)
+    known = {*used, *copies, *found.ignored_biases, *counts}
+    unused = [name for name in twin.tensors if name not in known]
     several = found.trace.returned  # the model itself is no module with one output then
     ours = {path: one for path, one in found.trace.modules.items() if path or not several}
     compared = probes(ours, found.reference.modules, found.moves, loose=close, basis=found.basis)
@@ -172,6 +175,12 @@ def _left_out(subjects: ModelPair, used: set[str]) -> tuple[dict[str, str], dict
             left.append(name)
     drops = dict.fromkeys(patterns(left, [one for one in tensors if one not in left]), _NO_PLACE)
     return drops, copies
+
+
+def _counts(twin: Twin) -> set[str]:
+    """The file's names of buffers of whole numbers: how many batches a norm has seen, or the positions one by one."""
+    whole = (name for name, one in twin.reference.named_buffers() if one.dtype == torch.int64)
+    return {twin.files[name] for name in whole if name in twin.files}
 
 
 def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], dict[str, str], list[str]]:

@@ -191,7 +191,9 @@ class WeightSearch(ScoreTableSearch):
         far, now = self._normed_apart(unit, mate)
         if far <= SAME or (mate.biases and not unit.biases):
             return
-        corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel()) for move in pieces[:1]]
+        corrected = [
+            explained(move, "Bessel's correction", proven=True, scale=self._bessel(mate)) for move in pieces[:1]
+        ]
         values = self._values(corrected)
         cause = ""
         if values is not None and activation_matching.is_unbiased(now, mate):
@@ -209,9 +211,10 @@ class WeightSearch(ScoreTableSearch):
         now = next((one for one in again.units if one.number == unit.number), None)
         return (float("inf"), None) if now is None else (apart(now.output, mate.output), now)
 
-    def _bessel(self) -> str:
-        """What a gain is multiplied by to take in Bessel's correction, over the config."""
-        width = next(fields_of(Role.HIDDEN, self._config), "hidden_size")
+    def _bessel(self, mate: Unit) -> str:
+        """What a gain is multiplied by to take in Bessel's correction, over the config where that has the width."""
+        size = self.reference.shapes[mate.names[0]][-1]
+        width = next((name for name in fields_of(Role.HIDDEN, self._config) if self._config[name] == size), str(size))
         return f"({width} / ({width} - 1)) ** 0.5"
 
     # ---------------------------------------------------------------------------------------------- matrices

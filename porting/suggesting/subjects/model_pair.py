@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
+from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import place_of
 from porting.notation.field import held, value_of
@@ -48,7 +49,16 @@ from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, m
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.solved_sizes import own_sizes, solved_sizes
-from porting.suggesting.subjects.twin import Twin, draw_parameters, is_mask, make_twin
+from porting.suggesting.subjects.twin import (
+    IMAGES,
+    SMALL,
+    Twin,
+    draw_parameters,
+    is_mask,
+    make_twin,
+    measures,
+    pictured,
+)
 from porting.target import named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
 
@@ -80,6 +90,11 @@ class ModelPair:
     longest: int
     lazy: bool = False
     zeros: frozenset[str] = frozenset()
+
+    @property
+    def drawn(self) -> dict[str, object]:
+        """Sizes of inputs that the checkpoint's config does not tell, and with which both models run."""
+        return {name: value for name, value in self.twin.config.items() if name == "image_size"}
 
     def readied(self, module: nn.Module) -> nn.Module:
         """Another one of the user's modules, its lazy parameters in shape."""
@@ -166,26 +181,98 @@ def _sized(
     within = bounds(checkpoint.tensors, checkpoint.config)
     if isinstance(into, nn.Module):
         with bounded(within):
-            return into, made(folder / "real", small=False), build_for(into, config)
-    twin = made(folder / "small", small=True)
-    try:
-        into, built = _understood(into, twin, completed_config(twin.config, architecture))
-    except PortingError:
-        small = None
-    else:
-        small = built if built.asked else None
-    if small is not None:
-        even = _one_depth(small, config)
-        own = own_sizes(into, config, small.module, twin.config, within)
+            built = build_for(into, config)
+            return into, _of_own_sizes(made, config, built.module, folder), built
+    usable: tuple[Builder, Twin, BuiltModule] | None = None
+    for number, to in enumerate(measures(config)):
+        try:
+            twin = _runnable(made(folder / f"small {number}", small=True, to=to))
+        except VerifyError:  # the reference does not run with these sizes
+            continue
+        try:
+            told, small = _understood(into, twin, completed_config(twin.config, architecture))
+        except PortingError:
+            break
+        even, own = _one_depth(small, config), own_sizes(told, config, small.module, twin.config, within)
         if even or own:
-            twin = made(folder / "own", small=True, even=even, own=own)
-            small = build_for(into, completed_config(twin.config, architecture))
-    if small is not None and _could(small.module, twin):
-        return into, twin, small
+            twin = _runnable(made(folder / f"own {number}", small=True, even=even, own=own, to=to))
+            small = build_for(told, completed_config(twin.config, architecture))
+        if not small.asked or not _could(small.module, twin):
+            break
+        usable = told, twin, small
+        if _takes_images(small.module, twin):
+            return usable
+    if usable is not None:
+        return usable
     with bounded(within):
         built = build_for(into, config)
     with bounded(within):
-        return into, made(folder / "real", small=False), built
+        return into, _of_own_sizes(made, config, built.module, folder), built
+
+
+def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], module: nn.Module, folder: Path) -> Twin:
+    """The twin of the checkpoint's own sizes; where no field tells how large images are, one that both models take.
+
+    Raises:
+        VerifyError: transformers cannot build it, or cannot run it.
+    """
+    twin: Twin | None = None
+    fault: VerifyError | None = None
+    for width in IMAGES if not pictured(config) else (0,):
+        try:
+            twin = _runnable(made(folder / f"real {width}", small=False, to=replace(SMALL, image=width)))
+        except VerifyError as error:
+            fault = error
+            continue
+        if _takes_images(module, twin):
+            return twin
+    if twin is None:
+        raise fault or AssertionError("no twin was made")
+    return twin
+
+
+def _runnable(twin: Twin) -> Twin:
+    """The twin, if transformers can run it.
+
+    Raises:
+        VerifyError: it cannot.
+    """
+    try:
+        _outputs(twin.reference, _sample(twin))
+    except PortingError:
+        raise
+    except Exception as error:  # the reference may raise anything, and it is not the user's code
+        said = " ".join(str(error).split())
+        message = f"transformers' {twin.architecture} does not run with these sizes: {type(error).__name__}: {said}"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
+    return twin
+
+
+def _takes_images(module: nn.Module, twin: Twin) -> bool:
+    """Whether a module runs on images of the twin's size; so does one that takes none."""
+    images = _sample(twin).get(PIXELS)
+    if images is None or len(_available(twin.reference, twin.config)) > 1:
+        return True
+    try:
+        with torch.no_grad():
+            duplicate(module)(images.float())
+    except Exception:  # noqa: BLE001  # the user's own forward may raise anything, at a size or at all
+        return False
+    return True
+
+
+def _sample(twin: Twin) -> dict[str, Tensor]:
+    """A batch for the reference."""
+    available = _available(twin.reference, twin.config)
+    vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    return sample_batch(
+        [one for one in available if one != POSITIONS], vocabulary, padding, shapes=shapes_of(twin.config)
+    )
+
+
+def _outputs(reference: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    with torch.no_grad(), forced_float64(reference):
+        return list(numbers_of(reference(**inputs)))
 
 
 def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tuple[Builder, BuiltModule]:
@@ -255,9 +342,8 @@ def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, p
     inputs = sample_batch([one for one in available if one != POSITIONS], vocabulary, padding)
     other = {**inputs, IDS: inputs[IDS].clone()}
     other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
-    with torch.no_grad(), forced_float64(reference):
-        pairs = zip(numbers_of(reference(**inputs)), numbers_of(reference(**other)), strict=True)
-        rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == LENGTH]
+    pairs = zip(_outputs(reference, inputs), _outputs(reference, other), strict=True)
+    rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == LENGTH]
     return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,9 +29,22 @@ from porting.target import named_tensors
 from porting.verification.reference import load_reference
 
 
+class Keep(StrEnum):
+    """What of the checkpoint's sizes a twin keeps."""
+
+    NOTHING = "nothing"
+    WIDTHS = "that a size is the width"
+    SIZES = "all but depth, vocabulary and positions"
+
+
 @dataclass(frozen=True)
 class Measures:
-    """A twin's sizes; no two of these or of their products are equal, so that a shape says which axis is which."""
+    """A twin's sizes; no two of these or of their products are equal, so that a shape says which axis is which.
+
+    Attributes:
+        image, patch: the width of an image and of its patches, in pixels; 0 for the checkpoint's own.
+        keep: what the twin's sizes have from the checkpoint's: some architectures run with some sizes only.
+    """
 
     heads: int
     head_size: int
@@ -39,11 +53,17 @@ class Measures:
     depth: int
     loud: bool = False
     narrow: int = 24
+    image: int = 12
+    patch: int = 4
+    keep: Keep = Keep.NOTHING
 
 
 SMALL, DEEP = Measures(5, 8, 97, 61, 2), Measures(6, 12, 131, 83, 64, loud=True)
 """The twin that is searched; and one with as many layers as the checkpoint, up to 64, and with loud features, as large
 models have them, so that a clamp shows."""
+
+IMAGES = (12, 32, 64, 224)
+"""Widths of images that modules with several strides or windows may need, in pixels."""
 
 LOUD = 40.0
 """The gain of a loud feature."""
@@ -101,8 +121,11 @@ def shrink(
         even: give a decoder as many layers as the encoder, where the checkpoint has them so.
         to: the sizes.
     """
-    small = dict(config)
+    layers = config.get("layer_types")
+    small = {**config, "layer_types": layers[: to.depth]} if isinstance(layers, list) else dict(config)
     sizes = {name: value for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)}
+    if to.keep is Keep.SIZES:
+        return {**small, **_shallow(sizes, to=to), **own}
     hidden, heads, groups = (_first(role, sizes) for role in (Role.HIDDEN, Role.HEADS, Role.GROUPS))
     count = 1 if heads == 1 else to.heads
     shared = heads // groups if groups and heads else 1
@@ -115,14 +138,12 @@ def shrink(
         Role.HEAD_SIZE: to.head_size,
         Role.VOCABULARY: to.vocabulary,
         Role.POSITIONS: to.positions,
-        Role.IMAGE: 12,
-        Role.PATCH: 4,
+        Role.IMAGE: to.image or _first(Role.IMAGE, sizes),
+        Role.PATCH: to.patch or _first(Role.PATCH, sizes),
     }
     for name, value in sizes.items():
         role = _role(name, sizes) if value > 0 else None
-        if name in own:
-            small[name] = own[name]
-        elif role is Role.HIDDEN and name == "embedding_size" and value != hidden:
+        if role is Role.HIDDEN and name == "embedding_size" and value != hidden:
             small[name] = to.narrow
         elif role in new:
             small[name] = new[role]
@@ -135,10 +156,33 @@ def shrink(
             small[name] = round(ratio * width) if ratio == int(ratio) else 4 * width - 4
         elif name.endswith("token_id") and value >= to.vocabulary:
             small[name] = to.vocabulary - 1
-    layers = config.get("layer_types")
-    if isinstance(layers, list):
-        small["layer_types"] = layers[: to.depth]
-    return small
+        elif to.keep is Keep.WIDTHS and role is None and value == hidden:
+            small[name] = width
+    return {**small, **own}
+
+
+def _shallow(sizes: Mapping[str, int], *, to: Measures) -> dict[str, int]:
+    """The depth, the vocabulary and the positions, where they have to be smaller."""
+    most = {Role.DEPTH: to.depth, Role.VOCABULARY: to.vocabulary, Role.POSITIONS: to.positions}
+    roles = {name: _role(name, sizes) for name in sizes if "group" not in name}
+    found = {name: min(sizes[name], most[role]) for name, role in roles.items() if role in most}
+    tokens = (name for name, value in sizes.items() if name.endswith("token_id") and value >= to.vocabulary)
+    return {**found, **dict.fromkeys(tokens, to.vocabulary - 1)}
+
+
+def measures(config: Mapping[str, object]) -> Iterator[Measures]:
+    """The sizes that a twin may have, those that tell most first; a reference or a module may not run with all.
+
+    Args:
+        config: the checkpoint's, with every field that transformers knows.
+    """
+    yield SMALL
+    if any(_role(name, {}) in (Role.CHANNELS, Role.IMAGE, Role.PATCH) for name in config):
+        patch, own = _first(Role.PATCH, config), _first(Role.IMAGE, config)
+        widths = sorted({*IMAGES, own or max(IMAGES)} - {SMALL.image})
+        yield from (replace(SMALL, image=width, patch=0) for width in widths if width >= 2 * patch)
+    yield replace(SMALL, image=0, patch=0, keep=Keep.WIDTHS)
+    yield replace(SMALL, image=0, patch=0, keep=Keep.SIZES)
 
 
 def _role(name: str, sizes: Mapping[str, int]) -> Role | None:
@@ -194,7 +238,7 @@ def make_twin(
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     kind: Any = found  # its methods have no types
     plain = {name: value for name, value in config.items() if not held(config, NESTED.get(name, "").partition("/")[0])}
-    complete: Any = kind.config_class.from_dict(plain)
+    complete: Any = _configured(kind, plain)
     if small:
         known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
         named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
@@ -202,7 +246,9 @@ def make_twin(
         for part in ("text_config", "vision_config"):
             if isinstance(known.get(part), dict):
                 made[part] = shrink(known[part], to=to)
-        complete = kind.config_class.from_dict({name: made[name] for name in known})
+        complete = _configured(kind, {name: made[name] for name in known})
+    if not pictured(complete.to_dict()):
+        complete.image_size = to.image or IMAGES[-1]  # for whoever draws images: no other field tells
     torch.manual_seed(seed)
     try:
         # Whoever wants the checkpoint's own sizes bounds their bytes; the depth may be the checkpoint's in any case.
@@ -211,9 +257,7 @@ def make_twin(
     except PortingError:
         raise
     except Exception as error:  # the reference may refuse a size for reasons of its own
-        said = str(error).strip().partition("\n")[0]
-        message = f"transformers cannot build {architecture} with these sizes: {type(error).__name__}: {said}"
-        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
+        raise _no_twin(architecture, error) from error
     draw_parameters(model, seed)
     if to.loud:
         _raise(model)
@@ -237,6 +281,25 @@ def make_twin(
         shrunk=small,
         copies=copies,
     )
+
+
+def _configured(kind: Any, fields: Mapping[str, object]) -> Any:  # transformers' classes have no types
+    try:
+        return kind.config_class.from_dict(dict(fields))
+    except Exception as error:  # it checks the fields against one another, and may raise anything
+        raise _no_twin(kind.__name__, error) from error
+
+
+def _no_twin(architecture: str, error: Exception) -> VerifyError:
+    said = " ".join(str(error).split())
+    message = f"transformers cannot build {architecture} with these sizes: {type(error).__name__}: {said}"
+    return VerifyError(Fault(code=Code.NO_REFERENCE, message=message))
+
+
+def pictured(config: Mapping[str, object]) -> bool:
+    """Whether a config says how large images are, or is of a model that sees none."""
+    roles = {_role(name, {}) for name in config}
+    return Role.IMAGE in roles or Role.CHANNELS not in roles or isinstance(config.get("vision_config"), dict)
 
 
 def _as_stored(model: nn.Module, folder: Path, stored: Collection[str]) -> dict[str, str]:

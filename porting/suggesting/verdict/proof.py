@@ -170,7 +170,7 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
 
     Where nothing tells the module what is padded, no row is.  No word is the padding's except where it is padding.
     """
-    way, fields = subjects.way, dict(config)
+    way, fields = subjects.way, {**subjects.drawn, **config}
     if IDS not in subjects.available:
         made = signals(subjects.available, fields, 4, seed)
         if DECODER_IDS in subjects.available:
