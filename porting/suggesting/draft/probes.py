@@ -22,7 +22,8 @@ from porting.tracing.trace import ARROW, INNER, ROOT, trace
 Axes = tuple[str, str]
 """The reference's and the port's, as a table writes them."""
 
-NEAR = 1e-9
+NEAR, LOOSE = 1e-9, 0.05
+"""What is one activation, and what may be one that is computed a little differently, of the activation's scale."""
 
 
 def probes(
@@ -41,15 +42,14 @@ def probes(
         loose: also pair what differs a little, so that a proof says by how much.
         basis: the order in which the port has the residual stream's features.
     """
-    equal: list[tuple[str, str, Axes]] = []
-    for theirs, value in reference.items():
-        for ours, other in port.items():
-            axes = _equal(value, other, 0.05 if loose else NEAR, basis)
-            if axes is None and not ours and value.ndim == 3 and other.shape[-1:] > value.shape[-1:]:
-                inside = _equal(value, first_columns(other, value), 0.05 if loose else NEAR)
-                axes = None if inside != ("", "") else ("b t e", "b t (e|_rest)")
-            if axes is not None:
-                equal.append((theirs or ROOT, ours or ROOT, axes))
+    equal = _pairs(port, reference, NEAR, basis)
+    if loose:  # what has a counterpart is not compared with what differs a little from it
+        known = {one for theirs, ours, _ in equal for one in (("reference", theirs), ("port", ours))}
+        equal += [
+            one
+            for one in _pairs(port, reference, LOOSE, basis)
+            if known.isdisjoint({("reference", one[0]), ("port", one[1])})
+        ]
     shapes = Counter(_kind(theirs, ours) for theirs, ours, _ in equal)
     equal.sort(
         key=lambda one: (
@@ -81,6 +81,22 @@ def probes(
         lines += [(f"{a}{left}", f"{b}{right}") for a, b in alike]
     split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
     return [*_fused(split, port, reference), *lines]
+
+
+def _pairs(
+    port: Mapping[str, Tensor], reference: Mapping[str, Tensor], tolerance: float, basis: FeatureOrder | None
+) -> list[tuple[str, str, Axes]]:
+    """Each module of the reference with each of the port's that gives the same, and how their axes stand."""
+    found: list[tuple[str, str, Axes]] = []
+    for theirs, value in reference.items():
+        for ours, other in port.items():
+            axes = _equal(value, other, tolerance, basis)
+            if axes is None and not ours and value.ndim == 3 and other.shape[-1:] > value.shape[-1:]:
+                inside = _equal(value, first_columns(other, value), tolerance)
+                axes = None if inside != ("", "") else ("b t e", "b t (e|_rest)")
+            if axes is not None:
+                found.append((theirs or ROOT, ours or ROOT, axes))
+    return found
 
 
 def returned_probes(

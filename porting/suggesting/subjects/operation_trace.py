@@ -323,12 +323,13 @@ class _OperationRecorder(DispatchMode):
         if name in RANDOM and not (name == "native_dropout" and args[2:] and not args[2]):
             self.trace.random = True
             self.trace.random_at = self.trace.random_at or current_line()
+        channels = _channels(name, given, origins) if weights and active else -1
         if weights and active and number in self._instead:
-            args = self._substituted(args, self._instead[number])
+            args = self._substituted(args, self._instead[number].movedim(-1, channels))
         result = func(*args, **kwargs)
         if number in self._after:
             first, *rest = result if isinstance(result, tuple) else (result,)
-            given_back = self._after[number].reshape(first.shape).clone()
+            given_back = self._after[number].movedim(-1, channels).reshape(first.shape).clone()
             result = (given_back, *rest) if isinstance(result, tuple) else given_back
         outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
         self._kept += outputs
@@ -389,7 +390,8 @@ class _OperationRecorder(DispatchMode):
         acting = [(one, origin) for one, origin in zip(given, origins, strict=True) if origin.active]
         value, before = acting[0]
         self._before[number] = before.near
-        output = outputs[0].detach().clone()
+        channels = _channels(name, given, origins)
+        value, output = value.movedim(channels, -1), outputs[0].detach().movedim(channels, -1).clone()
         unit = Unit(kind=WeightUse.OTHER, weights=weights, number=number, output=output, scope=self._scope)
         unit.behind = frozenset().union(*(origin.near for _, origin in acting))
         if name in LOOKUPS:
@@ -485,6 +487,21 @@ class _OperationRecorder(DispatchMode):
     @property
     def _scope(self) -> str:
         return self._scopes[-1] if self._scopes else ""
+
+
+def _channels(name: str, given: Sequence[Tensor], origins: Sequence[TensorOrigin]) -> int:
+    """The axis of an activation along which a gain or a shift has its numbers: the last, but for images.
+
+    A norm of images over their channels is written with its gain as [c 1 1]; it is looked at, and given values, with
+    the channels last, as torch's own has them.
+    """
+    if name not in {"mul", "div", "add", "sub"} or len(given) != 2:
+        return -1
+    acting, pure = sorted(zip(given, origins, strict=True), key=lambda one: not one[1].active)
+    value, weight = acting[0], pure[0]
+    wide = [axis - weight.ndim for axis, size in enumerate(weight.shape) if size > 1]
+    fits = not pure[1].active and len(wide) == 1 and value.ndim >= 3 and wide[0] > -value.ndim
+    return wide[0] if fits and value.shape[wide[0]] == weight.numel() else -1
 
 
 def _is_added(name: str, weight: Tensor, args: Sequence[object]) -> bool:
