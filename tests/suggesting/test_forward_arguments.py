@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.forward_arguments import roles
+from porting.suggesting.subjects.forward_arguments import WAVES, find_argument_mapping, roles
+from porting.suggesting.subjects.questions import Asker
 
 IDS, DECODER = "input_ids", "decoder_input_ids"
 BOTH = (IDS, "attention_mask", DECODER, "decoder_attention_mask")
@@ -35,6 +37,46 @@ def test_the_second_words_are_the_decoders(kind: type[nn.Module]) -> None:
     found, _ = roles(kind(), BOTH)
     assert list(found.values())[:2] == [IDS, DECODER]
     assert "labels" not in found
+
+
+class Previous(nn.Module):
+    def forward(self, src_tokens: Tensor, prev_words: Tensor) -> None: ...
+
+
+def test_what_has_to_be_given_and_is_left_is_the_decoder_s() -> None:
+    found, _ = roles(Previous(), BOTH)
+    assert found == {"src_tokens": IDS, "prev_words": DECODER}
+
+
+class Listens(nn.Module):
+    def forward(self, x: Tensor) -> None: ...
+
+
+def test_sampled_sounds_are_taken_by_any_name() -> None:
+    assert roles(Listens(), (WAVES,))[0] == {"x": WAVES}
+
+
+class Causal(nn.Module):
+    """Attention that is causal, unless it is given another mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(97, 8).double()
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.words(ids)
+        causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+        seen = causal if mask is None else mask.bool().expand(len(ids), ids.shape[1], ids.shape[1])
+        found: Tensor = (x @ x.mT).masked_fill(~seen, -1e9).softmax(-1) @ x
+        return found
+
+
+def test_a_mask_that_replaces_the_causal_one_is_left_at_its_default() -> None:
+    found = find_argument_mapping(Causal(), (IDS, "attention_mask"), 97, 0, causal=True, ask=Asker())
+    assert found.named == (IDS,)
+    other = find_argument_mapping(Causal(), (IDS, "attention_mask"), 97, 0, causal=False, ask=Asker())
+    assert other.named == (IDS, "attention_mask")
 
 
 def test_each_side_has_its_mask() -> None:

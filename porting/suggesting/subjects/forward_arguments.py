@@ -51,7 +51,10 @@ class OperationCounter(DispatchMode):
 
 
 IDS, MASK, SEGMENTS, POSITIONS, PIXELS = "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values"
-DECODER_IDS, DECODER_MASK, FEATURES = "decoder_input_ids", "decoder_attention_mask", "input_features"
+DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
+FEATURES, WAVES = "input_features", "input_values"
+SOUNDS = (FEATURES, WAVES)
+"""Sound as the energies of bands over time, and as it was sampled."""
 _DECODERS = {DECODER_IDS: IDS, DECODER_MASK: MASK}
 
 _WORDS = {
@@ -60,6 +63,7 @@ _WORDS = {
     DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
     MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid|lengths?",
     FEATURES: r"(log_)?mels?.*|input_features|features|audio.*|sounds?|spectrograms?|fbank|frames",
+    WAVES: r"input_values|wav.*|signals?|samples|raw_.*",
     PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
     DECODER_IDS: r"(decoder|dec)_(input|ids|in|x).*|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
     IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
@@ -147,7 +151,7 @@ def roles(
         if role is None or role in found.values() or role not in available:
             first = required and not found and role is None
             if first:
-                found[name] = next(one for one in (IDS, FEATURES, PIXELS) if one in available)
+                found[name] = next(one for one in (IDS, *SOUNDS, PIXELS) if one in available)
             elif required:
                 unknown.append(name)
             else:
@@ -161,6 +165,8 @@ def roles(
         if answer != "none":
             (unknown if name in unknown else loose).remove(name)
             found[name] = answer
+    if len(unknown) == 1 and DECODER_IDS in available and DECODER_IDS not in found.values():
+        found[unknown.pop()] = DECODER_IDS  # it has to be given, and nothing else is left to give
     if unknown:
         listed = ", ".join(map(repr, unknown))
         message = f"{title} takes {listed}, and nothing tells what to give it"
@@ -176,10 +182,13 @@ def _role(word: str, available: Sequence[str], taken: Collection[str]) -> str | 
     role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
     if role in _DECODERS and role not in available:  # a decoder that stands alone
         role = _DECODERS[role]
+    sound = next((one for one in SOUNDS if one in available), None)
+    if role in SOUNDS and sound is not None:
+        return sound
     if role != IDS:
         return role
     if IDS not in available:
-        return FEATURES if FEATURES in available and FEATURES not in taken else DECODER_IDS if taken else PIXELS
+        return sound if sound is not None and sound not in taken else DECODER_IDS if taken else PIXELS
     return DECODER_IDS if IDS in taken and DECODER_IDS in available else IDS  # a second kind of words: the decoder's
 
 
@@ -202,7 +211,7 @@ def argument_mappings(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str
             if name in masks:
                 ours = f"{name} -> {kind} {axes}" if kind else f"{name} {axes}"
                 rules.append((f"{role} [b s]", ours))
-            elif role in {PIXELS, FEATURES}:
+            elif role in {PIXELS, *SOUNDS}:
                 rules.append((role, name))
             else:
                 axis = "t" if role == DECODER_IDS else "s"

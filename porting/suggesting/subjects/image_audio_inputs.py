@@ -1,4 +1,4 @@
-"""What a model is given that is no words: images, and sound as the energies of bands over time."""
+"""What a model is given that is no words: images, and sound as the energies of bands over time or as it was sampled."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.forward_arguments import (
     FEATURES,
     PIXELS,
+    WAVES,
     ArgumentMapping,
     argument_mappings,
     outputs_of,
@@ -20,12 +21,15 @@ from porting.suggesting.subjects.forward_arguments import (
 )
 from porting.suggesting.subjects.questions import Asker
 
+SAMPLES = 3200
+"""Of a sound; the convolutions of speech models make a frame of 320 at most."""
+
 FRAMES = 2
 """Frames for each position of the encoder: one of its convolutions takes every second."""
 
 
 def shapes_of(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
-    """The shape of one image, [channels, height, width], and of one sound, [bands, frames]."""
+    """The shape of one image, [channels, height, width], and of one sound, [bands, frames] or [samples]."""
     inner = config.get("vision_config")
     fields = {**config, **(inner if isinstance(inner, dict) else {})}
     size = fields.get("image_size") or 12
@@ -34,6 +38,7 @@ def shapes_of(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     bands, places = config.get("num_mel_bins"), config.get("max_source_positions")
     return {
         PIXELS: (int(str(channels)), int(str(high)), int(str(wide))),
+        WAVES: (SAMPLES,),
         FEATURES: (bands if isinstance(bands, int) else 80, FRAMES * (places if isinstance(places, int) else 10)),
     }
 
@@ -48,6 +53,12 @@ def signals(available: Sequence[str], config: Mapping[str, object], rows: int, s
     }
 
 
+def _turned(theirs: str, ours: str) -> tuple[str, str]:
+    """The other layout in which a forward may be given sounds."""
+    other = {FEATURES: ("[b m f]", "[b f m]"), WAVES: ("[b t]", "[b 1 t]")}.get(theirs)
+    return (theirs, ours) if other is None else (f"{theirs} {other[0]}", f"{ours} {other[1]}")
+
+
 def audio_argument_mapping(
     module: nn.Module,
     available: Sequence[str],
@@ -56,7 +67,7 @@ def audio_argument_mapping(
     padding: int,
     ask: Asker,
 ) -> ArgumentMapping:
-    """How a forward that listens is to be given sounds, [b bands frames] or [b frames bands], and words.
+    """How a forward is to be given sounds, [b bands frames] or [b frames bands] or [b samples], and words.
 
     Raises:
         VerifyError: no way works; carries what the forward said to the most usual one.
@@ -66,10 +77,7 @@ def audio_argument_mapping(
     usual = next(argument_mappings(found))
     for rules in argument_mappings(found):
         for turned in (False, True):
-            laid = tuple(
-                (f"{theirs} [b m f]", f"{ours} [b f m]") if turned and theirs == FEATURES else (theirs, ours)
-                for theirs, ours in rules
-            )
+            laid = tuple(_turned(*rule) if turned else rule for rule in rules)
             way = ArgumentMapping(rules=laid, loose=loose)
             try:
                 outputs_of(module, way, sample_batch(way.named, vocabulary, padding, shapes=shapes_of(config)))

@@ -29,13 +29,13 @@ from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of
 from porting.suggesting.subjects.forward_arguments import (
     DECODER_IDS,
     DECODER_MASK,
-    FEATURES,
     IDS,
     LENGTH,
     MASK,
     PIXELS,
     POSITIONS,
     SEGMENTS,
+    SOUNDS,
     ArgumentMapping,
     comparable,
     find_argument_mapping,
@@ -153,7 +153,7 @@ def prepare(
     causal = _causal(twin.reference, available, vocabulary, padding)
     if inputs:
         way = given_argument_mapping(module, available, inputs)
-    elif FEATURES in available:
+    elif not {*SOUNDS}.isdisjoint(available):
         way = audio_argument_mapping(module, available, twin.config, vocabulary, padding, ask)
     else:
         way = find_argument_mapping(module, available, vocabulary, padding, causal=causal, ask=ask)
@@ -186,7 +186,7 @@ def _sized(
     usable: tuple[Builder, Twin, BuiltModule] | None = None
     for number, to in enumerate(measures(config)):
         try:
-            twin = _runnable(made(folder / f"small {number}", small=True, to=to))
+            twin = runnable(made(folder / f"small {number}", small=True, to=to))
         except VerifyError:  # the reference does not run with these sizes
             continue
         try:
@@ -195,7 +195,7 @@ def _sized(
             break
         even, own = _one_depth(small, config), own_sizes(told, config, small.module, twin.config, within)
         if even or own:
-            twin = _runnable(made(folder / f"own {number}", small=True, even=even, own=own, to=to))
+            twin = runnable(made(folder / f"own {number}", small=True, even=even, own=own, to=to))
             small = build_for(told, completed_config(twin.config, architecture))
         if not small.asked or not _could(small.module, twin):
             break
@@ -220,7 +220,7 @@ def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], modul
     fault: VerifyError | None = None
     for width in IMAGES if not pictured(config) else (0,):
         try:
-            twin = _runnable(made(folder / f"real {width}", small=False, to=replace(SMALL, image=width)))
+            twin = runnable(made(folder / f"real {width}", small=False, to=replace(SMALL, image=width)))
         except VerifyError as error:
             fault = error
             continue
@@ -231,8 +231,11 @@ def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], modul
     return twin
 
 
-def _runnable(twin: Twin) -> Twin:
+def runnable(twin: Twin) -> Twin:
     """The twin, if transformers can run it.
+
+    Args:
+        twin: it.
 
     Raises:
         VerifyError: it cannot.
@@ -322,8 +325,9 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
         names = [name for name in names if name != SEGMENTS]
     if PIXELS in names and IDS not in names:
         return (PIXELS,)
-    if FEATURES in taken and IDS not in names:
-        return (FEATURES, DECODER_IDS) if DECODER_IDS in names else (FEATURES,)
+    sound = next((one for one in SOUNDS if one in taken), None)
+    if sound is not None and IDS not in names:
+        return (sound, DECODER_IDS) if DECODER_IDS in names else (sound,)
     if not config.get("is_encoder_decoder"):
         names = [name for name in names if not name.startswith("decoder")]
     return tuple(names)

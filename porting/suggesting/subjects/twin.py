@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,21 +29,14 @@ from porting.target import named_tensors
 from porting.verification.reference import load_reference
 
 
-class Keep(StrEnum):
-    """What of the checkpoint's sizes a twin keeps."""
-
-    NOTHING = "nothing"
-    WIDTHS = "that a size is the width"
-    SIZES = "all but depth, vocabulary and positions"
-
-
 @dataclass(frozen=True)
 class Measures:
     """A twin's sizes; no two of these or of their products are equal, so that a shape says which axis is which.
 
     Attributes:
         image, patch: the width of an image and of its patches, in pixels; 0 for the checkpoint's own.
-        keep: what the twin's sizes have from the checkpoint's: some architectures run with some sizes only.
+        shallow: the twin has the checkpoint's own sizes but for its depth, vocabulary and positions: some architectures
+            run with few sizes only.
     """
 
     heads: int
@@ -55,7 +48,7 @@ class Measures:
     narrow: int = 24
     image: int = 12
     patch: int = 4
-    keep: Keep = Keep.NOTHING
+    shallow: bool = False
 
 
 SMALL, DEEP = Measures(5, 8, 97, 61, 2), Measures(6, 12, 131, 83, 64, loud=True)
@@ -70,6 +63,9 @@ LOUD = 40.0
 
 _WILD = 1e6
 """No weight is larger: a tensor that is has never been given values."""
+
+_FOLLOWS = re.compile("dim|size|width|scalar|channels|rank")
+"""Fields of no known role that are the width, or a head's, where they are as large in the checkpoint."""
 
 _OF_DEPTH = frozenset({"stage_names", "out_features", "out_indices"})
 """Fields of a backbone that follow from its depth."""
@@ -124,7 +120,7 @@ def shrink(
     layers = config.get("layer_types")
     small = {**config, "layer_types": layers[: to.depth]} if isinstance(layers, list) else dict(config)
     sizes = {name: value for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)}
-    if to.keep is Keep.SIZES:
+    if to.shallow:
         return {**small, **_shallow(sizes, to=to), **own}
     hidden, heads, groups = (_first(role, sizes) for role in (Role.HIDDEN, Role.HEADS, Role.GROUPS))
     count = 1 if heads == 1 else to.heads
@@ -141,6 +137,7 @@ def shrink(
         Role.IMAGE: to.image or _first(Role.IMAGE, sizes),
         Role.PATCH: to.patch or _first(Role.PATCH, sizes),
     }
+    follows = {_first(Role.HEAD_SIZE, sizes): to.head_size, hidden: width}
     for name, value in sizes.items():
         role = _role(name, sizes) if value > 0 else None
         if role is Role.HIDDEN and name == "embedding_size" and value != hidden:
@@ -156,8 +153,8 @@ def shrink(
             small[name] = round(ratio * width) if ratio == int(ratio) else 4 * width - 4
         elif name.endswith("token_id") and value >= to.vocabulary:
             small[name] = to.vocabulary - 1
-        elif to.keep is Keep.WIDTHS and role is None and value == hidden:
-            small[name] = width
+        elif role is None and value > 1 and value in follows and _FOLLOWS.search(name):
+            small[name] = follows[value]
     return {**small, **own}
 
 
@@ -181,8 +178,7 @@ def measures(config: Mapping[str, object]) -> Iterator[Measures]:
         patch, own = _first(Role.PATCH, config), _first(Role.IMAGE, config)
         widths = sorted({*IMAGES, own or max(IMAGES)} - {SMALL.image})
         yield from (replace(SMALL, image=width, patch=0) for width in widths if width >= 2 * patch)
-    yield replace(SMALL, image=0, patch=0, keep=Keep.WIDTHS)
-    yield replace(SMALL, image=0, patch=0, keep=Keep.SIZES)
+    yield replace(SMALL, image=0, patch=0, shallow=True)
 
 
 def _role(name: str, sizes: Mapping[str, int]) -> Role | None:
