@@ -95,7 +95,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        return x + (self.scale * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
+        found: Tensor = x + (self.scale * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
+        return found
 
 
 class Convolutions(nn.Module):
@@ -122,7 +123,7 @@ class Convolutions(nn.Module):
 
 
 def test_images_are_as_large_as_the_module_needs(tmp_path: Path) -> None:
-    source("ConvNextModel", {"hidden_sizes": [8, 12, 20], "depths": [1, 1, 1], "num_stages": 3}, tmp_path)
+    source("ConvNextModel", {"hidden_sizes": [8, 12], "depths": [1, 1], "num_stages": 2}, tmp_path)
     found = suggest(tmp_path, Convolutions)
     assert found.verdict is Verdict.EXACT, str(found)
 
