@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias
 
-from porting.limits import DIGITS, charge, reading
+from porting.limits import DIGITS, charge, charge_text, reading
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -34,7 +34,7 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     >>> parse(b'{"a": [1, 2]}', where="a text")
     {'a': [1, 2]}
     """
-    charge("metadata", len(raw), where=where)
+    charge_text(raw, where=where)
     charge("objects", sum(map(raw.count, VALUES)), where=where)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise JsonError("it starts with a byte-order mark")
