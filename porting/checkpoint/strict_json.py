@@ -15,6 +15,9 @@ class JsonError(ValueError):
     """A text is not the JSON it should be; the message says where and why, in a phrase."""
 
 
+DEEPEST = 100
+"""Lists and objects within each other: whoever writes a value out again, or walks through it, needs a stack for it."""
+
 VALUES = (b",", b":", b"{", b"[")
 """With each of these begins a value, a key or a container; inside of texts they are counted as well."""
 
@@ -46,6 +49,7 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     try:
         with reading():
             value: Json = json.loads(text, object_pairs_hook=_unique, parse_constant=constants, parse_int=_whole)
+            _require_flat(value)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON at character {error.pos}: {error.msg}") from error
     except RecursionError as error:
@@ -53,6 +57,20 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     except JsonError:
         raise
     return value
+
+
+def _require_flat(value: Json) -> None:
+    """Raises: JsonError when more than :data:`DEEPEST` lists and objects lie within each other."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
+    if level:
+        raise JsonError("nested too deeply")
 
 
 def _whole(text: str) -> int:
