@@ -281,7 +281,10 @@ def _readable(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
     if sum(len(getattr(one, field)) for one in faults for field in FIELDS) <= MOST_TEXT:
         return faults
     most = MOST_TEXT // (2 * len(faults))
-    return tuple(replace(one, **{field: _cut(getattr(one, field), most) for field in FIELDS}) for one in faults)
+    return tuple(
+        replace(one, message=_cut(one.message, most), where=_cut(one.where, most), hint=_cut(one.hint, most))
+        for one in faults
+    )
 
 
 def _grouped(

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from threading import current_thread, main_thread
+from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TypeVar
 
@@ -221,12 +221,13 @@ class Budget:
         self.require_time(where)
 
 
-_watching = False
+_watching = Event()
+"""Set while a command of ours looks at the time by a signal, which is the whole process's."""
 
 
 def _look_after(seconds: float) -> None:
     """See that the time is looked at after so much of it, where a command asked for that; 0 for not at all."""
-    if _watching and current_thread() is main_thread():
+    if _watching.is_set() and current_thread() is main_thread():
         signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN if seconds else 0.0)
 
 
@@ -242,8 +243,7 @@ def watched() -> Iterator[None]:
 
     It stops only what runs within :meth:`Budget.timed`, where nothing is written yet.
     """
-    global _watching  # noqa: PLW0603  # the signal is the process's own, and so is this
-    if _watching or current_thread() is not main_thread() or not hasattr(signal, "setitimer"):
+    if _watching.is_set() or current_thread() is not main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
     before, hook = signal.signal(signal.SIGPROF, _look), sys.unraisablehook
@@ -255,11 +255,11 @@ def watched() -> Iterator[None]:
             hook(args)
 
     sys.unraisablehook = unraisable
-    _watching = True
+    _watching.set()
     try:
         yield
     finally:
-        _watching = False
+        _watching.clear()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, before)
         sys.unraisablehook = hook

@@ -170,7 +170,7 @@ class Guard:
         return HubError(Fault(code=Code.HUB_ANSWER, where=self.where, message=message, hint=hint))
 
 
-class _Counted(SyncByteStream):  # type: ignore[misc]  # its base is one of two classes
+class _Counted(SyncByteStream):  # type: ignore[misc]  # Any for mypy: httpx's class or that of its successor
     """The body of a response, counted while it is read."""
 
     def __init__(self, stream: Any, count: Callable[[bytes], None]) -> None:
@@ -211,7 +211,7 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
         begun = time.thread_time()
         try:
             value = work()
-        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  # raised again by done.result(), in the thread that waits
             spent = time.thread_time() - begun
             done.set_exception(error)
         else:

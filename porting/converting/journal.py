@@ -160,9 +160,9 @@ def _header(folder: Folder, name: str) -> Mapping[str, object] | None:
     if not line.endswith(b"\n") and line[: len(BEGINS)] == BEGINS[: len(line)] and len(line) < LONGEST:
         return None
     try:
-        match json.loads(line.decode()):
-            case {"plan": str(), "sources": list()} as header:
-                return header
+        header: object = json.loads(line.decode())
+        if isinstance(header, dict) and isinstance(header.get("plan"), str) and isinstance(header.get("sources"), list):
+            return header
         reason = "its first line does not say which conversion it is of"
     except UnicodeDecodeError as error:
         reason = f"its first line is not UTF-8 at byte {error.start}"
