@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from porting.checkpoint.atomic import SHARED, reserve, sweep
+from porting.checkpoint.atomic import SHARED, UNFINISHED, reserve, sweep
 from porting.checkpoint.errors import CheckpointError
 from porting.converting.output import write_at
 from porting.converting.processes import TeamError
@@ -30,7 +30,7 @@ from porting.errors import Code, Fault
 from porting.opening import Folder, kind_of
 from porting.printable import quote
 
-OWNER, FILES, JOURNALS = "owner", "files", "journals"
+OWNER, FILES, JOURNALS = "owner", UNFINISHED, "journals"
 
 EXPECTED = re.compile(rf"{OWNER}|{FILES}/.+|{JOURNALS}/[0-9]+\.jsonl", re.DOTALL)
 """The files in a workplace."""

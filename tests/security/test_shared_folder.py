@@ -289,6 +289,29 @@ def test_what_no_conversion_puts_into_a_workplace_is_left_alone(name: str, sourc
     refused(source, shared / "out", f"holds a file '{name}', which no conversion puts there")
 
 
+@pytest.mark.parametrize("other", ["convert", "export", "record"])
+def test_an_interrupted_conversion_outlives_what_else_is_written_there(other: str, source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    before = contents_of(root)
+    precious = shared / ".out.porting-precious"
+    precious.mkdir()
+    if other == "convert":
+        (shared / "out").mkdir()
+        with pytest.raises(CheckpointError, match="exists already"):
+            run(source, shared / "out")
+        (shared / "out").rmdir()
+    elif other == "export":
+        write_directory(shared / "out", files={"config.json": b"{}"})
+        shutil.rmtree(shared / "out")
+    else:
+        write_safetensors(shared / "out", WEIGHTS)
+        (shared / "out").unlink()
+    assert contents_of(root) == before
+    assert run(source, shared / "out") == 5 * 30 * 40 * 4
+    assert precious.is_dir()
+    assert not root.exists()
+
+
 # ------------------------------------------------------------------------------------ what changes while it is written
 
 
