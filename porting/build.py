@@ -114,7 +114,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
         module, complete = _attempt(make, "meta", within, mode)
     except PortingError:
         raise
-    except Exception:  # noqa: BLE001  # a tensor on the meta device has no value to look at: see what the CPU says
+    except Exception:  # noqa: BLE001  # a user's builder that reads a value fails on the meta device in any way; the CPU decides
         complete = False
     if not complete:
         if mode.largest > within.nbytes:
@@ -123,7 +123,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
             module, _ = _attempt(make, "cpu", within, _WithoutInitialisation())
         except PortingError:
             raise
-        except Exception:  # noqa: BLE001  # as above: parameters have no values either
+        except Exception:  # noqa: BLE001  # as above, where it reads a parameter; errors of the last attempt are reported
             module = _whole(make, within)
         _empty(module)
     return module
@@ -157,7 +157,7 @@ def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
             return make()
     except PortingError:
         raise
-    except Exception as error:
+    except Exception as error:  # a user's code may raise anything; it is reported with its line
         message = f"building the module failed: {type(error).__name__}: {_line(error)}"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}")) from error
 
@@ -331,7 +331,7 @@ def _foreseen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         made = func(
             *(one.to("meta") if isinstance(one, Tensor) else one for one in args), **{**kwargs, **_on_meta(tensors)}
         )
-    except Exception:  # noqa: BLE001  # it may not go to that device, or fail: then it is called as it is
+    except Exception:  # noqa: BLE001  # any function of torch may fail on the meta device; it is then called as it is
         return 0
     return made.nbytes if isinstance(made, Tensor) else 0
 
@@ -350,7 +350,8 @@ def _without_parameters() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(empty)  # type: ignore[arg-type]  # what it returns is taken
+    # torch's annotation says that the hook returns None; its documentation, that a returned parameter is used.
+    hook = register_module_parameter_registration_hook(empty)  # type: ignore[arg-type]
     try:
         yield
     finally:
@@ -391,14 +392,17 @@ class _WithoutInitialisation(FunctionMode):
 def _empty(module: nn.Module) -> None:
     """Move parameters and persistent buffers to the meta device, but for lazy ones; ties stay ties."""
     kept = {id(one): one for _, one in named_tensors(module) if not nn.parameter.is_lazy(one)}
+    parameters: dict[int, nn.Parameter] = {}
     empty: dict[int, Tensor] = {}
     for key, tensor in kept.items():
-        meta = tensor.detach().to("meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        empty[key] = nn.Parameter(meta, requires_grad=tensor.requires_grad) if is_parameter else meta
+        empty[key] = tensor.detach().to("meta")
+        if isinstance(tensor, nn.Parameter):
+            empty[key] = parameters[key] = nn.Parameter(empty[key], requires_grad=tensor.requires_grad)
     for part in module.modules():
-        for slots in (part._parameters, part._buffers):
-            slots.update({name: empty[id(one)] for name, one in slots.items() if one is not None and id(one) in empty})  # type: ignore[misc]  # each keeps its own kind
+        for name, parameter in part._parameters.items():
+            part._parameters[name] = parameters.get(id(parameter), parameter)
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = empty.get(id(buffer), buffer)
         for name, one in (*part._buffers.items(), *vars(part).items()):
             if isinstance(one, Tensor) and one.is_meta and id(one) not in {id(it) for it in empty.values()}:
                 message = f"{type(part).__name__} keeps {name!r}, a tensor without values, even when built on the CPU"

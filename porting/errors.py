@@ -165,17 +165,24 @@ class Fault:
     hint: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("message", "where", "hint"):
-            text = getattr(self, field)
-            if len(text) > LONGEST:  # a value of a file, spelled out: a line has to stay one that can be read
-                half = LONGEST // 2
-                shown = f"{text[:half]} … {len(text) - 2 * half} characters left out … {text[-half:]}"
-                object.__setattr__(self, field, shown)
+        for field in FIELDS:
+            object.__setattr__(self, field, _cut(getattr(self, field), LONGEST))
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
         hint = f" ({self.hint})" if self.hint else ""
         return safe(f"{where}{self.message}{hint} [{self.code}]")
+
+
+FIELDS = ("message", "where", "hint")
+
+
+def _cut(text: str, most: int) -> str:
+    """A text without its middle if it is longer: a value of a file may be spelled out in it."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters left out … {text[-half:]}"
 
 
 class PortingError(Exception):
@@ -194,12 +201,15 @@ class PortingError(Exception):
     """
 
     def __init__(self, faults: Fault | Iterable[Fault]) -> None:
-        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else _bounded(faults)
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else _readable(_bounded(faults))
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
 
 MOST_FAULTS = 50
 """An error has so many lines at most, whatever a file is made of."""
+
+MOST_TEXT = 30_000
+"""So many characters of several faults are shown; of one, :data:`LONGEST` for each field."""
 
 MOST_CANDIDATES = 5000
 """So many names, their numbers aside, are compared with."""
@@ -264,6 +274,17 @@ def _bounded(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     if left:
         shown.append(Fault(code=shown[-1].code, message=f"and {left} more faults, not shown"))
     return tuple(shown)
+
+
+def _readable(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """The faults as they are if all of them are short; else each without the middle of what makes it long."""
+    if sum(len(getattr(one, field)) for one in faults for field in FIELDS) <= MOST_TEXT:
+        return faults
+    most = MOST_TEXT // (2 * len(faults))
+    return tuple(
+        replace(one, message=_cut(one.message, most), where=_cut(one.where, most), hint=_cut(one.hint, most))
+        for one in faults
+    )
 
 
 def _grouped(

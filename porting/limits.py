@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from threading import current_thread, main_thread
+from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TypeVar
 
@@ -42,7 +42,8 @@ class Limits:
     """What one command may spend.
 
     Attributes:
-        metadata: bytes of headers, indexes, pickles, configs and tables.
+        metadata: bytes of headers, indexes, pickles, configs and tables; two or three times as many of a text with
+            characters for which Python needs two or four bytes each.
         objects: values that these are made of: names, numbers, lists, dictionaries, steps of a pickle.
         members: names that a pattern of a table stands for, over all patterns.
         made: bytes of tensors beyond those that are stored: elements that are repeated, names that share a storage, and
@@ -144,12 +145,12 @@ class Budget:
         """Spend, before it is done.
 
         Raises:
-            LimitError: that is more than is left.
+            LimitError: that is more than is left, and nothing is spent.
         """
-        self._spent[unit] += count
         self._where = where or self._where
-        if self._spent[unit] > getattr(self.within, unit):
+        if self._spent[unit] + count > getattr(self.within, unit):
             raise self.exceeded(unit, where)
+        self._spent[unit] += count
         self._clock.require_time(where)
 
     def grant(self, nbytes: int, where: str) -> None:
@@ -220,12 +221,13 @@ class Budget:
         self.require_time(where)
 
 
-_watching = False
+_watching = Event()
+"""Set while a command of ours looks at the time by a signal, which is the whole process's."""
 
 
 def _look_after(seconds: float) -> None:
     """See that the time is looked at after so much of it, where a command asked for that; 0 for not at all."""
-    if _watching and current_thread() is main_thread():
+    if _watching.is_set() and current_thread() is main_thread():
         signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN if seconds else 0.0)
 
 
@@ -241,8 +243,7 @@ def watched() -> Iterator[None]:
 
     It stops only what runs within :meth:`Budget.timed`, where nothing is written yet.
     """
-    global _watching  # noqa: PLW0603  # the signal is the process's own, and so is this
-    if _watching or current_thread() is not main_thread() or not hasattr(signal, "setitimer"):
+    if _watching.is_set() or current_thread() is not main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
     before, hook = signal.signal(signal.SIGPROF, _look), sys.unraisablehook
@@ -254,11 +255,11 @@ def watched() -> Iterator[None]:
             hook(args)
 
     sys.unraisablehook = unraisable
-    _watching = True
+    _watching.set()
     try:
         yield
     finally:
-        _watching = False
+        _watching.clear()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, before)
         sys.unraisablehook = hook
@@ -348,6 +349,29 @@ def charge(unit: str, count: int, *, where: str) -> None:
     """
     with spending() as budget:
         budget.charge(unit, count, where)
+
+
+def charge_text(raw: bytes, *, where: str) -> None:
+    r"""Charge a text in UTF-8, before it is decoded, as bytes of descriptions: by what Python takes to hold it.
+
+    One wide character makes all of a string wide: two or four bytes for each character, first in the text and then in
+    the strings that are read from it.  Four count as three, since large honest vocabularies hold such characters.
+
+    Args:
+        raw: the text; ``\\u`` in it counts as a wide character, as JSON means it.
+        where: its file, for messages.
+
+    Raises:
+        LimitError: that is more than is left.
+    """
+    width = 1
+    if not raw.isascii() or b"\\u" in raw:
+        width = 3 if _WIDEST.search(raw) or _WIDEST_ESCAPED.search(raw) else 2
+    charge("metadata", width * len(raw), where=where)
+
+
+_WIDEST, _WIDEST_ESCAPED = re.compile(rb"[\xf0-\xff]"), re.compile(rb"\\u[dD][89abAB]")
+"""Characters beyond U+FFFF: in UTF-8, and as JSON spells them."""
 
 
 def combinations(parts: Sequence[Sequence[Value]], *, where: str) -> Iterator[tuple[Value, ...]]:

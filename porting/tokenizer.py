@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 
 from porting.checkpoint.strict_json import VALUES, JsonError, parse
 from porting.errors import Code, Fault, PortingError
-from porting.limits import charge
+from porting.limits import charge, charge_text
 from porting.opening import Folder
 from porting.tokenizer_check import is_known, parsed, require_bounded
 
@@ -102,7 +102,7 @@ def read_tokenizer(directory: Path | None, *, where: str) -> TextTokenizer:
 def _from_json(directory: Path) -> TextTokenizer:
     path = directory / TOKENIZER
     raw = Folder(directory).read(TOKENIZER, limit=LARGEST)
-    charge("metadata", len(raw), where=str(path))
+    charge_text(raw, where=str(path))
     charge("objects", sum(map(raw.count, VALUES)), where=str(path))
     known = is_known(parsed(raw))
     if not known:
@@ -126,7 +126,7 @@ def _from_vocabulary(directory: Path) -> TextTokenizer:
     """Word pieces, one a line: the line is the token's number."""
     path = directory / VOCABULARY
     raw = Folder(directory).read(VOCABULARY, limit=LARGEST)
-    charge("metadata", len(raw), where=str(path))
+    charge_text(raw, where=str(path))
     charge("objects", 2 * raw.count(b"\n"), where=str(path))
     try:
         lines = raw.decode("utf-8").removesuffix("\n").split("\n")

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -28,6 +29,13 @@ MARK = ".porting-"
 
 SHARED = f"{MARK}convert"
 """How the sibling is called in which a conversion is made, by one process or by several together."""
+
+
+SIBLING = re.compile(rf"\{MARK}([0-9a-f]{{8}}|convert)")
+"""What follows the name of the destination."""
+
+UNFINISHED = "files"
+"""The folder of a conversion's temporary directory that becomes the destination."""
 
 
 def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
@@ -230,10 +238,13 @@ def _locked(descriptor: int) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Removes the temporary siblings of ``path`` whose makers are dead."""
+    """Removes the temporary siblings of ``path`` whose makers are dead, but for an interrupted conversion.
+
+    That may be hours of work; the next conversion to the same destination goes on from it, and removes it in the end.
+    """
     parent = Folder(path.parent)
     for name in parent.names():
-        if name.startswith(f".{path.name}{MARK}"):
+        if name.startswith(f".{path.name}{MARK}") and SIBLING.fullmatch(name, len(path.name) + 1):
             with suppress(OSError):
                 _sweep_one(parent, name)
 
@@ -254,11 +265,20 @@ def _sweep_one(parent: Folder, name: str) -> None:
         elif stat.S_ISDIR(status.st_mode):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             folder = Folder(parent.path / name, inside=parent)
+            if _is_unfinished(folder):
+                return
             if os.path.samestat(os.stat(".", dir_fd=folder.descriptor), status):
                 folder.clear()
                 os.rmdir(name, dir_fd=parent.descriptor)
     finally:
         os.close(handle)
+
+
+def _is_unfinished(folder: Folder) -> bool:
+    """Whether a temporary directory holds what an interrupted conversion has written."""
+    if not folder.path.name.endswith(SHARED) or folder.kind(UNFINISHED) != "a directory":
+        return False
+    return bool(Folder(folder.path / UNFINISHED, inside=folder).names())
 
 
 def _exchange(made: str, folder: Folder, path: Path) -> None:

@@ -335,8 +335,8 @@ def _metadata(tensors: Mapping[str, Described], tied: Mapping[str, str], ranges:
         CheckpointError: this torch has no ``torch.distributed``.
     """
     try:
-        from torch.distributed.checkpoint.filesystem import _StorageInfo  # noqa: PLC0415 - a heavy import
-        from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415 - as above
+        from torch.distributed.checkpoint.filesystem import _StorageInfo  # noqa: PLC0415  # takes a second, and only writing needs it
+        from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415  # as above
             STORAGE_TYPES,
             ChunkStorageMetadata,
             Metadata,

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from porting.checkpoint.names import COMPANIONS, ModelId
 from porting.checkpoint.registry import MAINS, choose, container_of
 from porting.checkpoint.remote_file import RemoteFile
 from porting.errors import Code, Fault
+from porting.limits import spending
 from porting.opening import read_file
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -91,7 +93,7 @@ def download(
     try:
         there, names = _resolve(model, token)
         main, commit = choose(names, there), there.commit
-        fetch = _Fetcher(model, commit, token, cache_dir)
+        fetch = Fetcher(model, commit, token, cache_dir)
         root = fetch([main, *(name for name in COMPANIONS if name in names)])
         others = _others(_CachedPlace(root, str(model)), main)
         if others:
@@ -156,7 +158,7 @@ def _others(place: _CachedPlace, main: str) -> tuple[str, ...]:
     return container.others(place, main) if container is not None else ()
 
 
-class _Fetcher:
+class Fetcher:
     """Downloads files of one commit into the cache."""
 
     def __init__(
@@ -168,9 +170,17 @@ class _Fetcher:
         self._cache_dir = cache_dir
 
     def __call__(self, names: Iterable[str]) -> Path:
-        """Fetches the files, a few at a time; returns the directory that they lie in."""
-        with ThreadPoolExecutor(THREADS) as pool:
-            paths = list(pool.map(self._one, names))
+        """Fetches the files, a few at a time; returns the directory that they lie in.
+
+        The threads share the budget that is open here.  After an error no other file is begun.
+        """
+        with spending(), ThreadPoolExecutor(THREADS) as pool:
+            fetching = [pool.submit(copy_context().run, self._one, name) for name in names]
+            try:
+                paths = [one.result() for one in fetching]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return paths[0].parent
 
     def _one(self, name: str) -> Path:

@@ -34,7 +34,7 @@ def explained(model: str, *, file: str = "") -> Iterator[None]:
         yield
     except PortingError:
         raise
-    except Exception as error:  # what the client makes of a strange answer may be anything
+    except Exception as error:  # a malformed answer makes the client raise any exception: KeyError, TypeError, …
         raise HubError(explain(error, model=model, where=where)) from error
 
 

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from threading import Lock, Thread
@@ -27,7 +27,7 @@ from huggingface_hub.utils import _http
 
 from porting.checkpoint.errors import HubError, quote
 from porting.checkpoint.hub_errors import HTTP_ERROR
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, PortingError
 from porting.limits import RATE, limits, raised, spending
 
 Value = TypeVar("Value")
@@ -170,7 +170,7 @@ class Guard:
         return HubError(Fault(code=Code.HUB_ANSWER, where=self.where, message=message, hint=hint))
 
 
-class _Counted(SyncByteStream):  # type: ignore[misc]  # its base is one of two classes
+class _Counted(SyncByteStream):  # type: ignore[misc]  # Any for mypy: httpx's class or that of its successor
     """The body of a response, counted while it is read."""
 
     def __init__(self, stream: Any, count: Callable[[bytes], None]) -> None:
@@ -193,13 +193,16 @@ _INSTALLING = Lock()
 def guarded(work: Callable[[], Value], guard: Guard) -> Value:
     """Call the client; give up on it when the time is over, whatever it waits for.
 
+    Its processor time is charged while it goes on: to one budget for all calls of a command, since several may be kept
+    busy at a time, and an index can name thousands of small files.
+
     Raises:
         HubError: a response was refused, or the time is over.
+        LimitError: it takes more processor time than is left.
         Exception: what ``work`` raises.
     """
     _install()
     done: Future[Value] = Future()
-
     spent = 0.0
 
     def run() -> None:
@@ -208,46 +211,35 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
         begun = time.thread_time()
         try:
             value = work()
-        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  # raised again by done.result(), in the thread that waits
             spent = time.thread_time() - begun
             done.set_exception(error)
         else:
             spent = time.thread_time() - begun
             done.set_result(value)
 
-    # A daemon, so that a program can end while a server holds one of its connections.
-    thread = Thread(target=copy_context().run, args=(run,), daemon=True)
-    thread.start()
-    while True:
-        try:
-            found = done.result(timeout=min(max(guard.left(), 0.01), LOOK))
-        except TimeoutError:
-            if done.done():
-                raise
-            busy = _busy(thread) - guard.received / A_SECOND > limits().seconds
-            if guard.left() <= 0 or busy:
-                # Ends the requests that are still on their way, and may wait for one of them to end.
-                Thread(target=huggingface_hub.close_session, daemon=True).start()
-                if busy:
-                    with spending() as budget:
-                        raise budget.exceeded("seconds", guard.where) from None
-                raise guard.expired() from None
-        except Exception:
-            _charge(spent, guard)
-            raise
-        else:
-            _charge(spent, guard)
-            return found
-
-
-def _charge(spent: float, guard: Guard) -> None:
-    """Count the processor time of a call: an index can name thousands of small files, which are there or not.
-
-    Raises:
-        LimitError: that is more than is left.
-    """
     with spending() as budget:
-        budget.spend(max(0.0, spent - guard.received / A_SECOND), guard.where)
+        budget.require_time(guard.where)
+        # A daemon, so that a program can end while a server holds one of its connections.
+        thread = Thread(target=copy_context().run, args=(run,), daemon=True)
+        thread.start()
+        charged = 0.0
+        while True:
+            wait([done], timeout=min(max(guard.left(), 0.01), LOOK))
+            ended = done.done()
+            taken = max(charged, (spent if ended else _busy(thread)) - guard.received / A_SECOND)
+            charged, more = taken, taken - charged
+            try:
+                budget.spend(more, guard.where)
+                if not ended and guard.left() <= 0:
+                    raise guard.expired()
+            except PortingError:
+                if not ended:
+                    # Ends the requests that are still on their way, and may wait for one of them to end.
+                    Thread(target=huggingface_hub.close_session, daemon=True).start()
+                raise
+            if ended:
+                return done.result()
 
 
 def _busy(thread: Thread) -> float:

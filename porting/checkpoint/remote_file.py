@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from huggingface_hub import constants, hf_hub_url
-from huggingface_hub.utils import (  # type: ignore[attr-defined]  # public, and documented as such; it lacks __all__
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but without __all__ mypy takes them for private
     build_hf_headers,
     get_session,
     hf_raise_for_status,

@@ -98,7 +98,7 @@ def _open(
     if model is None:
         message = "no such file or directory, and no possible name of a model on the hub"
         raise _fault(Code.CHECKPOINT_NOT_FOUND, text, message, "check the path; models are org/name@revision")
-    from porting.checkpoint import hub  # noqa: PLC0415 - local checkpoints do without the client and its import
+    from porting.checkpoint import hub  # noqa: PLC0415  # the hub's client takes time to import; local files do not need it
 
     try:
         if not weights and not hub.is_offline(local_files_only):

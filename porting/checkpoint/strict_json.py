@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias
 
-from porting.limits import DIGITS, charge, reading
+from porting.limits import DIGITS, charge, charge_text, reading
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -19,6 +19,9 @@ FLOAT, NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
 class JsonError(ValueError):
     """A text is not the JSON it should be; the message says where and why, in a phrase."""
 
+
+DEEPEST = 100
+"""Lists and objects within each other: whoever writes a value out again, or walks through it, needs a stack for it."""
 
 VALUES = (b",", b":", b"{", b"[")
 """With each of these begins a value, a key or a container; inside of texts they are counted as well."""
@@ -40,7 +43,7 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     >>> parse(b'{"a": [1, 2]}', where="a text")
     {'a': [1, 2]}
     """
-    charge("metadata", len(raw), where=where)
+    charge_text(raw, where=where)
     charge("objects", sum(map(raw.count, VALUES)), where=where)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise JsonError("it starts with a byte-order mark")
@@ -53,6 +56,7 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     try:
         with reading():
             value: Json = json.loads(text, object_pairs_hook=hook, parse_constant=constants, parse_int=_whole)
+            _require_flat(value)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON at character {error.pos}: {error.msg}") from error
     except RecursionError as error:
@@ -60,6 +64,20 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False) ->
     except JsonError:
         raise
     return value
+
+
+def _require_flat(value: Json) -> None:
+    """Raises: JsonError when more than :data:`DEEPEST` lists and objects lie within each other."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
+    if level:
+        raise JsonError("nested too deeply")
 
 
 def _whole(text: str) -> int:

@@ -69,6 +69,7 @@ def check(
                 tell("what is dropped", 0, 0)
                 prove_left_out(plan, checkpoint)
                 warnings += map(str, scan(plan, checkpoint.read, lambda done, total: tell("values", done, total)))
+                checkpoint.require_in_place()
         built = into or (kind.target if kind else "")
         screen.document(lambda: _document(plan, built, warnings, proven=not headers_only))
         screen.facts({"checkpoint": checkpoint.location, "table": chosen.where, "module": built})

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from porting.checkpoint import Inspection
 
 
+SHARED_SHOWN = 100
+"""Storages with several names of which each has a line."""
+
+
 def inspect(source: options.Source = None, as_json: options.Json = False) -> None:
     """What is in a checkpoint: names, shapes, dtypes and bytes.
 
@@ -82,6 +86,8 @@ def _show(screen: Screen, found: Inspection) -> None:
         [(one.pattern, str(list(one.shape)), one.dtype, f"{one.count:,}", size(one.nbytes)) for one in found.groups],
         right=["count", "bytes"],
     )
-    for names in found.shared:
+    for names in found.shared[:SHARED_SHOWN]:
         screen.line(f"one storage: {', '.join(names)}")
+    if len(found.shared) > SHARED_SHOWN:
+        screen.line(f"and {len(found.shared) - SHARED_SHOWN:,} more storages with several names")
     screen.line()

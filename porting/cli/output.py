@@ -70,7 +70,10 @@ def console(stream: TextIO) -> Console:
 
 
 MOST_ROWS, MOST_CHARACTERS = 5_000, 1_000_000
-"""Rows of a table that are drawn, and characters in them."""
+"""Rows of a table that are drawn, and characters in them, with those that pad each column to its width."""
+
+LONGEST_CELL = 20_000
+"""Characters of a cell, or of a part of a line, that are drawn."""
 
 
 class Screen(AbstractContextManager["Screen"]):
@@ -185,7 +188,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def line(self, *parts: str | tuple[str, str]) -> None:
         """A line of the result, of texts and of texts with their style."""
-        shown = [safe(part) if isinstance(part, str) else (safe(part[0]), part[1]) for part in parts]
+        shown = [_cut(part) if isinstance(part, str) else (_cut(part[0]), part[1]) for part in parts]
         self.show(Text.assemble(*shown), soft_wrap=True)
 
     def rows(self, titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
@@ -196,12 +199,13 @@ class Screen(AbstractContextManager["Screen"]):
         grid = Grid(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
         for title in titles:
             grid.add_column(title, justify="right" if title in right else "left", overflow="fold")
-        drawn, characters = 0, 0
+        drawn, widths = 0, [len(title) for title in titles]
         for row in rows[:MOST_ROWS]:
-            characters += sum(map(len, row))
-            if drawn and characters > MOST_CHARACTERS:
+            cells = [_cut(cell) for cell in row]
+            widths = [max(width, len(cell)) for width, cell in zip(widths, cells, strict=True)]
+            if drawn and (drawn + 1) * sum(widths) > MOST_CHARACTERS:
                 break
-            grid.add_row(*(Text(safe(cell)) for cell in row))
+            grid.add_row(*map(Text, cells))
             drawn += 1
         self.show(grid)
         if drawn < len(rows):
@@ -246,6 +250,14 @@ class Screen(AbstractContextManager["Screen"]):
                 progress.update(task, description=f"{title}: {safe(what)}", completed=done, total=total or None)
 
             yield tell
+
+
+def _cut(text: str) -> str:
+    """A text for a terminal, without the middle of one that nobody reads to its end."""
+    if len(text) > LONGEST_CELL:
+        half = LONGEST_CELL // 2
+        text = f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"
+    return safe(text)
 
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)|([^\x1b]+|\x1b)")

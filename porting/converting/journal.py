@@ -4,23 +4,39 @@ One file of lines for each process, each line a JSON object: first what is being
 identity of every file of the input), then each tensor of the output once it is written and each of the input once it is
 read, with their digests.  Nothing is believed because it stands here: a tensor is done again unless its bytes have the
 digest, and every tensor that it was made of has now the digest that it had then.
+
+A journal is read a line at a time, and a line that cannot be read costs one tensor, which is made again: the last one
+may have been cut off.  The first line is different.  Without it nobody can tell which conversion the files belong to,
+which may be hours of work, so that an error names the journal and nothing is removed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
+from typing import BinaryIO
 
+from porting.checkpoint.errors import CheckpointError
 from porting.converting.casts import Losses
 from porting.converting.making import Made
 from porting.converting.output import write_at
+from porting.errors import Code, Fault
+from porting.limits import reading
 from porting.opening import Folder
 
-LONGEST = 1 << 30
-"""Bytes of a journal: a million tensors need less."""
+LONGEST = 1 << 23
+"""Bytes of a line: a tensor that is made of 60,000 others has a shorter one."""
+
+BEGINS = b'{"plan":'
+"""How a journal begins."""
+
+MOST = 1 << 63
+"""No tensor has more elements, so that no more of them are lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +60,17 @@ class Journal:
         folder: where it lies.
         name: its file.
         key: what is being done; a journal of something else is thrown away.
+
+    Raises:
+        CheckpointError: its first line cannot be read.
     """
 
     def __init__(self, folder: Folder, name: str, key: Mapping[str, object]) -> None:
-        begun = folder.read(name, limit=LONGEST).partition(b"\n")[0] if folder.kind(name) else b""
+        begun = _header(folder, name) if folder.kind(name) else None
         self._descriptor = folder.write(name)
         self._end = os.fstat(self._descriptor).st_size
         self._lock = Lock()
-        if _is_of(_entry(begun), key):
+        if _is_of(begun, key):
             self._end += write_line(self._descriptor, b"\n", self._end)  # the last line may have been cut off
         else:
             os.ftruncate(self._descriptor, 0)
@@ -83,41 +102,94 @@ def write_line(descriptor: int, raw: bytes, at: int) -> int:
     return len(raw)
 
 
-def past(folder: Folder, key: Mapping[str, object]) -> Past | None:
-    """What the journals in a folder say; None when there is none, or they are of something else."""
-    made: dict[str, Made] = {}
-    sources: dict[str, set[str]] = {}
-    found = False
-    for name in sorted(folder.names()):
-        lines = folder.read(name, limit=LONGEST).split(b"\n")
-        entries = [one for line in lines if isinstance(one := _entry(line), dict)]
-        if entries and _is_of(entries[0], key):
-            found = True
-            _take(entries[1:], made, sources)
-    single = {name: digest for name, digests in sources.items() if len(digests) == 1 for digest in digests}
-    return Past(made=made, sources=single) if found else None
+def past(folder: Folder, key: Mapping[str, object], *, made: Container[str], sources: Container[str]) -> Past | None:
+    """What the journals in a folder say.
+
+    Args:
+        folder: where they lie.
+        key: what is being done.
+        made: the names of the output's tensors; entries of others are passed over.
+        sources: the names of the input's tensors; as above.
+
+    Returns:
+        None when there is no journal, or they are of something else.
+
+    Raises:
+        CheckpointError: the first line of one cannot be read; nothing was changed.
+        LimitError: reading them takes longer than a command may take.
+    """
+    headers = {name: _header(folder, name) for name in sorted(folder.names())}
+    mine = [name for name, header in headers.items() if _is_of(header, key)]
+    writing: dict[str, Made] = {}
+    digests: dict[str, set[str]] = {}
+
+    def take(name: str, digest: object) -> None:
+        several = digests.setdefault(name, set()) if name in sources else set()
+        if len(several) < 2:  # of more it is enough to know that they differ
+            several.add(str(digest))
+
+    for name in mine:
+        with reading(str(folder.path / name)):
+            for entry in _entries(folder, name):
+                match entry:
+                    case {"tensor": str(tensor), "digest": str(digest), "infinite": int(infinite),
+                          "vanished": int(vanished), "sources": dict(read)}:  # fmt: skip
+                        if tensor in made and 0 <= infinite < MOST and 0 <= vanished < MOST:
+                            writing[tensor] = Made(digest=digest, losses=Losses(infinite=infinite, vanished=vanished))
+                            for source, of_source in read.items():
+                                take(source, of_source)
+                    case {"source": str(source), "digest": str(digest)}:
+                        take(source, digest)
+    single = {name: digest for name, several in digests.items() if len(several) == 1 for digest in several}
+    return Past(made=writing, sources=single) if mine else None
 
 
-def _is_of(entry: object, key: Mapping[str, object]) -> bool:
+def _is_of(header: Mapping[str, object] | None, key: Mapping[str, object]) -> bool:
     """Whether the first line of a journal says that it is of this conversion."""
-    return bool(entry == json.loads(json.dumps(key)))
+    return bool(header == json.loads(json.dumps(key)))
 
 
-def _take(entries: Iterable[object], made: dict[str, Made], sources: dict[str, set[str]]) -> None:
-    for entry in entries:
-        match entry:
-            case {"tensor": str(name), "digest": str(digest), "infinite": int(infinite), "vanished": int(vanished),
-                  "sources": dict(read)}:  # fmt: skip
-                made[name] = Made(digest=digest, losses=Losses(infinite=infinite, vanished=vanished))
-                for source, of_source in read.items():
-                    sources.setdefault(source, set()).add(str(of_source))
-            case {"source": str(name), "digest": str(digest)}:
-                sources.setdefault(name, set()).add(digest)
+def _header(folder: Folder, name: str) -> Mapping[str, object] | None:
+    """The first line of a journal; None when its writer died before the whole of it was written.
 
-
-def _entry(line: bytes) -> object:
-    """A line's content; None for one that was cut off when its writer died."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+    Raises:
+        CheckpointError: it is not what a conversion writes.
+    """
+    with _opened(folder, name) as file:
+        line = file.readline(LONGEST)
+    if not line.endswith(b"\n") and line[: len(BEGINS)] == BEGINS[: len(line)] and len(line) < LONGEST:
         return None
+    try:
+        header: object = json.loads(line.decode())
+        if isinstance(header, dict) and isinstance(header.get("plan"), str) and isinstance(header.get("sources"), list):
+            return header
+        reason = "its first line does not say which conversion it is of"
+    except UnicodeDecodeError as error:
+        reason = f"its first line is not UTF-8 at byte {error.start}"
+    except ValueError:
+        reason = "its first line is not JSON"
+    except RecursionError:
+        reason = "its first line is nested too deeply"
+    again = f"`rm -r {shlex.quote(str(folder.path.parent))}`"
+    fault = Fault(
+        code=Code.DESTINATION_REFUSED,
+        where=str(folder.path / name),
+        message=f"the journal of an interrupted conversion cannot be read: {reason}",
+        hint=f"nothing was removed; to start afresh, run {again} and the same command again",
+    )
+    raise CheckpointError(fault)
+
+
+def _entries(folder: Folder, name: str) -> Iterator[object]:
+    """What the other lines hold; those that were cut off or damaged are left out."""
+    with _opened(folder, name) as file:
+        whole = True
+        while line := file.readline(LONGEST):
+            begins, whole = whole, line.endswith(b"\n")
+            if begins and whole:
+                with suppress(ValueError, RecursionError):
+                    yield json.loads(line.decode())
+
+
+def _opened(folder: Folder, name: str) -> BinaryIO:
+    return os.fdopen(folder.open(name).descriptor, "rb")

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from porting.errors import Code, Fault, PortingError
 
@@ -66,7 +66,7 @@ class Ranks:
     """
 
     def __init__(self) -> None:
-        import torch.distributed as dist  # noqa: PLC0415 - only those pay for it who use it
+        import torch.distributed as dist  # noqa: PLC0415  # a heavy import, needed only for several processes
 
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group = dist.new_group(backend="gloo")
@@ -77,7 +77,7 @@ class Ranks:
         Raises:
             TeamError: one of them has ended, or could not go on: which, and why.
         """
-        import torch.distributed as dist  # noqa: PLC0415 - as above
+        import torch.distributed as dist  # noqa: PLC0415  # as above
 
         found: list[Value | None] = [None] * self.size
         try:
@@ -90,7 +90,7 @@ class Ranks:
                 Fault(code=Code.RANK_LOST, where=f"rank {self.rank}", message=message, hint=hint)
             ) from error
         _require_all(found, self.rank)
-        return found  # type: ignore[return-value]  # all of them are there
+        return cast("list[Value]", found)  # each process has put its value into its place
 
 
 def _require_all(found: Sequence[object], mine: int) -> None:
@@ -114,7 +114,7 @@ def told_to_all(team: Team) -> Iterator[None]:
         yield
     except TeamError:
         raise  # it came from another process: all know
-    except Exception as error:  # whatever it is, it goes on from here
+    except Exception as error:  # whatever it is, the others are told, and it is raised again
         with suppress(TeamError):
             team.gather(Failure(f"{error}".partition("\n")[0] or type(error).__name__))
         raise
@@ -130,7 +130,7 @@ def agreed(team: Team) -> Iterator[None]:
 
 def current_team() -> Team:
     """The processes of the default group of ``torch.distributed`` if there is one of several; else this one alone."""
-    import torch.distributed as dist  # noqa: PLC0415 - as above
+    import torch.distributed as dist  # noqa: PLC0415  # as above
 
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return Ranks()
@@ -143,7 +143,7 @@ def joined() -> Iterator[Team]:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         yield Alone()
         return
-    import torch.distributed as dist  # noqa: PLC0415 - as above
+    import torch.distributed as dist  # noqa: PLC0415  # as above
 
     def ended(number: int, frame: object) -> None:
         message = "this process was told to end, as torchrun does when another one has ended"

@@ -97,7 +97,7 @@ def read_record(folder: Folder) -> Record | None:
         return None
     raw = folder.read(RECORD, limit=LONGEST)
     try:
-        content = parse(raw)
+        content = parse(raw, where=str(path))
     except JsonError as error:
         raise _invalid(path, f"it cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

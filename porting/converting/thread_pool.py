@@ -83,7 +83,7 @@ def work(
                 job(owned)
                 if cost < SMALL:
                     seconds[number] += time.thread_time() - begun
-        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
+        except BaseException as error:  # noqa: BLE001  # raised again in the thread that called work()
             failures.append(error)
             stop.set()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from porting.checkpoint.atomic import SHARED, reserve, sweep
+from porting.checkpoint.atomic import SHARED, UNFINISHED, reserve, sweep
 from porting.checkpoint.errors import CheckpointError
 from porting.converting.output import write_at
 from porting.converting.processes import TeamError
@@ -29,7 +30,10 @@ from porting.errors import Code, Fault
 from porting.opening import Folder, kind_of
 from porting.printable import quote
 
-OWNER, FILES, JOURNALS = "owner", "files", "journals"
+OWNER, FILES, JOURNALS = "owner", UNFINISHED, "journals"
+
+EXPECTED = re.compile(rf"{OWNER}|{FILES}/.+|{JOURNALS}/[0-9]+\.jsonl", re.DOTALL)
+"""The files in a workplace."""
 
 
 class Workplace:
@@ -38,13 +42,16 @@ class Workplace:
     Args:
         path: the destination.
         root: the directory; None to open it when it is used first.
+        untouched: whether it is still as an earlier process left it.
 
     Attributes:
         root: the directory's path.
+        untouched: as above; whoever is about to write in it sets this to False.
     """
 
-    def __init__(self, path: Path, root: Folder | None = None) -> None:
+    def __init__(self, path: Path, root: Folder | None = None, *, untouched: bool = False) -> None:
         self.root = root_of(path)
+        self.untouched = untouched
         self._path = path
         self._folder = root
 
@@ -72,6 +79,7 @@ class Workplace:
 
     def clear(self) -> None:
         """Begin anew."""
+        self.untouched = False
         self.files.clear()
         self.journals.clear()
 
@@ -105,7 +113,10 @@ def root_of(path: Path) -> Path:
 
 @contextmanager
 def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
-    """The locked temporary directory of a destination; removed afterwards, except when the user interrupts.
+    """The locked temporary directory of a destination; removed afterwards.
+
+    It stays when the user interrupts, and after an error while it still is as an earlier process left it: what that
+    process did is not lost for a reason that has nothing to do with it.
 
     What dead processes left beside the destination is swept first.
 
@@ -115,20 +126,22 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
 
     Raises:
         CheckpointError: another process is at work on the same destination: which; or what stands at the directory's
-            name is not this user's, can be written to by others, or holds something else than plain files.
+            name is not this user's, can be written to by others, or holds what no conversion puts there.
     """
     if not first:
         yield Workplace(path)
         return
     parent = Folder(path.parent)
-    folder, lock = _locked(parent, path)
+    folder, lock, made = _locked(parent, path)
+    place = Workplace(path, folder, untouched=not made)
     try:
         sweep(path)
-        yield Workplace(path, folder)
+        yield place
     except (KeyboardInterrupt, TeamError):
         raise  # the same command goes on from here
     except BaseException:
-        _remove(folder, parent)
+        if not place.untouched:
+            _remove(folder, parent)
         raise
     else:
         _remove(folder, parent)
@@ -143,8 +156,8 @@ def _remove(folder: Folder, parent: Folder) -> None:
         os.rmdir(folder.path.name, dir_fd=parent.descriptor)
 
 
-def _locked(parent: Folder, path: Path) -> tuple[Folder, int]:
-    """The directory, made if it is not there, and the descriptor that holds its lock."""
+def _locked(parent: Folder, path: Path) -> tuple[Folder, int, bool]:
+    """The directory, the descriptor that holds its lock, and whether it was made because it was not there."""
     root = root_of(path)
     while True:
         made = False
@@ -168,7 +181,7 @@ def _locked(parent: Folder, path: Path) -> tuple[Folder, int]:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), parent.status(root.name)):
                     _prepare(folder, parent, path, made=made)
-                    return folder, lock
+                    return folder, lock, made
         except BlockingIOError as error:
             os.close(lock)
             raise _busy(folder, path) from error
@@ -193,7 +206,8 @@ def _prepare(folder: Folder, parent: Folder, path: Path, *, made: bool) -> None:
         finally:
             os.close(descriptor)
     except BaseException:
-        _remove(folder, parent)
+        if made:
+            _remove(folder, parent)
         raise
 
 
@@ -224,6 +238,8 @@ def _require_plain(folder: Folder, path: Path) -> None:
                 raise _not_ours(path, f"holds {kind_of(one)}, {quote(shown)}")
             if one.st_nlink != 1 or one.st_uid != own:
                 raise _not_ours(path, f"holds {quote(shown)}, which is another file as well or another user's")
+            if not EXPECTED.fullmatch(shown):
+                raise _not_ours(path, f"holds a file {quote(shown)}, which no conversion puts there")
 
 
 def _not_ours(path: Path, message: str) -> CheckpointError:

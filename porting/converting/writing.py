@@ -87,11 +87,13 @@ def write_files(
 
 def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | None:
     """Files of the right size, room for them on the disk, their headers written; what is there already."""
-    before = past(place.journals, key)
+    tensors = frozenset(one.name for one in draft.recipes.tensors)
+    before = past(place.journals, key, made=tensors, sources=draft.checkpoint.tensors)
     if before is None:
         place.clear()
     there = sum(place.files.status(name).st_blocks * 512 for name in place.files.names())
     require_room(place.root, max(0, draft.outline.size - there))
+    place.untouched = False
     with _opened(draft, place) as shards:
         for shard in draft.outline.shards:
             for at, raw in shard.frame:

@@ -5,6 +5,7 @@ Run twice, once with it and once without, a model shows how far such roundings g
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -53,8 +54,11 @@ class RoundingNoise(DispatchMode):
             return value
         with _disable_current_modes():
             exact = value.detach().double()
-            noise = 2 * torch.rand(exact.shape, dtype=torch.float64, generator=self._generator) - 1
-            moved = (exact + noise * exact.abs() * torch.finfo(value.dtype).eps).to(value.dtype)
+            noise = torch.rand(exact.shape, dtype=torch.float64, generator=self._generator).mul_(2).sub_(1)
+            # In place, since this is done for each operand of each operation: exact + noise * |exact| * eps.
+            moved = noise.mul_(exact.abs()).mul_(torch.finfo(value.dtype).eps).add_(exact).to(value.dtype)
+            if math.isfinite(moved.sum()):  # then each element is
+                return moved
             return torch.where(torch.isfinite(moved), moved, value.detach())
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from porting.checkpoint.strict_json import parse
 from porting.errors import Code, Fault, PortingError, VerifyError, nearest, option
+from porting.limits import charge, charge_text
 from porting.notation.axes import Mismatch, size_of, solve_all
 from porting.notation.rule import MASK_KINDS, Rule
 from porting.opening import Folder
@@ -240,7 +241,10 @@ def special_tokens(directory: Path | None, config: Mapping[str, object]) -> list
             listed = [one for one in tokens if isinstance(one, dict)] if isinstance(tokens, list) else []
             found += [number for one in listed if one.get("special") and type(number := one.get("id")) is int]
         elif folder is not None and folder.kind("vocab.txt"):
-            lines = folder.read("vocab.txt", limit=LARGEST).decode("utf-8").splitlines()
+            raw = folder.read("vocab.txt", limit=LARGEST)
+            charge_text(raw, where="vocab.txt")
+            charge("objects", raw.count(b"\n"), where="vocab.txt")
+            lines = raw.decode("utf-8").splitlines()
             found += [number for number, line in enumerate(lines) if _SPECIAL.fullmatch(line)]
     except (PortingError, ValueError):  # a hint for better inputs, not worth a failure
         return found

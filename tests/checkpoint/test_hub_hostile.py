@@ -18,7 +18,9 @@ import torch
 from safetensors.torch import save
 
 from porting.checkpoint import CheckpointError, HubError, open_checkpoint
-from porting.limits import LimitError
+from porting.checkpoint.hub import Fetcher
+from porting.checkpoint.names import ModelId
+from porting.limits import LimitError, spending
 from tests.hub_server import Answer, Hub
 
 pytestmark = pytest.mark.few(3)
@@ -277,6 +279,56 @@ def test_a_client_that_is_kept_busy_is_looked_at_before_it_ends(
     hub.fail("/api/models", endless(b" " * 100, pause=0.01))
     with pytest.raises(LimitError, match="this takes more than 0 seconds"):
         open_checkpoint("org/name", cache_dir=tmp_path / "hf")
+
+
+def floods(piece: bytes) -> Answer:
+    """What comes before a response, without an end."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        for _ in range(100_000):
+            handler.wfile.write(piece * 500)
+
+    return answer
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("match", "weights"),
+    [("/api/models", True), ("/resolve/", True), ("/store/", True), ("/resolve/", False)],
+    ids=["list", "heads", "bodies", "ranges"],
+)
+@pytest.mark.parametrize(
+    "piece",
+    [b"HTTP/1.1 102 Processing\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"],
+    ids=["102", "103"],
+)
+def test_interim_responses_without_end_are_left(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str, weights: bool, piece: bytes
+) -> None:
+    """Of several files at a time, too."""
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
+    hub.add("org/name", MODEL)
+    hub.fail(match, floods(piece))
+    with pytest.raises(LimitError, match="seconds of reading"):
+        open_checkpoint("org/name", cache_dir=tmp_path / "hf", weights=weights)
+
+
+def test_files_that_are_fetched_at_a_time_share_one_budget(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add("org/name", MODEL)
+    with spending() as budget:
+        before = budget.left
+        fetch = Fetcher(ModelId(repo="org/name", revision=commit), commit, None, tmp_path / "hf")
+        fetch(["model.safetensors", "config.json"])
+        assert budget.left < before
+
+
+def test_after_an_error_no_other_file_is_asked_for(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add("org/name", MODEL)
+    fetch = Fetcher(ModelId(repo="org/name", revision=commit), commit, None, tmp_path / "hf")
+    names = [f"no-{number}.json" for number in range(40)]
+    with pytest.raises(HubError, match=r"no-0\.json"):
+        fetch(names)
+    assert len({one.path for one in hub.requests if "no-" in one.path}) < len(names)
 
 
 def test_requests_are_charged_by_their_processor_time(

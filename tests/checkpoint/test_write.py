@@ -353,7 +353,7 @@ def test_killed_writer_leaves_nothing_half_made_and_the_next_sweeps_up(tmp_path:
 
 
 def test_sibling_of_a_writer_in_this_process_is_respected(tmp_path: Path) -> None:
-    sibling = tmp_path / ".d.porting-0000"
+    sibling = tmp_path / ".d.porting-00000000"
     sibling.mkdir()
     handle = os.open(sibling, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)

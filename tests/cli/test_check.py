@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from porting.plan.scan import scan
 from tests.cli.conftest import Run
 from tests.cli.modules import OWN, own_modules, write_own
 from tests.hub_server import Hub, hub
@@ -143,3 +149,28 @@ def test_a_table_in_the_place_of_the_checkpoint_is_recognised(run: Run, checkpoi
     assert "a mapping table is passed as --table" in result.stderr
     result = run("check", "own_model.py")
     assert "what builds a module is passed as --into file.py:NAME" in result.stderr
+
+
+def test_a_shard_that_is_replaced_while_the_values_are_read_is_noticed(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was proven holds for no state that the directory had."""
+    folder, shard = checkpoint, "model-2.safetensors"
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(whole)
+    parts = {"model-1.safetensors": names[:20], shard: names[20:]}
+    for file, part in parts.items():
+        save_file({name: whole[name] for name in part}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(folder / shard, tmp_path / shard)
+
+    def replaced(*arguments: Any) -> Any:  # as scan takes them
+        os.replace(tmp_path / shard, folder / shard)
+        return scan(*arguments)
+
+    monkeypatch.setattr("porting.plan.scan.scan", replaced)
+    result = run("check", folder)
+    assert result.exit_code == 2
+    assert f"{shard}: the file changed after it was opened: another file stands there now" in result.stderr

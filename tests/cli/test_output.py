@@ -198,3 +198,15 @@ def test_sizes(nbytes: int, shown: str) -> None:
 
 def test_counts() -> None:
     assert [counted(number, "rule") for number in (0, 1, 12345)] == ["0 rules", "1 rule", "12,345 rules"]
+
+
+def test_the_middle_of_a_text_that_nobody_reads_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Laying out a cell of a hundred megabytes, or a column that is as wide as its longest cell, takes minutes."""
+    long = "a" * 1_000_000 + "b"
+    with Screen("check") as screen:
+        screen.rows(["name", "count"], [(long, "1"), *(("c", "2") for _ in range(4_000))])
+        screen.line(("what", "bold"), long)
+    out = capsys.readouterr().out
+    assert out.count("980,001 characters left out … aaa") == 2
+    assert "and 3,952 more rows" in out
+    assert len(out) < 1_100_000

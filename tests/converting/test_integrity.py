@@ -222,6 +222,54 @@ def test_a_record_that_names_nothing_or_too_much_is_a_difference(
     assert any(one.startswith(expected) for one in verify_files(copied).problems), verify_files(copied).problems
 
 
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"", "not JSON at character 0"),
+        (b"[]", "it is no record"),
+        (b'{"format": "porting-provenance-0"}', "it is no record"),
+        (b'{"format": "\xff"}', "not UTF-8 at byte 12"),
+        (b'{"format": "porting-provenance-1", "format": "porting-provenance-1"}', "'format' stands twice"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"format": "porting-provenance-1", "x": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deeply"),
+        (b'{"format": "porting-provenance-1", "x": ' + b"9" * 400 + b"}", "a whole number of 400 digits"),
+    ],
+    ids=["empty", "list", "format", "utf-8", "twice", "unclosed", "nested", "digits"],
+)
+def test_a_record_that_cannot_be_read_is_a_difference(raw: bytes, expected: str, copied: Path) -> None:
+    (copied / "provenance.json").write_bytes(raw)
+    (problem, *_) = verify_files(copied).problems
+    assert problem.startswith("provenance.json: ")
+    assert expected in problem
+
+
+TYPES: list[Any] = [
+    None,
+    True,
+    7,
+    -1,
+    10**200,
+    1.5,
+    "x",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"": {}},
+]  # Any: whatever JSON can say
+
+
+@pytest.mark.parametrize("section", ["files", "tensors", "source", "options", "losses", "reverse", "command", "table"])
+@pytest.mark.parametrize("value", TYPES, ids=ascii)
+def test_whatever_stands_in_a_record_it_is_a_difference_or_nothing(section: str, value: Any, copied: Path) -> None:
+    rewritten(copied, lambda it: it.update({section: value}))
+    found = verify_files(copied, sha256=True)
+    assert found.problems or section not in {"files", "tensors"}
+    if section in {"files", "tensors"}:
+        rewritten(copied, lambda it: it.update({section: {"model.safetensors": value, "config.json": {"size": value}}}))
+        assert verify_files(copied, sha256=True).problems
+
+
 @pytest.mark.parametrize("to", ["dcp/../..", "dcp/..", "dcp/other", "dcp//", "dcp/model/x", "../dcp"])
 def test_no_part_outside_is_taken_from_a_record(to: str, saved: Path, tmp_path: Path) -> None:
     """``dcp/..`` would be the folder above, which is a checkpoint here as well."""

@@ -43,6 +43,7 @@ ROOMS = {
     "porting.trials": (
         "porting.checkpoint.strict_json",
         "porting.errors",
+        "porting.limits",
         "porting.notation",
         "porting.opening",
         "porting.plan",

@@ -23,6 +23,7 @@ from porting.limits import (
     LimitError,
     Limits,
     charge,
+    charge_text,
     combinations,
     limits,
     separately,
@@ -84,6 +85,34 @@ def large_config(folder: Path) -> Words:
     save_file({"a": torch.zeros(2)}, folder / "model.safetensors")
     (folder / "config.json").write_bytes(b'{"x":[' + b"{}," * 3_000_000 + b"{}]}")
     return ["inspect", "."]
+
+
+FACE, LONG = "\U0001f600".encode(), b"y" * 46_000_000
+"""One wide character makes a string take four bytes for each of its others."""
+
+
+def wide_metadata(folder: Path) -> Words:
+    return header(folder, b"{" + entry("a") + b',"__metadata__":{"x":"' + FACE + LONG + b'"}}')
+
+
+def wide_by_an_escape(folder: Path) -> Words:
+    return header(folder, b"{" + entry("a") + rb',"__metadata__":{"x":"\uD83D\uDE00' + LONG + b'"}}')
+
+
+def wide_name(folder: Path) -> Words:
+    return header(folder, b'{"' + FACE + LONG + b'":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}')
+
+
+def wide_index(folder: Path) -> Words:
+    text = b'{"metadata":{"x":"' + FACE + LONG + b'"},"weight_map":{}}'
+    (folder / "model.safetensors.index.json").write_bytes(text)
+    return ["inspect", "."]
+
+
+def wide_record(folder: Path) -> Words:
+    text = b'{"format":"porting-provenance-1","x":"' + FACE + LONG + b'"}'
+    (folder / "provenance.json").write_bytes(text)
+    return ["verify-files", "."]
 
 
 # ------------------------------------------------------------------------------------------------------------- pickles
@@ -225,6 +254,19 @@ def large_word_list(folder: Path) -> Words:
     return ["fill-mask", "a [MASK]", "--source", "m"]
 
 
+def wide_word_list(folder: Path) -> Words:
+    words = large_word_list(folder)
+    (folder / "m" / "vocab.txt").write_bytes(FACE + LONG)
+    return words
+
+
+def wide_tokenizer(folder: Path) -> Words:
+    words = tokenizer(folder, {})
+    path = folder / "m" / "tokenizer.json"
+    path.write_bytes(path.read_bytes().rstrip()[:-1] + b',"x":"' + FACE + LONG + b'"}')
+    return words
+
+
 CASES: list[tuple[Callable[[Path], Words], str]] = [
     (zero_tensors, "objects"),
     (empty_entries, "objects"),
@@ -249,6 +291,13 @@ CASES: list[tuple[Callable[[Path], Words], str]] = [
     (long_words, "seconds"),
     (large_vocabulary, "objects"),
     (large_word_list, "objects"),
+    (wide_metadata, "metadata"),
+    (wide_by_an_escape, "metadata"),
+    (wide_name, "metadata"),
+    (wide_index, "metadata"),
+    (wide_record, "metadata"),
+    (wide_word_list, "metadata"),
+    (wide_tokenizer, "metadata"),
 ]
 
 
@@ -448,6 +497,27 @@ def test_all_that_one_command_reads_is_charged_to_one_budget(monkeypatch: pytest
             charge("objects", 10, where="one of many searches")
         with pytest.raises(LimitError):
             charge("objects", 1, where="a")
+
+
+def test_what_was_refused_is_not_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes without the thing that was refused goes on."""
+    monkeypatch.setenv("PORTING_LIMITS", "objects=10")
+    with spending():
+        with pytest.raises(LimitError):
+            charge("objects", 11, where="a hint")
+        charge("objects", 10, where="the rest")
+
+
+@pytest.mark.parametrize(
+    ("text", "cost"),
+    [("abc", 3), ("ab\xe9", 8), ("a\u4e2d", 8), ("\U0001f600", 12), (r"\u4e2d", 12), (r"\ud83D\uDe00", 36)],
+)
+def test_a_text_is_charged_by_its_widest_character(text: str, cost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTING_LIMITS", f"metadata={cost}")
+    charge_text(text.encode(), where="a")
+    monkeypatch.setenv("PORTING_LIMITS", f"metadata={cost - 1}")
+    with pytest.raises(LimitError, match="bytes of descriptions"):
+        charge_text(text.encode(), where="a")
 
 
 def test_combinations_are_charged_before_they_are_made() -> None:

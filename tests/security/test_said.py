@@ -242,3 +242,18 @@ def test_the_nearest_of_many_long_names_is_looked_for_in_bounded_steps(monkeypat
     assert len(compared) <= 5001
     assert max(compared) <= 200
     assert nearest("layer.0.wieght", ["layer.0.weight", "pooler.bias"]) == "did you mean 'layer.0.weight'?"
+
+
+@pytest.mark.parametrize("count", [2, 20, 50, 5000])
+def test_an_error_is_no_longer_than_somebody_reads(count: int) -> None:
+    """Each of its lines is there, without its middle; faults that are not so long stay as they are."""
+    long = PortingError(
+        Fault(code=Code.NO_SOURCE, where="t.toml", message=f"{'x' * (4000 + one % 7)}'{one}' is missing", hint="map it")
+        for one in range(count)
+    )
+    lines = str(long).splitlines()
+    assert len(lines) == min(count, 51) or count > 50
+    assert all("characters left out" in line for line in lines[:50])
+    assert len(str(long)) < 40_000
+    short = PortingError(Fault(code=Code.NO_SOURCE, message=f"{'x' * 200}{chr(97 + one)}") for one in range(20))
+    assert all(fault.message.startswith("x" * 200) for fault in short.faults)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,9 +19,11 @@ from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, write_directory, write_safetensors
 from porting.converting import convert, verify_files
+from porting.converting.journal import Past, past
 from porting.converting.making import Made, Maker
 from porting.converting.workplace import root_of, workplace
 from porting.notation.table import parse_table
+from porting.opening import Folder
 from porting.plan.recipe import Recipe
 from tests.converting.test_identity import TABLE, contents, run, write_version
 from tests.guards.tree import ROOT
@@ -186,6 +191,125 @@ def test_ones_own_is_gone_on_from(source: Path, shared: Path) -> None:
     os.umask(umask)
     assert (shared / "out").stat().st_mode & 0o777 == 0o777 & ~umask
     assert sorted(os.listdir(shared)) == ["fresh", "out"]
+
+
+# ---------------------------------------------------------------------------------- what an earlier process wrote down
+
+NO_HEADERS = {
+    "nested lists": b"[" * 200_000 + b"\n",
+    "nested lists without an end of line": b"[" * 200_000,
+    "nested objects": b'{"plan":' * 100_000 + b"\n",
+    "digits": b"9" * 5000 + b"\n",
+    "no UTF-8": b'{"plan":"\xff"}\n',
+    "a byte-order mark": b'\xef\xbb\xbf{"plan":"","sources":[]}\n',
+    "zeros, as after a power cut": bytes(4096),
+    "other types": b'{"plan":3,"sources":{}}\n',
+    "a list": b"[]\n",
+    "an empty line": b"\n",
+    "a line of a tensor": b'{"tensor":"a","digest":"0"}\n',
+    "a line without an end": b'{"plan":"' + b"x" * (9 << 20),
+}
+
+
+@pytest.mark.parametrize("what", NO_HEADERS)
+def test_a_journal_that_cannot_be_read_is_named_and_nothing_is_removed(what: str, source: Path, shared: Path) -> None:
+    """What was written is perhaps hours of work, so that it is for the user to say that it may go."""
+    root = planted(source, shared / "out")
+    journal = root / "journals" / "0.jsonl"
+    journal.write_bytes(NO_HEADERS[what])
+    before = contents_of(root)
+    with pytest.raises(CheckpointError, match="the journal of an interrupted conversion cannot be read") as caught:
+        run(source, shared / "out")
+    (fault,) = caught.value.faults
+    assert fault.where == str(journal)
+    assert f"`rm -r {root}`" in fault.hint
+    assert contents_of(root) == before | {str(root / "owner"): f"process {os.getpid()}\n".encode()}
+    shutil.rmtree(root)
+    assert run(source, shared / "out") == 0
+    assert verify_files(shared / "out").problems == ()
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, 120])
+def test_a_journal_whose_first_line_was_cut_off_is_begun_anew(length: int, source: Path, shared: Path) -> None:
+    journal = planted(source, shared / "out") / "journals" / "0.jsonl"
+    journal.write_bytes(journal.read_bytes()[:length])
+    assert run(source, shared / "out") == 0
+    assert verify_files(shared / "out").problems == ()
+
+
+NO_ENTRIES = {
+    "nested": b"[" * 200_000,
+    "digits": b"9" * 5000,
+    "no UTF-8": b"\xff",
+    "zeros": bytes(4096),
+    "other types": b'{"tensor":[],"digest":{},"infinite":"","vanished":null,"sources":[]}',
+    "losses of 4000 digits": b'{"tensor":"%s","digest":"%s","infinite":' + b"9" * 4000 + b',"vanished":0,"sources":{}}',
+    "negative losses": b'{"tensor":"%s","digest":"%s","infinite":-1,"vanished":0,"sources":{}}',
+    "a tensor of another conversion": b'{"tensor":"z","digest":"0","infinite":0,"vanished":0,"sources":{"z":"0"}}',
+    "a key that stands twice": b'{"source":"c.0","source":"z","digest":"0"}',
+    "a line without an end": b"x" * (9 << 20),
+}
+
+
+@pytest.mark.parametrize("what", NO_ENTRIES)
+def test_a_line_of_a_journal_that_cannot_be_read_costs_a_tensor_at_most(what: str, source: Path, shared: Path) -> None:
+    journal = planted(source, shared / "out") / "journals" / "0.jsonl"
+    header, first, *rest = journal.read_bytes().splitlines()
+    made = json.loads(first)
+    strange = NO_ENTRIES[what]
+    if b"%s" in strange:
+        strange %= made["tensor"].encode(), made["digest"].encode()
+    journal.write_bytes(b"\n".join([header, first, *rest, strange, b""]))
+    resumed = run(source, shared / "out")
+    run(source, shared / "fresh")
+    assert contents(shared / "out") == contents(shared / "fresh")
+    assert resumed == 5 * 30 * 40 * 4
+
+
+def test_a_journal_of_many_strange_tensors_takes_no_memory(source: Path, shared: Path) -> None:
+    """Entries of tensors that the conversion does not make are passed over, and lines are read one at a time."""
+    folder = Folder(planted(source, shared / "out") / "journals")
+    header = (folder.path / "0.jsonl").read_bytes().splitlines()[0]
+    lines = [b'{"source":"strange.%d","digest":"%032d"}' % (number, number) for number in range(100_000)]
+    (folder.path / "0.jsonl").write_bytes(b"\n".join([header, *lines, b""]))
+    key = json.loads(header)
+    tracemalloc.start()
+    assert past(folder, key, made=frozenset(), sources={"a.0"}) == Past(made={}, sources={})
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < sum(map(len, lines)) / 4
+
+
+@pytest.mark.parametrize("name", ["precious", "files", "journals", "journals/notes.txt"])
+def test_what_no_conversion_puts_into_a_workplace_is_left_alone(name: str, source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    if (root / name).is_dir():
+        shutil.rmtree(root / name)
+    (root / name).write_bytes(b"precious")
+    refused(source, shared / "out", f"holds a file '{name}', which no conversion puts there")
+
+
+@pytest.mark.parametrize("other", ["convert", "export", "record"])
+def test_an_interrupted_conversion_outlives_what_else_is_written_there(other: str, source: Path, shared: Path) -> None:
+    root = planted(source, shared / "out")
+    before = contents_of(root)
+    precious = shared / ".out.porting-precious"
+    precious.mkdir()
+    if other == "convert":
+        (shared / "out").mkdir()
+        with pytest.raises(CheckpointError, match="exists already"):
+            run(source, shared / "out")
+        (shared / "out").rmdir()
+    elif other == "export":
+        write_directory(shared / "out", files={"config.json": b"{}"})
+        shutil.rmtree(shared / "out")
+    else:
+        write_safetensors(shared / "out", WEIGHTS)
+        (shared / "out").unlink()
+    assert contents_of(root) == before
+    assert run(source, shared / "out") == 5 * 30 * 40 * 4
+    assert precious.is_dir()
+    assert not root.exists()
 
 
 # ------------------------------------------------------------------------------------ what changes while it is written

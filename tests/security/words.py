@@ -54,6 +54,7 @@ CONFIGS: list[Row] = [
             ("a byte-order mark", "byte-order mark", b"\xef\xbb\xbf{}"),
             ("a key twice", "the key 'a' stands twice", b'{"a": 1, "a": 2}'),
             ("deeply nested", "nested too deeply", b"[" * 10**6),
+            ("lists within each other, 101 of them", "nested too deeply", b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}"),
             ("a number of 10^4 digits", "a whole number of 10000 digits", b'{"a": ' + b"9" * 10**4 + b"}"),
             ("a number of 4000 digits", "a whole number of 4000 digits", b'{"a": 1' + b"0" * 3999 + b"}"),
             ("17 MB", "at most 16777216 can be meant", b" " * 17_000_000),

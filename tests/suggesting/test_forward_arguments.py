@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.forward_arguments import WAVES, find_argument_mapping, roles
+from porting.suggesting.subjects.argument_names import WAVES, roles
+from porting.suggesting.subjects.forward_arguments import find_argument_mapping
 from porting.suggesting.subjects.questions import Asker
 
 IDS, DECODER = "input_ids", "decoder_input_ids"

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.forward_arguments import IDS, MASK, roles
+from porting.suggesting.subjects.argument_names import IDS, MASK, roles
 from porting.suggesting.subjects.twin import draw_parameters, is_frequencies
 from tests.suggesting.oracle import drafted
 from tests.suggesting.test_softmax_invariance import Gpt

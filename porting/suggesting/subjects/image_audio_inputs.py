@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from porting.suggesting.subjects.config_fields import Role, fields_of
-from porting.suggesting.subjects.forward_arguments import (
+from porting.suggesting.subjects.argument_names import (
     FEATURES,
     PIXELS,
     WAVES,
     ArgumentMapping,
     argument_mappings,
-    outputs_of,
-    refusal,
     roles,
-    sample_batch,
 )
+from porting.suggesting.subjects.config_fields import Role, fields_of
+from porting.suggesting.subjects.forward_arguments import outputs_of, refusal, sample_batch
 from porting.suggesting.subjects.questions import Asker
 
 SAMPLES = 3200

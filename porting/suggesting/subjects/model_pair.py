@@ -18,6 +18,18 @@ from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import place_of
 from porting.notation.field import held, value_of
+from porting.suggesting.subjects.argument_names import (
+    DECODER_IDS,
+    DECODER_MASK,
+    IDS,
+    MASK,
+    PIXELS,
+    POSITIONS,
+    SEGMENTS,
+    SOUNDS,
+    ArgumentMapping,
+    given_argument_mapping,
+)
 from porting.suggesting.subjects.building import (
     Builder,
     BuiltModule,
@@ -27,19 +39,9 @@ from porting.suggesting.subjects.building import (
 )
 from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of
 from porting.suggesting.subjects.forward_arguments import (
-    DECODER_IDS,
-    DECODER_MASK,
-    IDS,
     LENGTH,
-    MASK,
-    PIXELS,
-    POSITIONS,
-    SEGMENTS,
-    SOUNDS,
-    ArgumentMapping,
     comparable,
     find_argument_mapping,
-    given_argument_mapping,
     optional,
     sample_batch,
     without_ignored_mask,

@@ -25,9 +25,10 @@ from porting.reporting.outcome import IMPRECISE
 from porting.reporting.report import Report
 from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
+from porting.suggesting.subjects.argument_names import DECODER_MASK, MASK, SEGMENTS
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.forward_arguments import DECODER_MASK, MASK, SEGMENTS, sample_batch
+from porting.suggesting.subjects.forward_arguments import sample_batch
 from porting.suggesting.subjects.image_audio_inputs import shapes_of
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
 from porting.suggesting.subjects.operation_trace import numbers_of

@@ -18,7 +18,7 @@ from porting.suggesting.search.embedding_candidates import ROW
 from porting.suggesting.search.feature_permutation import ROUNDED, FeatureOrder
 from porting.suggesting.search.layouts import distance, first_columns
 from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace, SearchResult
-from porting.suggesting.subjects.forward_arguments import IDS, MASK, Unmasked
+from porting.suggesting.subjects.argument_names import IDS, MASK, Unmasked
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.verdict.evidence import stopped

@@ -14,17 +14,9 @@ from porting.checkpoint import Checkpoint
 from porting.errors import PortingError
 from porting.notation.table import Table
 from porting.reporting.report import Report
+from porting.suggesting.subjects.argument_names import DECODER_IDS, DECODER_MASK, IDS, MASK, PIXELS, POSITIONS, SEGMENTS
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.forward_arguments import (
-    DECODER_IDS,
-    DECODER_MASK,
-    IDS,
-    MASK,
-    PIXELS,
-    POSITIONS,
-    SEGMENTS,
-)
 from porting.suggesting.subjects.image_audio_inputs import signals
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
 from porting.tracing.measure import MEANING
