@@ -1,7 +1,7 @@
 """What a forward takes, found out by what it does with what it is given.
 
-No name tells whether a mask is True where it hides.  What does: with the right one, words that are masked change nothing
-where words are not.  And rows of a batch do not depend on each other, which tells [b s] from [s b].
+No name tells whether a mask is True where it hides.  What does: with the right one, words that are masked change
+nothing where words are not.  And rows of a batch do not depend on each other, which tells [b s] from [s b].
 """
 
 from __future__ import annotations
