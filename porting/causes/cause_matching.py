@@ -54,7 +54,7 @@ class Search:
         confirms_extra, confirms_weights: the same of what was solved for at the mark itself.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
         solving: what no entry explains is solved for: a function of the reference's value, or other weights.
-        until: when it ends (:func:`time.monotonic`); what was not tried by then explains nothing.
+        until: when it ends (:func:`time.thread_time`); what was not tried by then explains nothing.
     """
 
     anatomy: Anatomy
@@ -256,7 +256,7 @@ class Search:
 
     def _try(self, mark: Mark, candidate: Candidate) -> float:
         key = (candidate, mark.name)
-        if key not in self._left and time.monotonic() > self.until:
+        if key not in self._left and time.thread_time() > self.until:
             return math.inf
         if key not in self._left:
             self._left[key] = self._distance(mark, candidate.rewrites).of(candidate)
@@ -317,7 +317,7 @@ class Search:
 
     def _solved_at(self, mark: Mark) -> Finding | None:
         """What the port's own value at a mark tells of itself."""
-        if not self.solving or len(mark.sources) != 1 or time.monotonic() > self.until:
+        if not self.solving or len(mark.sources) != 1 or time.thread_time() > self.until:
             return None
         if not math.isfinite(mark.difference):
             return None

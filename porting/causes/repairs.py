@@ -88,7 +88,7 @@ def repair(
         goals: the port's values that are compared, and what they are compared with.
         left: how far what the port returns with these values is from what the reference returns.
         bound: what rounding leaves of that.
-        until: when to give up, by ``time.monotonic``.
+        until: when to give up, by ``time.thread_time``.
         around: what the port's calls are made again in.
 
     Returns:
@@ -197,7 +197,7 @@ class _Repairing:
         needed = [*given, last]
         before = {call.number for call in self._port.before(last.step.result)}
         for one in reversed(given):
-            if one.step.number in before or time.monotonic() > self._until:
+            if one.step.number in before or time.thread_time() > self._until:
                 continue
             rest = [other for other in needed if other is not one]
             values = self._unchanged
@@ -218,7 +218,7 @@ class _Repairing:
         if self._steps().has_own_weights(step):
             return None
         for number, (value, theirs) in enumerate(self._instead(step)):
-            if time.monotonic() > self._until:
+            if time.thread_time() > self._until:
                 return None
             one = _Given(step, value, theirs)
             try:

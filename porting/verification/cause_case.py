@@ -188,7 +188,7 @@ class Sight:
         """The steps of the port that have to be the reference's for it to return what the reference returns.
 
         Args:
-            until: when to give up, by ``time.monotonic``.
+            until: when to give up, by ``time.thread_time``.
 
         Returns:
             The ways in which a few steps account for all that the port returns, each in order; None where it returns

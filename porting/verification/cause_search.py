@@ -79,7 +79,8 @@ def name_causes(
             looked into, of which no cause is known.
         turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
-        seconds: the search ends after so long, and what it did not come to stays unknown.
+        seconds: of this thread's processor time: what else a machine runs decides nothing.  What the search does not
+            come to by then stays unknown.
 
     Returns:
         A finding for each cause, empty when no probe is guilty or imprecise; and the first step of the port whose
@@ -87,7 +88,7 @@ def name_causes(
     """
     if drawn is None or seconds <= 0:
         return (), None
-    until = time.monotonic() + seconds
+    until = time.thread_time() + seconds
     found: list[Finding] = []
     guilty = [probe for probe in probes if probe.guilty]
     if guilty:
@@ -266,13 +267,13 @@ class _Trials:
 
         It has to be so in each of several cases in which the port returns something else.
         """
-        begun = time.monotonic()
+        begun = time.thread_time()
         until = begun + min(REPAIRING, (self._until - begun) / 4)  # the rest is the catalogue's
         found: list[list[Way]] = []
         sights = [*self._known, *([self._held_out] if self._held_out else [])]
         for sight in sorted(sights, key=_size):
             ways = sight.repaired(until)
-            if time.monotonic() > until or len(found) > HELD_OUT:
+            if time.thread_time() > until or len(found) > HELD_OUT:
                 break
             found += [] if ways is None else [ways]
         every = sorted(chain(*found), key=lambda way: len(way.keys))
@@ -328,13 +329,13 @@ class _Trials:
         ]
         if not open_:
             return None
-        begun, before = time.monotonic(), sight.apart({})
+        begun, before = time.thread_time(), sight.apart({})
         if not END_TO_END < before.largest < math.inf:
             return None
         scopes = {_scope(point) for one in open_ for point in one.finding.probes}
         named = [Candidate(one.causes, one.alterations) for one in explained if one.chosen and not one.pinned]
         for candidate in chain(named, sight.search(CATALOGUE).everything(scopes)):
-            if time.monotonic() > min(self._until, begun + SECONDS):
+            if time.thread_time() > min(self._until, begun + SECONDS):
                 break
             left = sight.apart(candidate.rewrites).largest
             if left <= END and self._returns(sight, candidate):

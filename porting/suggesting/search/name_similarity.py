@@ -6,7 +6,7 @@ Names decide nothing that can be proven; they say what to try first.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 _MEANINGS = {
@@ -62,6 +62,53 @@ def similarity(one: str, other: str) -> float:
     """How much two names have in common, from 0 to 1."""
     ours, theirs = meanings(one), meanings(other)
     return len(ours & theirs) / (len(ours | theirs) or 1)
+
+
+def namesakes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """The tensor of another model that is called like each of a model's, as far as shapes allow.
+
+    A name that is the other one with something in front comes first; then names that are alike, all layers at once.
+
+    Args:
+        ours, theirs: name -> shape.
+
+    Returns:
+        A name of ``ours`` -> one of ``theirs``; each of these once.
+
+    >>> shapes = {"layers.0.query.weight": (2, 2), "layers.1.query.weight": (2, 2), "head.weight": (3, 2)}
+    >>> namesakes({"net.layers.1.query.weight": (2, 2), "net.classifier.weight": (3, 2)}, shapes)
+    {'net.layers.1.query.weight': 'layers.1.query.weight', 'net.classifier.weight': 'head.weight'}
+    """
+    found: dict[str, str] = {}
+    for name, shape in ours.items():
+        ends = [one for one in theirs if f".{name}".endswith(f".{one}") or f".{one}".endswith(f".{name}")]
+        same = [one for one in ends if theirs[one] == shape and one not in found.values()]
+        if same:
+            found[name] = max(same, key=len)
+    left = _grouped(name for name in ours if name not in found)
+    free = _grouped(name for name in theirs if name not in found.values())
+    pairs = ((mine, other) for mine in left for other in free if _as_many(left[mine], free[other], ours, theirs))
+    for mine, other in sorted(pairs, key=lambda two: -similarity(*two)):
+        if mine in left and other in free and similarity(mine, other) > 0:
+            found.update(zip(left.pop(mine), free.pop(other), strict=True))
+    return {name: found[name] for name in ours if name in found}
+
+
+def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names by their pattern over all layers, in the order of the layers."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda one: [int(number) for number in re.findall(r"\d+", one)]):
+        found.setdefault(numbered(name), []).append(name)
+    return found
+
+
+def _as_many(
+    some: Sequence[str],
+    others: Sequence[str],
+    ours: Mapping[str, tuple[int, ...]],
+    theirs: Mapping[str, tuple[int, ...]],
+) -> bool:
+    return [ours[name] for name in some] == [theirs[name] for name in others]
 
 
 def pattern(names: Sequence[str], index: str) -> str:

@@ -7,6 +7,7 @@ the key, is tried out, and only as far as the next place, where a wrong choice s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -31,11 +32,14 @@ from porting.suggesting.search.activation_matching import (
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.feature_permutation import based, positions, replaced
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, matrix
-from porting.suggesting.search.name_similarity import similarity
-from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, SearchResult
+from porting.suggesting.search.name_similarity import namesakes, similarity
+from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
 from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
 from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+
+BY_NAME, ROUNDED = "its name", 1e-5
+"""Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
 
 
 class WeightSearch(ScoreTableSearch):
@@ -74,6 +78,33 @@ class WeightSearch(ScoreTableSearch):
                 if kept and (learned or unit.kind is WeightUse.LINEAR):
                     self._note("unloadable", unit, None)
                     break
+        return found
+
+    def by_names(self) -> SearchResult | None:
+        """Fill each tensor with the one of its name; None where the module then returns something else.
+
+        What a search cannot follow, such as a weight that is used twice in a layer, may be called alike.
+        """
+        found = self.found
+        shapes = {name: shape for name, shape in self.port.shapes.items() if name in self.port.loadable - self._asleep}
+        pairs = namesakes(shapes, self.reference.shapes)
+        moves = [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=BY_NAME) for b, a in pairs.items()]
+        values = self._values(moves)
+        if not values:
+            return None
+        self._put(values)
+        found.trials, found.reference, found.trace = 1, self.reference.run(keep=True), self.port.run()
+        found.outputs = [one for one in found.trace.outputs if one.is_floating_point()]
+        theirs = [one for one in found.reference.outputs if one.is_floating_point()]
+        far = min((apart(one, other) for one in found.outputs[:1] for other in theirs), default=math.inf)
+        if not far <= ROUNDED:
+            return None
+        if far > SAME:
+            last, mate = found.trace.units[-1].names[0], found.reference.units[-1].names[0]
+            found.divergences.append(DifferingPlace(what="activation", port=last, reference=mate, size=far))
+        self._accept(moves, values, [], [])
+        found.open = [name for name in self.port.loadable if name not in self._filled]
+        found.lacking = [one for one in found.reference.units if not set(one.names) & self._used]
         return found
 
     def _sure_seconds(self, trace: OperationTrace) -> dict[str, str]:

@@ -175,7 +175,9 @@ class SearchState:
             if first is not None and not tied & set(move.writes):
                 self.found.seconds.update(dict.fromkeys(move.writes, first.writes[0]))
         self._put({name: value for name, value in values.items() if name not in again})
-        self.found.moves += [move for move in moves if not set(move.writes) & again]
+        new = [move for move in moves if not set(move.writes) & again]
+        written = {name for move in new for name in move.writes}  # what stood there before is overwritten
+        self.found.moves = [one for one in self.found.moves if written.isdisjoint(one.writes)] + new
         self._filled |= set(values)
         self._used |= {name for move in moves for name in move.reads}
         for one in group if mates else ():
