@@ -56,7 +56,7 @@ def test_what_the_reference_cannot_run_is_an_error_of_the_reference(tmp_path: Pa
     fields = {**TIED["RwkvModel"], "attention_hidden_size": 24}
     config = transformers.RwkvConfig(**fields).to_dict()
     twin = make_twin(config, "RwkvModel", tmp_path, small=False, seed=0, to=SMALL)
-    with pytest.raises(VerifyError, match="RwkvModel does not run with these sizes: RuntimeError"):
+    with pytest.raises(VerifyError, match="RwkvModel does not run on input_ids, attention_mask: RuntimeError"):
         runnable(twin)
 
 

@@ -189,16 +189,19 @@ def _sized(
     for number, to in enumerate(measures(config)):
         try:
             twin = runnable(made(folder / f"small {number}", small=True, to=to))
-        except VerifyError:  # the reference does not run with these sizes
+        except PortingError:  # the reference does not run with these sizes, or is too large with them
             continue
         try:
             told, small = _understood(into, twin, completed_config(twin.config, architecture))
-        except PortingError:
+        except PortingError:  # the module cannot be small
             break
         even, own = _one_depth(small, config), own_sizes(told, config, small.module, twin.config, within)
         if even or own:
-            twin = runnable(made(folder / f"own {number}", small=True, even=even, own=own, to=to))
-            small = build_for(told, completed_config(twin.config, architecture))
+            try:
+                twin = runnable(made(folder / f"own {number}", small=True, even=even, own=own, to=to))
+                small = build_for(told, completed_config(twin.config, architecture))
+            except PortingError:
+                continue
         if not small.asked or not _could(small.module, twin):
             break
         usable = told, twin, small
@@ -242,13 +245,14 @@ def runnable(twin: Twin) -> Twin:
     Raises:
         VerifyError: it cannot.
     """
+    inputs = _sample(twin)
     try:
-        _outputs(twin.reference, _sample(twin))
+        _outputs(twin.reference, inputs)
     except PortingError:
         raise
     except Exception as error:  # the reference may raise anything, and it is not the user's code
-        said = " ".join(str(error).split())
-        message = f"transformers' {twin.architecture} does not run with these sizes: {type(error).__name__}: {said}"
+        said, given = " ".join(str(error).split()), ", ".join(inputs) or "no input that is known here"
+        message = f"transformers' {twin.architecture} does not run on {given}: {type(error).__name__}: {said}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
     return twin
 

@@ -192,6 +192,9 @@ def _first(role: Role, config: Mapping[str, object]) -> int:
     return value if isinstance(value, int) else 0
 
 
+SHALLOW = 1 << 30
+"""Bytes of the parameters of a twin that has the checkpoint's sizes; a larger one is not made."""
+
 MOST = 10_000
 """Parameters that a twin may have beside 64 for each tensor of the checkpoint."""
 
@@ -248,7 +251,8 @@ def make_twin(
     torch.manual_seed(seed)
     try:
         # Whoever wants the checkpoint's own sizes bounds their bytes; the depth may be the checkpoint's in any case.
-        with bounded(Bounds(parameters=MOST + 64 * len(stored), nbytes=OWN_CODE.nbytes)):
+        nbytes = SHALLOW if small and to.shallow else OWN_CODE.nbytes
+        with bounded(Bounds(parameters=MOST + 64 * len(stored), nbytes=nbytes)):
             model: nn.Module = kind._from_config(complete, attn_implementation="eager")
     except PortingError:
         raise
