@@ -29,6 +29,7 @@ from porting.suggesting.draft.probes import NEAR, attention, attention_probes, o
 from porting.suggesting.draft.table_draft import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.draft.table_writer import TableDraft, write
 from porting.suggesting.search.embedding_candidates import refolded, where_to_fold
+from porting.suggesting.search.layouts import CandidateRule
 from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
@@ -57,6 +58,9 @@ BUILT = 640_000_000
 
 LOOSE = 0.05
 """So far apart attention may be, relative to its scale, where the module computes a little otherwise."""
+
+DOUBTED = 5
+"""So many moves in front of a place that fits nothing may be wrong, one more each time that names are tried."""
 
 AGAIN = 8
 """So often the module is run once more in the end: what is said of one that is random would be wrong."""
@@ -284,6 +288,7 @@ def _searched(
         tell=tell,
         asleep=untrained_adapters(port, reference, subjects.zeros),
         copies=subjects.twin.copies,
+        stored=subjects.twin.tensors,
     )
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
     threads = torch.get_num_threads()
@@ -291,7 +296,10 @@ def _searched(
     try:
         found = searching().search()
         if any(one.ends for one in found.divergences):
-            found = _called_alike(port, searching()) or found
+            # The last ones in front of the first place that fits nothing may be what is wrong there.
+            known = [[], *(found.sure[: len(found.sure) - left] for left in range(DOUBTED))]
+            named = (_called_alike(port, searching(), some) for some in known)
+            found = next((one for one in named if one is not None), found)
         check_deterministic(port, AGAIN)
         bound = LOOSE if found.divergences else NEAR
         return found, attention_probes(attention(port), attention(reference), bound)
@@ -303,10 +311,13 @@ def _searched(
 
 
 @torch.no_grad()
-def _called_alike(port: TracedModel, search: WeightSearch) -> SearchResult | None:
-    """What names alone say, if the module then returns what the reference returns; else all is left as it was."""
+def _called_alike(port: TracedModel, search: WeightSearch, known: Sequence[CandidateRule] = ()) -> SearchResult | None:
+    """What names say beside what is known, if the module then returns what the reference returns.
+
+    Else all is left as it was.
+    """
     before = {name: tensor.detach().clone() for name, tensor in port.leaves.items()}
-    found = search.by_names()
+    found = search.by_names(known)
     if found is None:
         for name, tensor in port.leaves.items():
             tensor.data.copy_(before[name])

@@ -92,7 +92,7 @@ class Feed(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, attention: Attention, feed: Feed, eps: float) -> None:
+    def __init__(self, dim: int, attention: Attention, feed: nn.Module, eps: float) -> None:
         super().__init__()
         self.attention, self.feed_forward = attention, feed
         self.attention_norm, self.ffn_norm = Norm(dim, eps), Norm(dim, eps)

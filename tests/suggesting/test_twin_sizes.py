@@ -140,26 +140,3 @@ def test_what_has_a_counterpart_is_not_compared_with_what_is_near() -> None:
     other = probes({"block": near}, {"stage": one}, [], loose=True)
     assert other == [("stage", "block")]
     assert probes({"block": near}, {"stage": one}, []) == []
-
-
-class Wrapped(nn.Module):
-    """A model whose weights are used in ways that a search cannot follow, called as the checkpoint's are."""
-
-    def __init__(self, config: Any) -> None:  # it reads what it needs
-        super().__init__()
-        names = TIED["Mamba2Model"]
-        self.net = transformers.Mamba2Model(
-            transformers.Mamba2Config(**{name: getattr(config, name) for name in names})
-        )
-
-    def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.net(ids).last_hidden_state
-        return found
-
-
-@pytest.mark.slow
-def test_what_a_search_cannot_follow_may_be_called_alike(tmp_path: Path) -> None:
-    source("Mamba2Model", TIED["Mamba2Model"], tmp_path)
-    found = suggest(tmp_path, Wrapped)
-    assert found.verdict is Verdict.EXACT, str(found)
-    assert '"layers.{i}.mixer.D" = "net.layers.{i}.mixer.D"' in found.text

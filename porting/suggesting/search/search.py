@@ -8,8 +8,10 @@ the key, is tried out, and only as far as the next place, where a wrong choice s
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from torch import Tensor, nn
@@ -38,8 +40,45 @@ from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
 from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""A number that is a part of a name by itself: the first is the layer's."""
+
 BY_NAME, ROUNDED = "its name", 1e-5
 """Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
+
+
+def in_every_layer(
+    moves: Sequence[CandidateRule], theirs: Collection[str], ours: Collection[str]
+) -> Iterator[CandidateRule]:
+    """The moves of one layer, for the other layers that both models have.
+
+    Args:
+        moves: what is known.
+        theirs, ours: the names of both models' tensors.
+    """
+    written = {name for move in moves for name in move.writes}
+    layers = {number for name in ours for number in _NUMBER.findall(name)[:1]}
+    for move in moves:
+        for layer in sorted(layers, key=int):
+            other = _of_layer(move, layer)
+            if other is None or not written.isdisjoint(other.writes):
+                continue
+            if {*other.reads} <= {*theirs} and {*other.writes} <= {*ours}:
+                written |= {*other.writes}
+                yield other
+
+
+def _of_layer(move: CandidateRule, layer: str) -> CandidateRule | None:
+    """A move with another layer's number in its names; None where it is of no one layer."""
+    numbers = [_NUMBER.findall(name)[:1] for name in (*move.reads, *move.writes)]
+    if not all(numbers) or len({one[0] for one in numbers}) > 1:
+        return None
+
+    def at(term: RuleTerm) -> RuleTerm:
+        names = tuple(_NUMBER.sub(layer, name, count=1) for name in term.names)
+        return replace(term, pattern=_NUMBER.sub(layer, term.pattern, count=1), names=names)
+
+    return replace(move, sources=tuple(map(at, move.sources)), targets=tuple(map(at, move.targets)))
 
 
 class WeightSearch(ScoreTableSearch):
@@ -80,23 +119,35 @@ class WeightSearch(ScoreTableSearch):
                     break
         return found
 
-    def by_names(self) -> SearchResult | None:
+    def by_names(self, known: Sequence[CandidateRule] = ()) -> SearchResult | None:
         """Fill each tensor with the one of its name; None where the module then returns something else.
 
-        What a search cannot follow, such as a weight that is used twice in a layer, may be called alike.
+        What a search cannot follow, such as a weight that is used twice in a layer, or the experts of a layer that the
+        reference keeps in one tensor, may be called alike.
+
+        Args:
+            known: what a search is sure of: it is done as it says, and in every layer as in the one that it speaks of.
         """
         found = self.found
-        shapes = {name: shape for name, shape in self.port.shapes.items() if name in self.port.loadable - self._asleep}
-        pairs = namesakes(shapes, self.reference.shapes)
-        moves = [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=BY_NAME) for b, a in pairs.items()]
-        values = self._values(moves)
+        theirs = {**self._stored, **self.reference.leaves}
+        open_ = {name: shape for name, shape in self.port.shapes.items() if name in self.port.loadable - self._asleep}
+        moves = list(known)
+        moves += in_every_layer(moves, frozenset(theirs), frozenset(open_))
+        done = {name for one in moves for name in one.writes}
+        read = {name for one in moves for name in one.reads}
+        pairs = namesakes(
+            {name: shape for name, shape in open_.items() if name not in done},
+            {name: tuple(one.shape) for name, one in theirs.items() if name not in read},
+        )
+        moves += [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=BY_NAME) for b, a in pairs.items()]
+        values = self._values(moves, theirs)
         if not values:
             return None
         self._put(values)
         found.trials, found.reference, found.trace = 1, self.reference.run(keep=True), self.port.run()
         found.outputs = [one for one in found.trace.outputs if one.is_floating_point()]
-        theirs = [one for one in found.reference.outputs if one.is_floating_point()]
-        far = min((apart(one, other) for one in found.outputs[:1] for other in theirs), default=math.inf)
+        returned = [one for one in found.reference.outputs if one.is_floating_point()]
+        far = min((apart(one, other) for one in found.outputs[:1] for other in returned), default=math.inf)
         if not far <= ROUNDED:
             return None
         if far > SAME:

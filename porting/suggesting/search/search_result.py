@@ -110,3 +110,12 @@ class SearchResult:
     idle: list[str] = field(default_factory=list)
     rounded: float = 0.0
     seconds: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sure(self) -> list[CandidateRule]:
+        """The moves in front of the first place behind which all is a guess."""
+        first = next((one for one in self.divergences if one.ends), None)
+        if first is None:
+            return list(self.moves)
+        last = [number for number, move in enumerate(self.moves) if not {*first.before}.isdisjoint(move.writes)]
+        return [move for move in self.moves[: max(last, default=-1) + 1] if move.why != GUESS]

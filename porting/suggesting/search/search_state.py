@@ -92,6 +92,7 @@ class SearchState:
         seconds: the bound on time.
         tell: told about progress.
         asleep: the module's tensors that change nothing and have no source.
+        stored: what the checkpoint's file holds, also what the reference keeps otherwise, as experts in one tensor.
         copies: tensors of the checkpoint that are written out again -> the reference's tensor that each equals.
     """
 
@@ -109,6 +110,7 @@ class SearchState:
         tell: Tell,
         asleep: frozenset[str] = frozenset(),
         copies: Mapping[str, str] | None = None,
+        stored: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.port, self.reference = port, reference
         self._sizes, self._config, self._scales = dict(sizes), config, scales
@@ -121,6 +123,7 @@ class SearchState:
         self._filled: set[str] = set(asleep)
         self._asleep = asleep
         self._copies = dict(copies or {})
+        self._stored = dict(stored or {})
         self._used: set[str] = set()
         self._forced = ForcedActivations()
         self._habits: list[tuple[str, ...]] = []
@@ -148,10 +151,12 @@ class SearchState:
         copy = self._copy(piece.names[0])
         return replace(piece, names=(copy,), pattern=copy) if copy and piece.pattern == piece.names[0] else piece
 
-    def _values(self, moves: Sequence[CandidateRule]) -> dict[str, Tensor] | None:
+    def _values(
+        self, moves: Sequence[CandidateRule], theirs: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor] | None:
         found: dict[str, Tensor] = {}
         for move in moves:
-            some = transformed(move, self.reference.leaves, self.port.leaves, self._sizes, self._config)
+            some = transformed(move, theirs or self.reference.leaves, self.port.leaves, self._sizes, self._config)
             if some is None:
                 return None
             found.update(some)

@@ -1,0 +1,109 @@
+"""Where the search cannot follow, names tell what is due, and the run whether they are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from porting.suggesting import Verdict, suggest
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm
+from porting.suggesting.search.name_similarity import namesakes
+from porting.suggesting.search.search import in_every_layer
+from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama
+from tests.suggesting.oracle import source
+
+MAMBA = {
+    "vocab_size": 112, "hidden_size": 48, "num_hidden_layers": 3, "expand": 2, "head_dim": 16, "num_heads": 6,
+    "n_groups": 1, "state_size": 12, "chunk_size": 8,
+}  # fmt: skip
+
+
+def test_a_name_with_something_in_front_comes_before_one_that_is_alike() -> None:
+    theirs = {"h.0.query.weight": (2, 2), "h.0.key.weight": (2, 2), "final.weight": (2,), "first.weight": (2,)}
+    ours = {"net.h.0.key.weight": (2, 2), "net.h.0.q.weight": (2, 2), "net.final.weight": (2,), "net.odd.weight": (3,)}
+    assert namesakes(ours, theirs) == {
+        "net.h.0.key.weight": "h.0.key.weight",
+        "net.h.0.q.weight": "h.0.query.weight",
+        "net.final.weight": "final.weight",
+    }
+
+
+def test_what_is_known_of_a_layer_holds_in_every_layer() -> None:
+    one = CandidateRule(
+        (RuleTerm("h.0.{p:q,k}.weight", ("h.0.q.weight", "h.0.k.weight"), "(h d) e"),),
+        (RuleTerm("layers.0.qk.weight", ("layers.0.qk.weight",), "(p (d h)) e"),),
+    )
+    theirs = [f"h.{layer}.{part}.weight" for layer in range(3) for part in "qk"]
+    (other,) = in_every_layer([one], theirs, ["layers.0.qk.weight", "layers.2.qk.weight", "layers.7.qk.weight"])
+    assert other.reads == ("h.2.q.weight", "h.2.k.weight")
+    assert other.targets[0].term == "layers.2.qk.weight [(p (d h)) e]"
+    assert other.sources[0].pattern == "h.2.{p:q,k}.weight"
+
+
+class Experts(nn.Module):
+    """Each row is given to the two experts that its gate likes best."""
+
+    def __init__(self, dim: int, inner: int, count: int, chosen: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(dim, count, bias=False)
+        self.experts = nn.ModuleList(Feed(dim, inner, "apart") for _ in range(count))
+        self.chosen = chosen
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        best, which = self.router(rows).softmax(-1).topk(self.chosen)
+        share = best / best.sum(-1, keepdim=True)
+        out = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            row, place = torch.where(which == number)
+            out[row] += share[row, place, None] * expert(rows[row])
+        return out.view_as(x)
+
+
+def mixture(config: Any) -> nn.Module:
+    """A mixture of experts whose rotary pairs are neighbours."""
+    dim, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    blocks = []
+    for _ in range(config.num_hidden_layers):
+        attention = Attention(dim, heads, groups, lie="apart", rotate="neighbours", bias=False)
+        experts = Experts(dim, config.intermediate_size, config.num_local_experts, config.num_experts_per_tok)
+        blocks.append(Block(dim, attention, experts, config.rms_norm_eps))
+    return Llama(blocks, config.vocab_size, dim, dim // heads, 64, config.rms_norm_eps, 1e6)
+
+
+@pytest.mark.slow
+def test_the_experts_of_a_mixture_are_called_alike(tmp_path: Path) -> None:
+    fields = {**FIELDS, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}
+    source("MixtralForCausalLM", {**fields, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, tmp_path)
+    found = suggest(tmp_path, mixture)
+    assert found.verdict in {Verdict.EXACT, Verdict.APPROXIMATE}, str(found)
+    assert "q_proj.weight [(h s r) e]" in found.text
+    assert ".experts.2.w1.weight" in found.text
+
+
+class Wrapped(nn.Module):
+    """A model whose weights are used in ways that a search cannot follow, called as the checkpoint's are."""
+
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        names = MAMBA
+        self.net = transformers.Mamba2Model(
+            transformers.Mamba2Config(**{name: getattr(config, name) for name in names})
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.net(ids).last_hidden_state
+        return found
+
+
+@pytest.mark.slow
+def test_what_a_search_cannot_follow_may_be_called_alike(tmp_path: Path) -> None:
+    source("Mamba2Model", MAMBA, tmp_path)
+    found = suggest(tmp_path, Wrapped)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"layers.{i}.mixer.D" = "net.layers.{i}.mixer.D"' in found.text
