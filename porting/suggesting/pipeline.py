@@ -59,6 +59,9 @@ BUILT = 640_000_000
 LOOSE = 0.05
 """So far apart attention may be, relative to its scale, where the module computes a little otherwise."""
 
+MANY = 150
+"""Of more tensors it is tried first whether their order or their names say all: a search takes long for so many."""
+
 DOUBTED = 5
 """So many moves in front of a place that fits nothing may be wrong, one more each time that names are tried."""
 
@@ -274,6 +277,7 @@ def _searched(
     subjects: ModelPair, seed: int, trials: int, seconds: float, tell: Callable[[str, int, int], None]
 ) -> tuple[SearchResult, list[tuple[str, str]]]:
     """What was found, and the lines of [probes] that look into attention."""
+    until = time.monotonic() + seconds
     port, reference = traced_models(subjects, seed)
     searching = partial(
         WeightSearch,
@@ -294,12 +298,16 @@ def _searched(
     threads = torch.get_num_threads()
     limit_threads(sum(one.numel() for one in subjects.built.module.parameters()))
     try:
-        found = searching().search()
+        found = None
+        if len(port.loadable) > MANY:
+            found = _guessed(port, searching(), in_order=True) or _guessed(port, searching())
+        found = found or searching().search()
         if any(one.ends for one in found.divergences):
             # The last ones in front of the first place that fits nothing may be what is wrong there.
-            known = [[], *(found.sure[: len(found.sure) - left] for left in range(DOUBTED))]
-            named = (_called_alike(port, searching(), some) for some in known)
-            found = next((one for one in named if one is not None), found)
+            sure = found.sure
+            counts = dict.fromkeys((0, *(len(sure) - left for left in range(DOUBTED) if len(sure) > left)))
+            guesses = (_guessed(port, searching(), sure[:count]) for count in counts if time.monotonic() < until)
+            found = next((one for one in guesses if one is not None), found)
         check_deterministic(port, AGAIN)
         bound = LOOSE if found.divergences else NEAR
         return found, attention_probes(attention(port), attention(reference), bound)
@@ -311,13 +319,12 @@ def _searched(
 
 
 @torch.no_grad()
-def _called_alike(port: TracedModel, search: WeightSearch, known: Sequence[CandidateRule] = ()) -> SearchResult | None:
-    """What names say beside what is known, if the module then returns what the reference returns.
-
-    Else all is left as it was.
-    """
+def _guessed(
+    port: TracedModel, search: WeightSearch, known: Sequence[CandidateRule] = (), *, in_order: bool = False
+) -> SearchResult | None:
+    """What names or the order say, if the module then returns what the reference returns; else all is as it was."""
     before = {name: tensor.detach().clone() for name, tensor in port.leaves.items()}
-    found = search.by_names(known)
+    found = search.guessed(known, in_order=in_order)
     if found is None:
         for name, tensor in port.leaves.items():
             tensor.data.copy_(before[name])

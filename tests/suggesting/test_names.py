@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm
 from porting.suggesting.search.name_similarity import namesakes
-from porting.suggesting.search.search import in_every_layer
+from porting.suggesting.search.search import in_every_layer, same_places
+from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama
 from tests.suggesting.oracle import source
 
@@ -43,6 +45,40 @@ def test_what_is_known_of_a_layer_holds_in_every_layer() -> None:
     assert other.reads == ("h.2.q.weight", "h.2.k.weight")
     assert other.targets[0].term == "layers.2.qk.weight [(p (d h)) e]"
     assert other.sources[0].pattern == "h.2.{p:q,k}.weight"
+
+
+def test_what_is_of_one_shape_and_behind_the_same_is_due_in_order() -> None:
+    def unit(number: int, names: tuple[str, ...], behind: tuple[int, ...]) -> Unit:
+        kind, output = WeightUse.LINEAR, torch.zeros(1)
+        return Unit(kind=kind, weights=names, number=number, output=output, scope="", behind=frozenset(behind))
+
+    shapes = {"conv": (4, 2), "norm": (4,), "shortcut": (4, 3), "other norm": (4,), "head": (5, 4)}
+    forth = [
+        unit(0, ("conv",), ()),
+        unit(1, ("norm",), (0,)),
+        unit(2, ("shortcut",), ()),
+        unit(3, ("other norm",), (2,)),
+        unit(4, ("head",), (1, 3)),
+    ]
+    back = [
+        unit(0, ("shortcut",), ()),
+        unit(1, ("other norm",), (0,)),
+        unit(2, ("conv",), ()),
+        unit(3, ("norm",), (2,)),
+        unit(4, ("head",), (1, 3)),
+    ]
+    port, reference = OperationTrace(units=forth), OperationTrace(units=back)
+    assert same_places(port, reference, shapes, shapes) == {name: name for name in shapes}
+    assert "head" not in same_places(port, reference, shapes, {**shapes, "head": (6, 4)})
+
+
+def test_a_deep_stack_of_convolutions_does_not_amplify() -> None:
+    layers = [nn.Conv2d(64, 64, 1, bias=False) for _ in range(20)]
+    stack = nn.Sequential(*layers)
+    draw_parameters(stack, 0)
+    with torch.no_grad():
+        size = float(stack(torch.randn(2, 64, 3, 3)).std())
+    assert 0.1 < size < 10
 
 
 class Experts(nn.Module):

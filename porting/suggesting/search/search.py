@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -45,6 +45,43 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 BY_NAME, ROUNDED = "its name", 1e-5
 """Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
+
+
+def same_places(
+    port: OperationTrace,
+    reference: OperationTrace,
+    ours: Mapping[str, tuple[int, ...]],
+    theirs: Mapping[str, tuple[int, ...]],
+) -> dict[str, str]:
+    """The tensors that are at one place of two runs: of one shape, behind the same ones, and in one order.
+
+    Args:
+        port, reference: the runs.
+        ours, theirs: the tensors that are asked about, with their shapes.
+
+    Returns:
+        A name of the port -> one of the reference.
+    """
+    places = _places(reference, theirs)
+    found: dict[str, str] = {}
+    for key, some in _places(port, ours).items():
+        if len(some) == len(places.get(key, ())):
+            found.update(zip(some, places[key], strict=True))
+    return found
+
+
+def _places(trace: OperationTrace, shapes: Mapping[str, tuple[int, ...]]) -> dict[object, list[str]]:
+    """The tensors of a run by their shape and the shapes of what is right behind, in the order of the run."""
+    units = {unit.number: unit for unit in reversed(trace.units)}
+    found: dict[object, list[str]] = {}
+    seen: set[str] = set()
+    for unit in trace.units:
+        before = sorted(str(shapes.get(units[one].names[0])) for one in unit.behind if one in units)
+        for name in unit.names:
+            if name in shapes and name not in seen:
+                seen.add(name)
+                found.setdefault((shapes[name], *before), []).append(name)
+    return found
 
 
 def in_every_layer(
@@ -119,32 +156,37 @@ class WeightSearch(ScoreTableSearch):
                     break
         return found
 
-    def by_names(self, known: Sequence[CandidateRule] = ()) -> SearchResult | None:
-        """Fill each tensor with the one of its name; None where the module then returns something else.
+    def guessed(self, known: Sequence[CandidateRule] = (), *, in_order: bool = False) -> SearchResult | None:
+        """Fill each tensor with the one of its name, or of its place; None where the module returns something else.
 
         What a search cannot follow, such as a weight that is used twice in a layer, or the experts of a layer that the
-        reference keeps in one tensor, may be called alike.
+        reference keeps in one tensor, may be called alike; and of many layers it takes long.
 
         Args:
             known: what a search is sure of: it is done as it says, and in every layer as in the one that it speaks of.
+            in_order: what is of one shape and behind the same is due in the order in which the models run; names
+                decide about the rest.
         """
         found = self.found
+        found.reference = self.reference.run(keep=True)
         theirs = {**self._stored, **self.reference.leaves}
         open_ = {name: shape for name, shape in self.port.shapes.items() if name in self.port.loadable - self._asleep}
         moves = list(known)
         moves += in_every_layer(moves, frozenset(theirs), frozenset(open_))
         done = {name for one in moves for name in one.writes}
         read = {name for one in moves for name in one.reads}
-        pairs = namesakes(
-            {name: shape for name, shape in open_.items() if name not in done},
-            {name: tuple(one.shape) for name, one in theirs.items() if name not in read},
-        )
-        moves += [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=BY_NAME) for b, a in pairs.items()]
+        ours = {name: shape for name, shape in open_.items() if name not in done}
+        free = {name: tuple(one.shape) for name, one in theirs.items() if name not in read}
+        pairs = same_places(self.port.run(), found.reference, ours, free) if in_order else {}
+        ours = {name: shape for name, shape in ours.items() if name not in pairs}
+        named = namesakes(ours, {name: shape for name, shape in free.items() if name not in pairs.values()})
+        for some, why in ((pairs, "its place"), (named, BY_NAME)):
+            moves += [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=why) for b, a in some.items()]
         values = self._values(moves, theirs)
         if not values:
             return None
         self._put(values)
-        found.trials, found.reference, found.trace = 1, self.reference.run(keep=True), self.port.run()
+        found.trials, found.trace = 1, self.port.run()
         found.outputs = [one for one in found.trace.outputs if one.is_floating_point()]
         returned = [one for one in found.reference.outputs if one.is_floating_point()]
         far = min((apart(one, other) for one in found.outputs[:1] for other in returned), default=math.inf)

@@ -386,7 +386,9 @@ def draw_parameters(model: nn.Module, seed: int, *, buffers: bool = True) -> Non
                 tensor.copy_((0.3 * noise).exp())
                 continue
             gain = tensor.ndim == 1 and name.endswith("weight")
-            spread = 0.2 if tensor.ndim < 2 else max(0.1, 1.0 / math.sqrt(tensor.shape[-1]))
+            summed = tensor[0].numel() if tensor.ndim > 3 else tensor.shape[-1] if tensor.ndim > 1 else 1
+            least = 0.0 if tensor.ndim > 3 else 0.1  # many convolutions in a row would amplify what is rounded
+            spread = 0.2 if tensor.ndim < 2 else max(least, 1.0 / math.sqrt(summed))
             tensor.copy_((1.0 if gain else 0.0) + spread * noise)
 
 
