@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from porting.loading import PortingWarning
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
+from porting.suggesting.subjects.config_fields import field_for
+from porting.suggesting.subjects.model_pair import completed_config
 from porting.suggesting.subjects.solved_sizes import solved_sizes
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import TargetError
@@ -136,3 +138,9 @@ def test_the_table_says_what_was_meant_and_is_proven(tmp_path: Path, config: dic
     assert found.verdict in (Verdict.EXACT, Verdict.TRUNK), str(found)
     assert 'hidden_size = "b"' in found.text
     assert 'num_attention_heads = "ee"' in found.text
+
+
+def test_transformers_own_other_names_for_fields_are_understood() -> None:
+    config = completed_config({"num_local_experts": 5}, "MixtralModel")
+    assert field_for("num_experts", config) == "num_local_experts"
+    assert field_for("hidden_size", completed_config({"d_model": 24}, "BartModel")) == "d_model"

@@ -134,11 +134,17 @@ def field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...] 
 
     Args:
         asked: the parameter or key.
-        config: the checkpoint's fields.
+        config: the checkpoint's fields; ``attribute_map``, if it is among them, has other names for some.
         others: what else the builder asks for, which tells two meanings apart.
+
+    >>> field_for("num_experts", {"num_local_experts": 8, "attribute_map": {"num_experts": "num_local_experts"}})
+    'num_local_experts'
     """
     if asked in config:
         return asked
+    aliases = config.get("attribute_map")
+    if isinstance(aliases, Mapping) and aliases.get(asked) in config:
+        return str(aliases[asked])
     word = normal(asked)
     role = role_of(word)
     if word == "hidden_dim" and not any(role_of(one) is Role.HIDDEN for one in others if normal(one) != word):

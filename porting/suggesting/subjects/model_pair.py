@@ -121,6 +121,7 @@ def completed_config(config: Mapping[str, object], architecture: str) -> dict[st
         message = f"transformers refuses the checkpoint's config for {architecture}: {said[:300]}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
     found: dict[str, object] = {"num_labels": getattr(made, "num_labels", 2), **made.to_dict()}
+    found["attribute_map"] = dict(getattr(made, "attribute_map", {}))  # transformers' own other names for fields
     for name, path in NESTED.items():
         if name not in found and held(found, path):
             found[name] = value_of(found, path)

@@ -236,7 +236,8 @@ def make_twin(
         hint = f"name another: {option('architecture')}, as transformers spells it"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     kind: Any = found  # its methods have no types
-    plain = {name: value for name, value in config.items() if not held(config, NESTED.get(name, "").partition("/")[0])}
+    fields = {name: value for name, value in config.items() if name != "attribute_map"}  # the class has it by itself
+    plain = {name: value for name, value in fields.items() if not held(config, NESTED.get(name, "").partition("/")[0])}
     complete: Any = _configured(kind, plain)
     if small:
         known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
