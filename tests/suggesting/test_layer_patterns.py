@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import porting
+from porting.notation.table import parse_table
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.draft.layer_patterns import Line, needed
+from porting.suggesting.draft.layer_patterns import Line, lines, needed
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm
 from tests.suggesting.llama import FIELDS, builder
 from tests.suggesting.oracle import source
 
@@ -32,3 +34,16 @@ def test_a_table_with_rotary_pairs_states_what_nothing_else_says(tmp_path: Path)
     path = found.write(tmp_path / "mine.toml")
     loaded = porting.load(tmp_path, into=build, table=path)
     assert not any(one.is_meta for one in loaded.state_dict().values())
+
+
+def test_an_index_is_spelled_out_where_another_layer_goes_another_way() -> None:
+    def move(theirs: str, ours: str, axes: str = "") -> CandidateRule:
+        return CandidateRule((RuleTerm(theirs, (theirs,), axes),), (RuleTerm(ours, (ours,), axes and "e o"),))
+
+    moves = [move(f"h.{layer}.out.weight", f"blocks.{layer}.o.weight") for layer in range(2)]
+    found = lines([*moves, move("h.2.out.weight", "blocks.2.o.weight", "o e")])
+    assert [line.sources[0][0] for line in found] == ["h.{i:0,1}.out.weight", "h.2.out.weight"]
+    assert found[0].targets[0][0] == "blocks.{i:0,1}.o.weight"
+    (alone,) = lines(moves)
+    assert alone.sources[0][0] == "h.{i}.out.weight"
+    assert parse_table(f'[tensors]\n"{found[0].sources[0][0]}" = "{found[0].targets[0][0]}"\n').rules

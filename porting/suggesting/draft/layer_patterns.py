@@ -70,29 +70,44 @@ def lines(moves: Iterable[CandidateRule]) -> list[Line]:
 
 
 def _told_apart(found: Sequence[Line]) -> list[Line]:
-    """A counted ``{p}`` spelled out as ``{p:0,1,2}`` where a number behind these is another line's."""
+    """A counted ``{i}`` spelled out as ``{i:0,1,2}`` where a number besides these is another line's."""
     names = [name for line in found for name in (*line.reads, *line.writes)]
-    result = []
-    for line in found:
-        mine = {*line.reads, *line.writes}
-        others = [name for name in names if name not in mine]
+    return [_spelled_out(line, [one for one in names if one not in {*line.reads, *line.writes}]) for line in found]
 
-        def spelled(term: tuple[str, str], mine: set[str] = mine, others: list[str] = others) -> tuple[str, str]:
-            name, axes = term
-            if "{p}" not in name:
-                return term
-            shape = re.compile(
-                re.sub(r"\\{p\\}", r"(\\d+)", re.sub(r"\\{[^p}][^}]*\\}|\\{p:[^}]*\\}", r"[^.]+", re.escape(name)))
-            )
-            if not any(shape.fullmatch(one) for one in others):
-                return term
-            values = sorted({int(match.group(1)) for one in mine if (match := shape.fullmatch(one))})
-            return name.replace("{p}", f"{{p:{','.join(map(str, values))}}}"), axes
 
-        result.append(
-            replace(line, sources=tuple(map(spelled, line.sources)), targets=tuple(map(spelled, line.targets)))
+def _spelled_out(line: Line, others: Sequence[str]) -> Line:
+    terms = [name for name, _ in (*line.sources, *line.targets)]
+    for index in "pijkl":
+        plain = f"{{{index}}}"
+        if any(re.search(rf"\{{[^{{}}:]*\b{index}\b[^{{}}:]*\}}", name.replace(plain, "")) for name in terms):
+            continue  # it is computed with on one side: {i+1}
+        shapes = [_shape(name, index) for name in terms if plain in name]
+        if not any(shape.fullmatch(one) for shape in shapes for one in others):
+            continue
+        mine = (shape.fullmatch(one) for shape in shapes for one in (*line.reads, *line.writes))
+        values = sorted({int(match.group(1)) for match in mine if match})
+        spelled = f"{{{index}:{','.join(map(str, values))}}}"
+        line = replace(
+            line,
+            sources=tuple((name.replace(plain, spelled), axes) for name, axes in line.sources),
+            targets=tuple((name.replace(plain, spelled), axes) for name, axes in line.targets),
         )
-    return result
+    return line
+
+
+def _shape(name: str, index: str) -> re.Pattern[str]:
+    """What the names of a pattern look like, with the number of one index as a group."""
+    parts = re.split(r"(\{[^{}]*\})", name)
+    return re.compile("".join(_placeholder(one, index) for one in parts))
+
+
+def _placeholder(part: str, index: str) -> str:
+    if not part.startswith("{"):
+        return re.escape(part)
+    letter, _, spellings = part[1:-1].partition(":")
+    if letter == index and not spellings:
+        return r"(\d+)"
+    return f"(?:{'|'.join(map(re.escape, re.split('[,/]', spellings)))})" if spellings else r"[^.]+"
 
 
 def indexed(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

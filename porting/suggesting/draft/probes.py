@@ -15,6 +15,7 @@ from porting.suggesting.draft.layer_patterns import indexed, joined
 from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, first_columns
 from porting.suggesting.search.name_similarity import pattern, similarity
+from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.subjects.operation_trace import TracedModel
 from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ARROW, INNER, ROOT, trace
@@ -97,6 +98,26 @@ def _pairs(
             if axes is not None:
                 found.append((theirs or ROOT, ours or ROOT, axes))
     return found
+
+
+def first_difference(
+    found: SearchResult, port: Mapping[str, Tensor], lines: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """The line for the module at which the first difference shows, if there is none yet: its cause is looked for there.
+
+    Args:
+        found: what the search came to.
+        port: path of a module -> its output.
+        lines: the others.
+    """
+    first = next((one for one in found.divergences if one.ends and one.reference), None)
+    if first is None:
+        return []
+    theirs, ours = (name.rpartition(".")[0] for name in (first.reference, first.port))
+    known = any(_pattern(one.partition(" ")[0]).fullmatch(ours) for _, one in lines) or _named(theirs, lines)
+    value, other = found.reference.modules.get(theirs), port.get(ours)
+    alike = value is not None and other is not None and value.shape == other.shape
+    return [(theirs, ours)] if alike and theirs and ours and not known else []
 
 
 def returned_probes(
