@@ -253,7 +253,7 @@ class Screen(AbstractContextManager["Screen"]):
 
 
 def _cut(text: str) -> str:
-    """A text for a terminal, without the middle of one that nobody reads to its end."""
+    """A text for a terminal; the middle of a very long one is left out."""
     if len(text) > LONGEST_CELL:
         half = LONGEST_CELL // 2
         text = f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"

@@ -1,4 +1,4 @@
-"""A list of models is run and scored, and each way of being wrong is told apart."""
+"""A list of models is run and scored: right, refused, crashed and wrongly proven ones are counted apart."""
 
 from __future__ import annotations
 

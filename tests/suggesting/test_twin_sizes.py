@@ -140,3 +140,24 @@ def test_what_has_a_counterpart_is_not_compared_with_what_is_near() -> None:
     other = probes({"block": near}, {"stage": one}, [], loose=True)
     assert other == [("stage", "block")]
     assert probes({"block": near}, {"stage": one}, []) == []
+
+
+class Listens(nn.Module):
+    """Takes sounds as they were sampled; its convolution over positions has a weight norm."""
+
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        fields = {name: getattr(config, name) for name in TIED["HubertModel"]}
+        self.net = transformers.HubertModel(transformers.HubertConfig(**fields))
+
+    def forward(self, wave: Tensor) -> Tensor:
+        found: Tensor = self.net(wave).last_hidden_state
+        return found
+
+
+@pytest.mark.slow
+def test_sampled_sounds_and_a_weight_norm_that_both_have(tmp_path: Path) -> None:
+    source("HubertModel", TIED["HubertModel"], tmp_path)
+    found = suggest(tmp_path, Listens)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert "conv.parametrizations.weight.original{i}" in found.text

@@ -148,7 +148,7 @@ def prepare(
     into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint)
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
-    refuse_computed(built.module)
+    refuse_computed(built.module, twin.reference)
     lazy, zeros = is_lazy(built.module), zeros_of(built.module)
     module = in_float64(materialized(built.module, available, vocabulary, padding, shapes_of(twin.config)))
     draw_parameters(module, seed + 1, buffers=False)

@@ -64,19 +64,29 @@ def materialized(
     return module
 
 
-def refuse_computed(module: nn.Module) -> None:
+def refuse_computed(module: nn.Module, reference: nn.Module) -> None:
     """See that no weight is computed from others, which no table could fill.
 
+    Where the reference computes one in the same way, as wav2vec2 does with its weight norm, both have what it is
+    computed from.
+
     Raises:
-        TargetError: one is parametrized: weight norm, spectral norm, ...
+        TargetError: one is parametrized, and none of the reference's is: weight norm, spectral norm, ...
     """
-    for path, part in module.named_modules():
-        if parametrize.is_parametrized(part):
-            name = next(iter(part.parametrizations))
-            kind = type(part.parametrizations[name][0]).__name__.removeprefix("_")
-            message = f"{path}.{name} is computed by a parametrization ({kind}), so a checkpoint's weight has no place"
+    known = {kind for _, kind in _parametrizations(reference)}
+    for path, kind in _parametrizations(module):
+        if kind not in known:
+            message = f"{path} is computed by a parametrization ({kind}), so a checkpoint's weight has no place"
             hint = "torch.nn.utils.parametrize.remove_parametrizations first; put it on again behind the loading"
             raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
+
+
+def _parametrizations(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """The names of weights that are computed from others, and how."""
+    for path, part in module.named_modules():
+        if parametrize.is_parametrized(part):
+            for name, kinds in part.parametrizations.items():
+                yield f"{path}.{name}", type(kinds[0]).__name__.removeprefix("_")
 
 
 def in_float64(module: nn.Module) -> nn.Module:
