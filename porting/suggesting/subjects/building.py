@@ -283,7 +283,7 @@ def _tried(into: Callable[..., Any], fields: Fields, parameter: inspect.Paramete
     """Call with a config; should it be handed on as ``**config``, once more with what is asked for behind."""
     positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
     try:
-        with torch.device("cpu"):
+        with _device():
             made = into(fields) if positional else into(**{parameter.name: fields})
     except TypeError as error:
         names = _behind(into, str(error))
@@ -344,9 +344,14 @@ def _parameters(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
     return {one.name: one for one in listed if one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}}
 
 
+def _device() -> torch.device:
+    """Where a builder makes its parameters: on the CPU, but for a module of which the shapes alone are wanted."""
+    return torch.device("meta" if torch.get_default_device().type == "meta" else "cpu")
+
+
 def _guarded(into: Callable[..., Any], *args: object, **kwargs: object) -> Any:  # whatever it builds
     try:
-        with torch.device("cpu"):
+        with _device():
             return into(*args, **kwargs)
     except (Exception, SystemExit) as error:
         raise _failed(error) from error
