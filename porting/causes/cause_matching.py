@@ -17,7 +17,7 @@ from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Ma
 from porting.causes.fitting import Dial, Solution, solved_for
 from porting.causes.model_parts import Anatomy
 from porting.causes.replay import Alteration, Rewrite, Stage
-from porting.causes.weights import replaced, solved, words
+from porting.causes.weights import OTHER, replaced, solved, words
 
 NEAREST = 3
 """So many are named when none fits."""
@@ -53,7 +53,7 @@ class Search:
         confirms: whether a candidate reproduces the port at a mark in cases that it was not fitted on.
         confirms_extra, confirms_weights: the same of what was solved for at the mark itself.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
-        solving: what no entry explains is solved for: a function of the reference's value, or other weights.
+        solving: what no entry explains is solved for: a function of the reference's value, or weights of no known kind.
         until: when it ends (:func:`time.thread_time`); what was not tried by then explains nothing.
     """
 
@@ -317,12 +317,14 @@ class Search:
 
     def _solved_at(self, mark: Mark) -> Finding | None:
         """What the port's own value at a mark tells of itself."""
-        if not self.solving or len(mark.sources) != 1 or time.thread_time() > self.until:
+        if len(mark.sources) != 1 or time.thread_time() > self.until:
             return None
         if not math.isfinite(mark.difference):
             return None
         target = self.target(mark)
-        return None if target is None else self._extra(mark, target) or self._weights(mark, target)
+        if target is None:
+            return None
+        return (self._extra(mark, target) if self.solving else None) or self._weights(mark, target)
 
     def _extra(self, mark: Mark, target: Tensor) -> Finding | None:
         """Something that is done to the reference's value."""
@@ -371,6 +373,8 @@ class Search:
         if left > max(mark.bound, SOLVED) or not self.confirms_weights(mark, linear.call.module, matrix):
             return None
         name, what, fix = words(linear, self.anatomy, compared=self.weights_compared)
+        if name == OTHER and not self.solving:
+            return None
         return Finding(
             name=name,
             where=(linear.call.module,),
