@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import porting
 from porting.build import Bounds
 from porting.suggesting import Suggestion, Verdict, suggest
+from porting.suggesting.subjects.building import shapes_for
 from porting.suggesting.subjects.operation_trace import trace_operations
 from porting.suggesting.subjects.solved_sizes import own_sizes
 from porting.suggesting.subjects.twin import draw_parameters
@@ -129,6 +130,16 @@ def test_a_size_that_a_module_computes_is_taken_from_the_module_and_no_other_is(
     assert found(asked, lambda words: words) == {}
     assert found(asked, lambda _: 500) == {"vocab_size": 500}
     assert found(lambda *_: 7, lambda words: words) == {}  # the checkpoint's does not fit either
+
+
+def test_shapes_of_a_builder_that_computes_with_values() -> None:
+    def make(hidden_size: int) -> nn.Module:
+        made = nn.Linear(hidden_size, 2)
+        float(made.weight.sum())  # which a tensor on the meta device cannot say
+        return made
+
+    found = shapes_for(make, {"hidden_size": 5}, Bounds(parameters=100, nbytes=2**30))
+    assert found == {"weight": (2, 5), "bias": (2,)}
 
 
 class Norm(nn.Module):

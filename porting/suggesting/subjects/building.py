@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from porting.build import Bounds, build
+from porting.build import Bounds, bounded, build
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, told
 from porting.frames import place_of, users_line
@@ -199,7 +199,11 @@ def shapes_for(into: Callable[..., Any], config: Mapping[str, object], within: B
         TargetError: it asks for what no field says, or fails.
     """
     given = {ours: theirs for ours, theirs in named_fields(into).items() if theirs in config}
-    made = build(lambda: _called(into, config, given)[0], within)
+    try:
+        made = build(lambda: _called(into, config, given)[0], within)
+    except PortingError:  # it computes with values, or says by itself where its tensors are
+        with bounded(within):
+            made = _called(into, config, given)[0]
     tensors = ((name, one) for name, one in named_tensors(made) if not nn.parameter.is_lazy(one))
     return {name: tuple(one.shape) for name, one in tensors}
 
