@@ -114,7 +114,7 @@ def told_to_all(team: Team) -> Iterator[None]:
         yield
     except TeamError:
         raise  # it came from another process: all know
-    except Exception as error:  # whatever it is, the others are told, and it is raised again
+    except Exception as error:  # any error: the other processes are informed, and it is raised again
         with suppress(TeamError):
             team.gather(Failure(f"{error}".partition("\n")[0] or type(error).__name__))
         raise

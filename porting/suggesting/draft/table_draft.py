@@ -15,7 +15,7 @@ from porting.notation.field import held
 from porting.notation.table import parse_table
 from porting.plan.align import align
 from porting.suggesting.draft.layer_patterns import Line, lines, needed, plainer
-from porting.suggesting.draft.probes import at_depth, first_difference, probes, returned_probes
+from porting.suggesting.draft.probes import at_depth, first_difference, ordered, probes, returned_probes
 from porting.suggesting.draft.table_writer import TableDraft, patterns, write
 from porting.suggesting.draft.unmapped import Unmapped, leftover
 from porting.suggesting.search.attention_layouts import Heads, sizes
@@ -111,7 +111,8 @@ def draft(
     several = found.trace.returned  # the model itself is no module with one output then
     ours = {path: one for path, one in found.trace.modules.items() if path or not several}
     compared = probes(ours, found.reference.modules, found.moves, loose=close, basis=found.basis)
-    compared = [*compared, *first_difference(found, ours, compared)]
+    if first := first_difference(found, ours, compared):
+        compared = ordered([*compared, *first], found.reference.modules)
     returned = returned_probes(several, found.reference.returned, found.reference.modules, compared)
     unmapped = leftover(shapes, twin.tensors, found, unused)
     if any(one.near for one in unmapped):  # what is left on either side may belong together
