@@ -5,11 +5,14 @@
 #
 # VENV=folder puts the environment elsewhere, PYTHON=command chooses the Python that makes it, and ARGS="..." is handed
 # to the tool that a target runs: make test ARGS="-k notation".  HASHES=no installs the same versions from an index that
-# serves builds of its own; otherwise only files that PyPI has are installed.
+# serves builds of its own; otherwise only files that PyPI has are installed.  VERSIONS=lowest or VERSIONS=newest takes
+# torch and transformers as old, or everything as new, as pyproject.toml allows: name a VENV of its own with it.
 
 VENV ?= .venv
 ARGS ?=
 HASHES ?= yes
+VERSIONS ?= pinned
+TAG ?=
 
 # The first Python that is new enough.
 PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 python3.11; do \
@@ -19,10 +22,10 @@ PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 
 python = $(VENV)/bin/python
 pytest = $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found none; name one: make PYTHON=...)) \
-	scripts/setup_environment.py $(VENV) $(if $(filter no,$(HASHES)),--no-hashes)
+	scripts/setup_environment.py $(VENV) --versions $(VERSIONS) $(if $(filter no,$(HASHES)),--no-hashes)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-slow test-all lint types wheel families references first-contact causes bench crash fuzz sbom audit format clean
+.PHONY: help verify test test-slow test-all lint types docs wheel families references first-contact causes bench crash fuzz sbom audit release format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +54,10 @@ lint: ## check style and formatting
 types: ## check types, strictly
 	@$(setup) --dev
 	$(python) -m mypy $(ARGS)
+
+docs: ## build the documentation site in build/site; ARGS=--dirty, or any other option of mkdocs build
+	@$(setup) --dev
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict $(ARGS)
 
 wheel: ## build sdist and wheel, install the wheel into an empty environment and use it there
 	@$(setup) --dev
@@ -93,6 +100,11 @@ sbom: ## list what is installed, in build/sbom.json (CycloneDX)
 audit: ## look the pinned versions up in PyPI's data on vulnerabilities, where that can be reached
 	@$(setup) --dev
 	$(python) -m scripts.audit
+
+release: ## with TAG=v1.2.3: what is published under that tag, tried, in dist/; its notes in build/release-notes.md
+	@$(setup) --dev
+	$(python) -m scripts.release_notes "$(TAG)" --output build/release-notes.md
+	$(python) -m scripts.prove_wheel --keep dist $(if $(filter no,$(HASHES)),--no-hashes)
 
 format: ## rewrite the sources in the project's format
 	@$(setup) --dev

@@ -95,6 +95,7 @@ class Code(StrEnum):
     FRESH_NOT_ALLOWED = "fresh-not-allowed"
     INDEX_GAP = "index-gap"
     IRREVERSIBLE = "irreversible"
+    MADE_DIFFERS = "made-differs"
     MISSING_MEMBER = "missing-member"
     NO_SOURCE = "no-source"
     NO_TARGET = "no-target"
@@ -250,13 +251,13 @@ MOST_CANDIDATES = 5000
 MOST_CHARACTERS = 200
 """So much of a name is compared: comparing takes the product of two lengths."""
 
-_NUMBER = re.compile(r"(?<![^.'\"])[0-9]+(?![^.'\"])")
+_NUMBER = re.compile(r"(?<![^.'\"/_])[0-9]+(?![^.'\"/_])")
 
 Item = TypeVar("Item")
 
 
 def numbers_of(name: str) -> list[str]:
-    """The numbers that stand between the dots and quotes of a text."""
+    """The numbers that stand between the dots, slashes, underscores and quotes of a text."""
     return _NUMBER.findall(name)
 
 
@@ -265,6 +266,8 @@ def numberless(name: str) -> str:
 
     >>> numberless("layers.7.weight")
     'layers.#.weight'
+    >>> numberless("encoder/layer_07/kernel")
+    'encoder/layer_#/kernel'
     """
     return _NUMBER.sub("#", name)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
-from porting.checkpoint.write import Content
+from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import chosen_writer, companions, protected, weight_files
@@ -22,11 +22,13 @@ from porting.lineage import Provenance, provenance
 from porting.loading import PortingWarning, cast, expected, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
+from porting.ops import Content
+from porting.ops.contents import WORDS
 from porting.origin import Origin, follow, imagined, table_for
 from porting.plan.align import Step
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan
-from porting.sharding import is_sharded, write_shards
+from porting.sharding import is_sharded, require_made, write_shards
 from porting.target import TargetError, named_tensors, unwrapped
 
 
@@ -146,14 +148,14 @@ def export(
         origin = follow(module, chosen, checkpoint, architecture, fresh=fresh)
     else:
         origin = imagined(module, chosen, whole_config(module, chosen, config), architecture)
-
     if spread:
         exported = _from_shards(module, origin, Path(path), config, architecture, dtype, to=to, overwrite=overwrite)
         _warn(exported)
         return exported
+    require_made(module, origin.plan)
     tensors, copied, not_written = _tensors(origin, values)
     tensors, infinite = _cast(tensors, dtype)
-    files: dict[str, Content] = {}
+    files: dict[str, FileContent] = {}
     left: tuple[str, ...] = ()
     if checkpoint is not None:
         files, left = companions(checkpoint)
@@ -239,7 +241,7 @@ def _from_shards(
         overwrite=overwrite,
         sources=protected(checkpoint),
     )
-    proven = {"arange", "zeros", *(name for step in origin.plan.steps for name in step.sources)}
+    proven = {*WORDS, *(name for step in origin.plan.steps for name in step.sources)}
     return Exported(
         path=path,
         follows=checkpoint.location,
@@ -310,7 +312,7 @@ def _tensors(
         return found, (), origin.left_out
     copied = []
     for left in origin.left_out:
-        if left.equals in ("arange", "zeros") or left.equals in found:
+        if left.equals in found or Content.parse(left.equals) is not None:
             found[left.name] = expected(left, plan, found.__getitem__)
         else:
             found[left.name] = checkpoint.read(left.name)

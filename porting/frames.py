@@ -6,6 +6,7 @@ import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 
@@ -57,9 +58,16 @@ def is_installed(file: str) -> bool:
     return file.startswith(_INSTALLED)
 
 
+def _inner(function: Callable[..., object]) -> Callable[..., object]:
+    """What a decorated function, or one with some arguments given, calls in the end."""
+    while isinstance(function, partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, partial) else inspect.unwrap(function)
+    return function
+
+
 def place_of(made: object) -> str:
     """``file:line`` of a function, a class or a module's forward; empty for what has none."""
-    made = inspect.unwrap(made) if callable(made) else made
+    made = _inner(made) if callable(made) else made
     code = getattr(made, "__code__", None) or getattr(getattr(made, "__func__", None), "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -72,7 +80,7 @@ def place_of(made: object) -> str:
 
 def signature_of(function: Callable[..., object]) -> str:
     """A function's arguments and its place, ``(ids, mask=None) at model.py:12``."""
-    inner = inspect.unwrap(function)
+    inner = _inner(function)
     code = getattr(inner, "__code__", None) or getattr(getattr(inner, "__func__", None), "__code__", None)
     try:
         spelled = [str(one.replace(annotation=one.empty)) for one in inspect.signature(function).parameters.values()]

@@ -22,9 +22,10 @@ from porting.errors import Code, Fault
 from porting.limits import moving, spending
 from porting.lineage import Provenance, provenance, remember
 from porting.notation.table import Architecture, Table
+from porting.ops import Content
 from porting.plan.check import check
 from porting.plan.config import arguments
-from porting.plan.move import forward
+from porting.plan.move import compute_whole, forward
 from porting.plan.plan import LeftOut, Plan
 from porting.sharding import Crew, Filled, fill, is_sharded, require_equal, unequal
 from porting.tables import chosen_for, find_table
@@ -219,6 +220,9 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
             if plan.dtype is not None:
                 read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
             values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
+    for recipe in plan.made:
+        with moving(recipe.nbytes):
+            values[recipe.name] = compute_whole(recipe, checkpoint.read)
     return values
 
 
@@ -283,14 +287,8 @@ def expected(left: LeftOut, plan: Plan, read: Callable[[str], Tensor]) -> Tensor
         read: gives the other tensors.
     """
     shape, dtype = plan.sources[left.name].shape, plan.sources[left.name].dtype
-    match left.equals:
-        case "zeros":
-            return torch.zeros(shape, dtype=dtype)
-        case "arange":
-            last = shape[-1] if shape else 1
-            return torch.arange(last).to(dtype).expand(shape)
-        case name:
-            return read(name)
+    content = None if left.equals in plan.sources else Content.parse(left.equals)
+    return read(left.equals) if content is None else content.whole(shape, dtype)
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

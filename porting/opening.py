@@ -78,7 +78,8 @@ class Folder:
         path: the directory; it may be a link itself.
         follow_links: follow links of its files to anywhere.  Otherwise a link may lead anywhere inside of the
             directory; outside of it only into the ``blobs`` of the hub cache that it is a snapshot in.
-        inside: the folder that it lies directly in; it is then opened by its name there, and may be no link.
+        inside: the folder that it lies directly in, or that it is itself; it is then opened by its name there, and may
+            be no link.
 
     Attributes:
         path: its path when it was opened.
@@ -96,10 +97,33 @@ class Folder:
             if inside is None:
                 self.descriptor = os.open(path, DIRECTORY)
             else:
-                self.descriptor = os.open(path.name, DIRECTORY | os.O_NOFOLLOW, dir_fd=inside.descriptor)
+                name = "." if path == inside.path else path.name
+                self.descriptor = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=inside.descriptor)
         except (OSError, ValueError) as error:
+            if inside is not None and inside.kind(path.name) == "a link":
+                raise _not_followed(path, "a link where a directory should be", "the directory") from error
             raise open_error(error, path, where=str(path)) from error
         weakref.finalize(self, os.close, self.descriptor)
+
+    def again(self) -> Folder:
+        """The same directory, with files of its own for :meth:`require_in_place`."""
+        return Folder(self.path, follow_links=self._follow_links, inside=self)
+
+    def inner(self, name: str) -> Folder:
+        """A directory in it, which is a link only where links to anywhere are followed.
+
+        Raises:
+            CheckpointError: it is no directory, or may not be read.
+        """
+        if self._follow_links:
+            return Folder(self.path / name, follow_links=True)
+        return Folder(self.path / name, inside=self)
+
+    def leads_to_directory(self, name: str) -> bool:
+        """Whether a directory stands at a name, or a link to one where links are followed."""
+        if self._follow_links:
+            return (self.path / name).is_dir()
+        return self.kind(name) == "a directory"
 
     def listing(self) -> int:
         """A descriptor for listing, locking and flushing it; whoever has it closes it.
@@ -207,20 +231,13 @@ class Folder:
             raise open_error(error, path, where=where) from error
         if target.is_relative_to(home):
             return _walked(self.descriptor, target.relative_to(home).parts, path, limit)
-        blobs = home.parent.parent / "blobs"
-        if home.parent.name == "snapshots" and target.is_relative_to(blobs):
+        cache = next((one.parent for one in home.parents if one.name == "snapshots"), None)
+        blobs = (cache or home) / "blobs"
+        if cache is not None and target.is_relative_to(blobs):
             with ExitStack() as stack:
                 descriptor = _directory(str(blobs), None, path, stack)
                 return _walked(descriptor, target.relative_to(blobs).parts, path, limit)
-        fault = Fault(
-            code=Code.LINK_LEAVES_CHECKPOINT,
-            where=where,
-            message=f"a link to {quote(str(target))}, outside the checkpoint",
-            hint=told(
-                called="copy the file here, or pass follow_links=True if you trust it", typed="copy the file here"
-            ),
-        )
-        raise CheckpointError(fault)
+        raise _not_followed(path, f"a link to {quote(str(target))}, outside the checkpoint", "the file")
 
     def read(self, name: str, *, limit: int) -> bytes:
         """The whole of one of its files; arguments and errors as of :meth:`open`."""
@@ -339,6 +356,12 @@ def was_changed(then: os.stat_result, now: os.stat_result) -> bool:
     states = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in (then, now)]
     hidden = now.st_ctime_ns != then.st_ctime_ns and now.st_nlink == then.st_nlink
     return states[0] != states[1] or hidden
+
+
+def _not_followed(path: Path, message: str, what: str) -> CheckpointError:
+    """The error for a link that leads out of a checkpoint."""
+    hint = told(called=f"copy {what} here, or pass follow_links=True if you trust it", typed=f"copy {what} here")
+    return CheckpointError(Fault(code=Code.LINK_LEAVES_CHECKPOINT, where=str(path), message=message, hint=hint))
 
 
 def is_plain(name: str) -> bool:

@@ -20,8 +20,8 @@ from porting.plan.copies import Copy
 from porting.plan.pieces import parts, reading
 from porting.stored import Stored
 
-Heard = Callable[[int, Sequence[memoryview]], None]
-"""Told where in a piece of a tensor some bytes were read, and the buffers that hold them, one after the other."""
+OnRead = Callable[[int, Sequence[memoryview]], None]
+"""Called with where in a piece of a tensor bytes were read, and the buffers that hold them, one after the other."""
 
 
 class Staging:
@@ -42,7 +42,7 @@ class Staging:
         self._rows: list[memoryview] = []
 
     def read(
-        self, one: Stored, dtype: torch.dtype, start: int, stop: int, *, most: int = 0, heard: Heard | None = None
+        self, one: Stored, dtype: torch.dtype, start: int, stop: int, *, most: int = 0, on_read: OnRead | None = None
     ) -> Iterator[tuple[Tensor, Copy]]:
         """What a move brings into the elements from ``start`` to ``stop`` of its target.
 
@@ -51,7 +51,7 @@ class Staging:
             dtype: its source's.
             start, stop: the window, in row-major order.
             most: bytes to be read at a time; 0 for as many as there is memory.
-            heard: told what is read, in the order in which that is done.
+            on_read: called with what is read, in the order in which that is done.
 
         Yields:
             Parts of it, their target counted from ``start``, each with its elements: a view of the memory, which the
@@ -70,8 +70,8 @@ class Staging:
                 for begun, ended in how.calls():
                     at = how.starts[begun] * width
                     one.file.read_rows(rows[begun:ended], one.extent.start + at)
-                    if heard is not None:
-                        heard(at, rows[begun:ended])
+                    if on_read is not None:
+                        on_read(at, rows[begun:ended])
                 if dtype == torch.bool:
                     _require_booleans(self.memory[: how.numel].view(-1, pitch)[:, :size], one.file, part.source)
                 flat = self.memory[: how.numel * width].view(dtype)

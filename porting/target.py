@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,6 +71,23 @@ def slots(module: nn.Module) -> dict[str, Slot]:
             same_as=same_as,
         )
     return found
+
+
+def with_arguments(module: nn.Module, values: Mapping[str, object]) -> nn.Module:
+    """The module with some arguments of its forward given, which every call may leave out then.
+
+    Args:
+        module: it stays as it is.
+        values: the arguments, by name.
+
+    Returns:
+        A module that shares its parameters, buffers and parts; the module itself where there are no values.
+    """
+    if not values:
+        return module
+    bound = copy.copy(module)
+    bound.forward = partial(bound.forward, **values)
+    return bound
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

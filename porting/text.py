@@ -25,6 +25,7 @@ from porting.loading import Into, load
 from porting.notation.table import Table
 from porting.plan.config import arguments
 from porting.tables import find_table
+from porting.target import with_arguments
 from porting.tokenizer import TextTokenizer, read_tokenizer
 from porting.trials.inputs import for_port, positions_of
 from porting.trials.logits import LogitsReader, Wanted
@@ -312,6 +313,7 @@ def open_text_model(
     if tasks and into is None and architecture is None:
         architecture = _architecture(chosen, checkpoint, tasks)
     module = load(checkpoint, into, chosen, architecture=architecture, dtype=torch.float32, trust=trust)
+    module = with_arguments(module, chosen.arguments)
     return TextModel(
         module=module,
         tokenizer=tokenizer,

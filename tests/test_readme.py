@@ -7,12 +7,17 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertModel
 
 import porting
 from porting.embedded import embedded_checkpoint
 from porting.notation.table import parse_table
+from porting.verification import Case
 from tests.cli.conftest import Run, run
 from tests.guards.tree import ROOT
 
@@ -21,6 +26,7 @@ __all__ = ["run"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)  # (language, text)
 PAGE = (ROOT / "docs" / "your-own-model.md").read_text(encoding="utf-8")
+PROGRAMS = [text for language, text in BLOCKS if language == "python"]
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
 
 NUMBER = re.compile(r"\d[\d,.]*(?:e[+-]\d+)?")
@@ -75,7 +81,8 @@ def matches(line: str, wanted: str) -> bool:
 def test_every_block_is_of_a_kind_that_is_executed() -> None:
     kinds = [language or text.split(maxsplit=1)[0] for language, text in BLOCKS]
     assert set(kinds) == {"python", "console", "toml", "porting", "make", REPORT}
-    assert kinds.count("python") == kinds.count(REPORT) == kinds.count("make") == kinds.count("toml") == 1
+    assert kinds.count("python") == 2
+    assert kinds.count(REPORT) == kinds.count("make") == kinds.count("toml") == 1
 
 
 @pytest.mark.slow
@@ -83,10 +90,54 @@ def test_the_first_lines_print_the_report(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    (program,) = [text for language, text in BLOCKS if language == "python"]
+    program, _ = PROGRAMS
     (shown,) = [text for language, text in BLOCKS if not language and text.startswith(REPORT)]
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - the project's own example
     same_lines(shown, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_a_module_of_your_own_is_filled_in_five_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop("my_bert", None)
+    _, program = PROGRAMS
+    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - the project's own example
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layer_norm_eps": 1e-5}, {"hidden_act": "gelu_new"}, {"mask": "no token is hidden"}], ids=str
+)
+def test_the_usual_test_passes_what_the_proof_does_not(wrong: dict[str, Any]) -> None:
+    """On a freshly initialised model, and for a mask in rows without padding."""
+    torch.manual_seed(0)
+    fields: dict[str, Any] = {
+        "vocab_size": 99,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+    }
+    config = BertConfig(**fields)
+    right: Any = BertModel(config)
+    right.eval()
+    other: Any = Unmasked(config) if "mask" in wrong else BertModel(BertConfig(**fields, **wrong))
+    other.eval()
+    other.load_state_dict(right.state_dict())
+    given = {"input_ids": torch.randint(0, 99, (2, 9)), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    with torch.no_grad():
+        ours, theirs = (one(**given).last_hidden_state for one in (other, right))
+    assert torch.allclose(ours, theirs, atol=1e-3)
+    given["attention_mask"] = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+    report = porting.verify(reference=right, into=other, loaded=True, inputs=[Case("padded", given)], causes=False)
+    assert report.verdict == "different"
+
+
+class Unmasked(BertModel):  # type: ignore[no-untyped-call]  # transformers has no types
+    """BERT that is told of no padding."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:  # what the model returns
+        return super().forward(input_ids=input_ids)
 
 
 def test_the_table_is_read() -> None:

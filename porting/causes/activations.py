@@ -14,7 +14,7 @@ from torch import Tensor
 from porting.causes.cause import Cause, dial, other
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import ACTIVATIONS
-from porting.causes.model_parts import Activation, Anatomy
+from porting.causes.model_parts import Activation, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
@@ -24,9 +24,9 @@ def applied(site: Activation, function: Callable[[Tensor], Tensor]) -> Callable[
     return lambda values, call: function(values[site.input])
 
 
-def pools(site: Activation, anatomy: Anatomy) -> bool:
+def pools(site: Activation, model_parts: ModelParts) -> bool:
     """Whether it is applied to one vector for each row, and not to one for each token."""
-    return anatomy.tape[site.input].ndim == 2 and site.name == "tanh"
+    return model_parts.tape[site.input].ndim == 2 and site.name == "tanh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,10 @@ class WrongActivation(Cause):
 
     function: str
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each activation that is another one."""
-        for site in anatomy.activations:
-            if site.name != self.function and anatomy.tape[site.input].is_floating_point():
+        for site in model_parts.activations:
+            if site.name != self.function and model_parts.tape[site.input].is_floating_point():
                 detail = f"{self.function} where the reference has {site.name or 'another function'}"
                 yield other(site.call, applied(site, ACTIVATIONS[self.function]), detail)
 
@@ -52,15 +52,15 @@ class Shaped(Cause):
     first: float
     last: float
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: the number is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each activation, but the pooler's."""
-        for site in anatomy.activations:
-            if not pools(site, anatomy) and anatomy.tape[site.input].is_floating_point():
+        for site in model_parts.activations:
+            if not pools(site, model_parts) and model_parts.tape[site.input].is_floating_point():
                 detail = f"{self.says} where the reference has {site.name or 'another function'}"
                 yield dial(site.call, partial(self._rewrite, site), detail.format, geometric(self.first, self.last, 6))
 
@@ -71,20 +71,20 @@ class Shaped(Cause):
 class ActivationMissing(Cause):
     """None at all."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each activation, but the pooler's."""
-        for site in anatomy.activations:
-            if not pools(site, anatomy):
+        for site in model_parts.activations:
+            if not pools(site, model_parts):
                 yield other(site.call, applied(site, lambda value: value))
 
 
 class PoolerTanhMissing(Cause):
     """None in the pooler."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """The pooler's."""
-        for site in anatomy.activations:
-            if pools(site, anatomy):
+        for site in model_parts.activations:
+            if pools(site, model_parts):
                 yield other(site.call, applied(site, lambda value: value))
 
 

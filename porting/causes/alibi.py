@@ -13,7 +13,7 @@ from torch import Tensor
 from porting.causes.cause import Cause, dial, joins, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SUM
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite
 from porting.causes.tape import Call, Ref, Tape
 
@@ -46,10 +46,10 @@ class Biases:
         return joins(self.scores, self.bias, lambda scores, bias: scores + ratio.to(bias) * bias)
 
 
-def linear_biases(anatomy: Anatomy) -> Iterator[Biases]:
+def linear_biases(model_parts: ModelParts) -> Iterator[Biases]:
     """Those of each attention."""
-    tape = anatomy.tape
-    for one in anatomy.attentions:
+    tape = model_parts.tape
+    for one in model_parts.attentions:
         for call in one.steps:
             rest = [ref for ref in call.reads if not tape.learned(ref)]
             slopes = _slopes(tape, rest[0]) if call.name in SUM and len(rest) == 1 else None
@@ -72,37 +72,37 @@ def _slopes(tape: Tape, ref: Ref) -> Tensor | None:
 class BiasesMissing(Cause):
     """None."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that has some."""
-        for one in linear_biases(anatomy):
+        for one in linear_biases(model_parts):
             yield other(one.call, reads(one.scores), where=one.where)
 
 
 class BiasesBackwards(Cause):
     """Of the other sign."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that has some."""
-        for one in linear_biases(anatomy):
+        for one in linear_biases(model_parts):
             yield other(one.call, one.turned(torch.neg), where=one.where)
 
 
 class Slopes(Cause):
     """Other slopes."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that has some: in another order, and the same for all heads."""
         ways = {
             "the heads' slopes are in the other order": lambda slopes: slopes.flip(0),
             "the slopes begin at 1": lambda slopes: slopes / slopes.abs().max(),
         }
-        for one in linear_biases(anatomy):
+        for one in linear_biases(model_parts):
             for detail, way in ways.items():
                 yield other(one.call, one.turned(way), detail, where=one.where)
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each attention that has some: of another base, and all by a factor."""
-        for one in linear_biases(anatomy):
+        for one in linear_biases(model_parts):
             detail = f"they fall to 2^-{{}} where the reference has 2^-{one.steepest:.6g}".format
             yield dial(one.call, partial(_based, one), detail, geometric(0.5, 50.0, 6), where=one.where)
             detail = "they are multiplied by {}".format

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from porting.causes.cause import Cause, given_instead, other
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.structure import Block, behind, pre_norm
 from porting.causes.tape import Call, Ref
@@ -16,12 +16,12 @@ Stream = Callable[[Values], Tensor]
 """What flows into a block, or out of it."""
 
 
-def normed_branch(anatomy: Anatomy) -> Iterator[Block]:
+def normed_branch(model_parts: ModelParts) -> Iterator[Block]:
     """``x + norm(f(x))``: each sum whose branch ends with a norm, and reads the stream without one."""
-    before = {block.sum.call.number for block in pre_norm(anatomy)}
-    for one in anatomy.residuals:
-        ends = behind(anatomy, one.branch)
-        for norm in anatomy.norms:
+    before = {block.sum.call.number for block in pre_norm(model_parts)}
+    for one in model_parts.residuals:
+        ends = behind(model_parts, one.branch)
+        for norm in model_parts.norms:
             if norm.output in ends and one.call.number not in before:
                 yield Block(one, norm)
 
@@ -29,13 +29,13 @@ def normed_branch(anatomy: Anatomy) -> Iterator[Block]:
 class NormBehind(Cause):
     """``x + norm(f(x))`` for ``x + f(norm(x))``."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each pre-norm block, as its norm, its branch's input or its sum shows it."""
         before: list[Stream] = []
-        for block in sorted(pre_norm(anatomy), key=lambda block: block.sum.call.number):
+        for block in sorted(pre_norm(model_parts), key=lambda block: block.sum.call.number):
             norm, branch = block.norm, _now(block.sum.branch)
             yield other(norm.call, _gives(_normed(block, branch)))
-            readers = anatomy.tape.users(norm.output)
+            readers = model_parts.tape.users(norm.output)
             streams = [_now(block.sum.stream), *before]
             ends = [_normed(block, branch), _recorded(norm.output)]
             yield from _read_and_summed(block, readers, norm.output, streams, streams, ends)
@@ -45,14 +45,14 @@ class NormBehind(Cause):
 class NormBefore(Cause):
     """``x + f(norm(x))`` for ``x + norm(f(x))``."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each block whose branch ends with a norm, as its norm, its branch's input or its sum shows it."""
         before: list[Stream] = []
-        for block in sorted(normed_branch(anatomy), key=lambda block: block.sum.call.number):
+        for block in sorted(normed_branch(model_parts), key=lambda block: block.sum.call.number):
             norm, branch, stream = block.norm, _now(block.norm.input), block.sum.stream
             streams = [_now(stream), *before]
-            inside = {call.number for call in anatomy.tape.before(block.sum.branch)}
-            readers = [call for call in anatomy.tape.users(stream) if call.number in inside]
+            inside = {call.number for call in model_parts.tape.before(block.sum.branch)}
+            readers = [call for call in model_parts.tape.users(stream) if call.number in inside]
             for one in streams:
                 yield other(norm.call, _gives(_normed(block, one)))
             given = [_recorded(norm.output), *(_normed(block, one) for one in streams)]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from porting.causes.fitting import Dial
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 
@@ -38,12 +38,12 @@ class Cause(ABC):
     pinned: bool = False
 
     @abstractmethod
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """The ways in which the reference would compute, had it this mistake, one place at a time."""
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """The places at which a number may be another one: where no alteration fits, it is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
 

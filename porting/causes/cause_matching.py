@@ -15,7 +15,7 @@ from porting.causes.cause import Cause
 from porting.causes.extra import Turned, extras
 from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Mark, Place, Suspicion
 from porting.causes.fitting import Dial, Solution, solved_for
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Stage
 from porting.causes.weights import OTHER, replaced, solved, words
 
@@ -44,7 +44,7 @@ class Search:
     """The search on one tape.
 
     Args:
-        anatomy: the reference's.
+        model_parts: the reference's.
         stage: its tape, with what the isolated run held still.
         causes: the catalogue.
         distance: how far the altered values of a mark's sources are from the port's value there.
@@ -57,7 +57,7 @@ class Search:
         until: when it ends (:func:`time.thread_time`); what was not tried by then explains nothing.
     """
 
-    anatomy: Anatomy
+    model_parts: ModelParts
     stage: Stage
     causes: Sequence[Cause]
     distance: Callable[[Mark, Mapping[str, Tensor]], Gap]
@@ -78,8 +78,8 @@ class Search:
     @torch.no_grad()
     def __post_init__(self) -> None:
         for cause in self.causes:
-            self._all += [Candidate((cause,), (one,)) for one in cause.alterations(self.anatomy)]
-            self._dials += [(cause, one) for one in cause.dials(self.anatomy)]
+            self._all += [Candidate((cause,), (one,)) for one in cause.alterations(self.model_parts)]
+            self._dials += [(cause, one) for one in cause.dials(self.model_parts)]
 
     @torch.no_grad()
     def reproduces(self, mark: Mark, candidate: Candidate) -> bool:
@@ -365,14 +365,14 @@ class Search:
 
     def _weights(self, mark: Mark, target: Tensor) -> Finding | None:
         """A linear map with other weights, which the port's own values tell."""
-        solution = solved(self.anatomy, self.stage, mark.sources[0], target)
+        solution = solved(self.model_parts, self.stage, mark.sources[0], target)
         if solution is None:
             return None
         linear, matrix = solution
         left = self._distance(mark, {linear.call.number: replaced(linear, matrix)}).largest
         if left > max(mark.bound, SOLVED) or not self.confirms_weights(mark, linear.call.module, matrix):
             return None
-        name, what, fix = words(linear, self.anatomy, compared=self.weights_compared)
+        name, what, fix = words(linear, self.model_parts, compared=self.weights_compared)
         if name == OTHER and not self.solving:
             return None
         return Finding(
@@ -388,7 +388,7 @@ class Search:
     @torch.no_grad()
     def maps(self, mark: Mark, module: str, matrix: Tensor) -> bool:
         """Whether a module with these weights gives what the port gives at a mark in this case, too."""
-        alike = (one for one in self.anatomy.linears if one.call.module == module)
+        alike = (one for one in self.model_parts.linears if one.call.module == module)
         return any(
             self._distance(mark, {one.call.number: replaced(one, matrix)}).largest <= max(mark.bound, SOLVED)
             for one in alike

@@ -8,7 +8,7 @@ from functools import partial
 from porting.causes.capping import Clamp
 from porting.causes.cause import Cause, dial, given_instead, other, reads
 from porting.causes.fitting import Dial, geometric
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Rewrite
 from porting.causes.tape import Ref
@@ -19,9 +19,9 @@ SIZES = geometric(1e-2, 1e3, 3)
 class ClampMissing(Cause):
     """None."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each clamp."""
-        for one in anatomy.clamps:
+        for one in model_parts.clamps:
             yield other(one.call, reads(one.input), f"to {said(one)}")
 
 
@@ -34,18 +34,18 @@ def said(one: Clamp) -> str:
 class OtherClamp(Cause):
     """At another number."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Those that clamp on one side alone, and those that do so on both."""
-        for one in anatomy.clamps:
+        for one in model_parts.clamps:
             size = one.most if one.most is not None else -(one.least or 0.0)
             ways = {(None, size): "from above alone", (-size, None): "from below alone", (-size, size): "on both sides"}
             for (least, most), detail in ways.items():
                 if (least, most) != (one.least, one.most):
                     yield other(one.call, _within(one, least, most), detail)
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each clamp."""
-        for one in anatomy.clamps:
+        for one in model_parts.clamps:
             yield dial(one.call, _sized(one), f"at {{}} where the reference has {said(one)}".format, SIZES)
 
 
@@ -60,18 +60,18 @@ def _sized(one: Clamp) -> Callable[[float], Rewrite]:
 class ClampExtra(Cause):
     """One that should not be there."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: its number is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each projection into query, key or value, as what reads it shows."""
-        clamped = {one.input for one in anatomy.clamps}
-        for linear in anatomy.linears:
+        clamped = {one.input for one in model_parts.clamps}
+        for linear in model_parts.linears:
             given = linear.call.result
-            readers = anatomy.tape.users(given)
-            if role_of(linear, anatomy) in ("query", "key", "value", "fused") and given not in clamped and readers:
+            readers = model_parts.tape.users(given)
+            if role_of(linear, model_parts) in ("query", "key", "value", "fused") and given not in clamped and readers:
                 calls = frozenset(call.number for call in readers)
                 turned = partial(_clamped, given, calls)
                 detail = "at {} where the reference has no clamp".format

@@ -14,7 +14,7 @@ from torch import Tensor
 from porting.causes.cause import Cause, after, dial, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SCALING
-from porting.causes.model_parts import Anatomy, Embedding
+from porting.causes.model_parts import Embedding, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 
@@ -25,9 +25,9 @@ class Left(Cause):
 
     role: str
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of that kind."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             if one.role == self.role:
                 yield other(one.call, after(torch.zeros_like))
 
@@ -35,11 +35,11 @@ class Left(Cause):
 class TypesIgnored(Cause):
     """All tokens are of the first type."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of token types, where there are several."""
-        for one in anatomy.embeddings:
-            if one.role == "types" and bool(anatomy.tape[one.ids].any()):
-                yield other(one.call, looked_up(one, torch.zeros_like(anatomy.tape[one.ids])))
+        for one in model_parts.embeddings:
+            if one.role == "types" and bool(model_parts.tape[one.ids].any()):
+                yield other(one.call, looked_up(one, torch.zeros_like(model_parts.tape[one.ids])))
 
 
 def looked_up(one: Embedding, ids: Tensor) -> Rewrite:
@@ -62,22 +62,22 @@ MOST = 600
 class PositionOffset(Cause):
     """Positions that are counted from somewhere else."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of positions, by the usual numbers."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             if one.role == "positions":
-                ids = anatomy.tape[one.ids]
+                ids = model_parts.tape[one.ids]
                 for offset in OFFSETS:
                     yield other(one.call, looked_up(one, ids + offset), f"off by {offset:+d}")
-                    for real in _real(anatomy, ids):
+                    for real in _real(model_parts, ids):
                         yield other(one.call, looked_up(one, ids + offset * real), f"off by {offset:+d}")
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each embedding of positions, by any other number for which the table has rows."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             if one.role == "positions":
-                ids = anatomy.tape[one.ids]
-                least, most = -int(ids.max()), anatomy.tape[one.weight].shape[0] - 1 - int(ids.min())
+                ids = model_parts.tape[one.ids]
+                least, most = -int(ids.max()), model_parts.tape[one.weight].shape[0] - 1 - int(ids.min())
                 possible = [offset for offset in range(max(least, -MOST), min(most, MOST) + 1) if offset]
                 if possible:
                     yield dial(one.call, partial(_moved, one, ids), "off by {}".format, possible, whole=True)
@@ -90,16 +90,16 @@ def _moved(one: Embedding, ids: Tensor, offset: float) -> Rewrite:
 class PositionsEnd(Cause):
     """Positions that stop, or begin again."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: where they end is looked for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each embedding of positions, by each number that its rows can show."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             if one.role == "positions":
-                ids = anatomy.tape[one.ids]
+                ids = model_parts.tape[one.ids]
                 ends = range(max(int(ids.max()) - MOST, 1), int(ids.max()))
                 for way, says in ((_stopped, "they stop at {}"), (_again, "they begin again after {}")):
                     if ends:
@@ -117,14 +117,14 @@ def _again(one: Embedding, ids: Tensor, end: float) -> Rewrite:
 class PositionsAroundPadding(Cause):
     """Positions that skip padding, or that do not."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of positions whose rows count otherwise in a padded batch."""
-        for one in anatomy.embeddings:
-            ids = anatomy.tape[one.ids]
+        for one in model_parts.embeddings:
+            ids = model_parts.tape[one.ids]
             if one.role != "positions" or ids.ndim != 2:
                 continue
             first = int(ids.min())
-            for real in _real(anatomy, ids):
+            for real in _real(model_parts, ids):
                 full = real.bool().all(-1)
                 for start in dict.fromkeys((first, max(first - 1, 0))):
                     ways = (
@@ -138,13 +138,13 @@ class PositionsAroundPadding(Cause):
                             yield other(one.call, looked_up(one, start + counted))
 
 
-def _real(anatomy: Anatomy, ids: Tensor) -> Iterator[Tensor]:
+def _real(model_parts: ModelParts, ids: Tensor) -> Iterator[Tensor]:
     """What is no padding [b s], 0 or 1, for positions [b s] or [1 s]: by the mask, and by the words themselves."""
-    masks = [anatomy.inputs.get("attention_mask")]
-    for one in anatomy.embeddings:
+    masks = [model_parts.inputs.get("attention_mask")]
+    for one in model_parts.embeddings:
         word = one.call.argument(2, "padding_idx")
         if one.role == "words" and isinstance(word, int):
-            masks.append((anatomy.tape[one.ids] != word).long())
+            masks.append((model_parts.tape[one.ids] != word).long())
     for mask in masks:
         fits = mask is not None and mask.ndim == ids.ndim == 2 and mask.shape[-1] == ids.shape[-1]
         if fits and mask is not None and len(ids) in (1, len(mask)):
@@ -154,41 +154,41 @@ def _real(anatomy: Anatomy, ids: Tensor) -> Iterator[Tensor]:
 class PositionsFromTheEnd(Cause):
     """The last token has position 0."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of positions."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             if one.role == "positions":
-                yield other(one.call, looked_up(one, anatomy.tape[one.ids].flip(-1)))
+                yield other(one.call, looked_up(one, model_parts.tape[one.ids].flip(-1)))
 
 
 class ScaleMissing(Cause):
     """The embeddings are not scaled."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding that is multiplied by a number."""
-        for one in anatomy.embeddings:
-            for call in anatomy.tape.users(one.call.result):
-                number = number_of(anatomy, call)
+        for one in model_parts.embeddings:
+            for call in model_parts.tape.users(one.call.result):
+                number = number_of(model_parts, call)
                 if call.name in SCALING and number is not None and number != 1:
                     yield other(call, reads(one.call.result))
 
 
-def number_of(anatomy: Anatomy, call: Call) -> float | None:
+def number_of(model_parts: ModelParts, call: Call) -> float | None:
     """The number that a call is given, as one or as a tensor that no parameter is in."""
     for one in call.args:
         if isinstance(one, int | float):
             return float(one)
-        if isinstance(one, Ref) and anatomy.tape[one].ndim == 0 and not anatomy.tape.learned(one):
-            return float(anatomy.tape[one])
+        if isinstance(one, Ref) and model_parts.tape[one].ndim == 0 and not model_parts.tape.learned(one):
+            return float(model_parts.tape[one])
     return None
 
 
 class ScaleExtra(Cause):
     """The embeddings are scaled though they should not be."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of words; where it is scaled already, once more."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             if one.role == "words":
                 yield other(one.call, after(lambda value: value * value.shape[-1] ** 0.5))
 
@@ -196,25 +196,25 @@ class ScaleExtra(Cause):
 class ScaleOther(Cause):
     """The embeddings are scaled by another number."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: the number is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each embedding of words."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             if one.role == "words":
-                number = scale_of(anatomy, one)
-                width = anatomy.tape[one.weight].shape[-1]
+                number = scale_of(model_parts, one)
+                width = model_parts.tape[one.weight].shape[-1]
                 detail = partial(_scaled, spelled(number, width))
                 yield dial(one.call, partial(_by, number), detail, geometric(1e-3, 1e3, 3))
 
 
-def scale_of(anatomy: Anatomy, one: Embedding) -> float:
+def scale_of(model_parts: ModelParts, one: Embedding) -> float:
     """What an embedding is multiplied by; 1 where it is not."""
-    for call in anatomy.tape.users(one.call.result):
-        number = number_of(anatomy, call)
+    for call in model_parts.tape.users(one.call.result):
+        number = number_of(model_parts, call)
         if call.name in SCALING and number:
             return 1 / number if "div" in call.name else number
     return 1.0
@@ -236,23 +236,23 @@ def _scaled(expected: str, found: str) -> str:
 class TypesSwapped(Cause):
     """Types counted from the other end."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of token types, where the table has several."""
-        for one in anatomy.embeddings:
-            ids = anatomy.tape[one.ids]
-            if one.role == "types" and anatomy.tape[one.weight].shape[0] > 1:
-                yield other(one.call, looked_up(one, anatomy.tape[one.weight].shape[0] - 1 - ids))
+        for one in model_parts.embeddings:
+            ids = model_parts.tape[one.ids]
+            if one.role == "types" and model_parts.tape[one.weight].shape[0] > 1:
+                yield other(one.call, looked_up(one, model_parts.tape[one.weight].shape[0] - 1 - ids))
 
 
 class PaddingRow(Cause):
     """The padding word's embedding is zero."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of words that has a padding word."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             word = one.call.argument(2, "padding_idx")
             if one.role == "words" and isinstance(word, int) and word >= 0:
-                yield other(one.call, self._without(anatomy.tape[one.ids] == word))
+                yield other(one.call, self._without(model_parts.tape[one.ids] == word))
 
     @staticmethod
     def _without(places: Tensor) -> Rewrite:
@@ -262,13 +262,13 @@ class PaddingRow(Cause):
 class WordsPermuted(Cause):
     """A special token was put before the vocabulary, so that every word has its neighbour's row."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of words, by one."""
-        for one in anatomy.embeddings:
+        for one in model_parts.embeddings:
             if one.role == "words":
                 for offset in (-1, 1):
-                    rows = anatomy.tape[one.weight].shape[0]
-                    ids = (anatomy.tape[one.ids] + offset) % rows
+                    rows = model_parts.tape[one.weight].shape[0]
+                    ids = (model_parts.tape[one.ids] + offset) % rows
                     yield other(one.call, looked_up(one, ids), f"off by {offset:+d}")
 
 

@@ -14,7 +14,7 @@ from porting.causes.attention import Attention
 from porting.causes.cause import Cause, after, dial, given_instead, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import SCALING, SUM
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
@@ -38,10 +38,10 @@ class Rescaled(Cause):
 
     factor: Callable[[int, int, float], float]
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that is scaled, but the query beforehand."""
-        for one in anatomy.attentions:
-            size, heads = one.size, anatomy.tape[one.query].shape[1] if anatomy.tape[one.query].ndim == 4 else 1
+        for one in model_parts.attentions:
+            size, heads = one.size, model_parts.tape[one.query].shape[1] if model_parts.tape[one.query].ndim == 4 else 1
             factor = self.factor(size, heads, one.scale)
             if factor and not math.isclose(factor, 1.0):
                 yield other(one.product, _times(factor), where=one.where)
@@ -50,14 +50,14 @@ class Rescaled(Cause):
 class OtherScale(Cause):
     """The scores by a factor that is no usual mistake."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: the factor is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each attention."""
-        for one in anatomy.attentions:
+        for one in model_parts.attentions:
             scale = one.scale * scaled_before(one)
             expected = f"{_spelled(scale, one.size)} is expected"
             yield dial(
@@ -102,10 +102,10 @@ class Cut(Cause):
 
     cut: Callable[[Heads, int], Iterator[tuple[str, Heads]]]
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention of four axes over its own positions."""
-        for one in anatomy.attentions:
-            tape = anatomy.tape
+        for one in model_parts.attentions:
+            tape = model_parts.tape
             refs = (one.query, one.key, one.value)
             if not one.own or any(tape[ref].ndim != 4 for ref in refs):
                 continue
@@ -156,10 +156,10 @@ def untransposed(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
 class HeadOrder(Cause):
     """The heads from the last to the first."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Of each attention what is put together; of query, key and value each."""
-        for one in anatomy.attentions:
-            if any(anatomy.tape[ref].ndim != 4 for ref in (one.query, one.key, one.value)):
+        for one in model_parts.attentions:
+            if any(model_parts.tape[ref].ndim != 4 for ref in (one.query, one.key, one.value)):
                 continue
             flipped = after(lambda heads: heads.flip(1))
             yield other(one.context, flipped, "when they are put together", where=one.where)
@@ -179,10 +179,10 @@ class HeadOrder(Cause):
 class HeadCount(Cause):
     """Another number of heads."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention of four axes, with each other number of heads that divides the width."""
-        for one in anatomy.attentions:
-            query = anatomy.tape[one.query]
+        for one in model_parts.attentions:
+            query = model_parts.tape[one.query]
             if query.ndim != 4 or one.merge is None:
                 continue
             heads, width = query.shape[1], query.shape[1] * query.shape[3]
@@ -210,9 +210,9 @@ class Merged(Cause):
 
     merge: Callable[[Tensor], Tensor]
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention whose heads are merged."""
-        for one in anatomy.attentions:
+        for one in model_parts.attentions:
             if one.merge is not None:
                 yield other(one.merge, reads(one.context.result, self.merge), where=one.where)
 
@@ -223,10 +223,10 @@ class SoftmaxAxis(Cause):
 
     axis: int
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention, its mask as it is, far down, and infinitely far down: a whole column may be masked."""
-        for one in anatomy.attentions:
-            if anatomy.tape[one.masked].ndim < -self.axis:
+        for one in model_parts.attentions:
+            if model_parts.tape[one.masked].ndim < -self.axis:
                 continue
             for lowest in (None, -1e30, -torch.inf):
                 yield Alteration(where=one.where, rewrites=self._rewrites(one, self._masked(one, lowest)))
@@ -258,12 +258,12 @@ class SoftmaxAxis(Cause):
 class PositionBiasMissing(Cause):
     """No learned bias on the scores."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each step between product and softmax that adds one."""
-        for one in anatomy.attentions:
+        for one in model_parts.attentions:
             previous = one.product.result
             for step in one.steps:
-                added = [ref for ref in step.reads if anatomy.tape.learned(ref) and ref != previous]
+                added = [ref for ref in step.reads if model_parts.tape.learned(ref) and ref != previous]
                 if added and previous in step.reads:
                     yield other(step, reads(previous), where=one.where)
                 previous = step.result

@@ -13,7 +13,7 @@ from torch import Tensor
 from porting.causes.attention import Attention
 from porting.causes.cause import Cause, dial, given_instead, other
 from porting.causes.fitting import Dial, geometric
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
@@ -32,12 +32,12 @@ class Masked(Cause):
     applies: Callable[[Attention], bool]
     detail: str = ""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention, and all that are alike at once where the mask is made for all."""
-        for one in anatomy.attentions:
-            call = anatomy.tape.maker(one.masked)
-            if call is not None and anatomy.tape[one.masked].ndim == 4 and self.applies(one):
-                for way in empty_rows(anatomy, self.mask(anatomy.tape[one.raw], one)):
+        for one in model_parts.attentions:
+            call = model_parts.tape.maker(one.masked)
+            if call is not None and model_parts.tape[one.masked].ndim == 4 and self.applies(one):
+                for way in empty_rows(model_parts, self.mask(model_parts.tape[one.raw], one)):
                     yield other(call, self.rewrite(one, way), self.detail, where=one.where)
 
     def rewrite(self, one: Attention, empty: Empty | None = None) -> Rewrite:
@@ -55,12 +55,12 @@ Empty = Callable[[Tensor, Tensor], Tensor]
 """Masked scores and the scores before -> the masked scores, with other rows where no key is left."""
 
 
-def empty_rows(anatomy: Anatomy, masked: Tensor) -> Iterator[Empty | None]:
+def empty_rows(model_parts: ModelParts, masked: Tensor) -> Iterator[Empty | None]:
     """What becomes of rows in which no key is left: all keys alike, as before the mask, or no numbers."""
     yield None
     if bool(_emptied(masked).any()):
         yield lambda masked, scores: torch.where(_emptied(masked), scores, masked)
-        if anatomy.broken:
+        if model_parts.broken:
             yield lambda masked, scores: masked.masked_fill(_emptied(masked), torch.nan)
 
 
@@ -153,23 +153,23 @@ class OtherWindow(Cause):
 
     instead: bool
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention without a window, with those that others have; any other width is looked for."""
-        for one in () if self.instead else anatomy.attentions:
-            call = anatomy.tape.maker(one.masked)
-            if call is not None and one.own and anatomy.tape[one.masked].ndim == 4 and not windowed(one):
-                for width, lowest in product(windows(anatomy), (alike, far_lowest, padding_lowest)):
+        for one in () if self.instead else model_parts.attentions:
+            call = model_parts.tape.maker(one.masked)
+            if call is not None and one.own and model_parts.tape[one.masked].ndim == 4 and not windowed(one):
+                for width, lowest in product(windows(model_parts), (alike, far_lowest, padding_lowest)):
                     detail = _sees(one, "no window", str(width))
                     yield other(call, _narrowed(one, lowest, width), detail, where=one.where)
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each attention over its own positions, with every width that its rows can show."""
-        for one in anatomy.attentions:
-            call, present = anatomy.tape.maker(one.masked), width_of(one)
+        for one in model_parts.attentions:
+            call, present = model_parts.tape.maker(one.masked), width_of(one)
             if (
                 call is None
                 or not one.own
-                or anatomy.tape[one.masked].ndim != 4
+                or model_parts.tape[one.masked].ndim != 4
                 or (present is not None) != self.instead
             ):
                 continue
@@ -235,14 +235,14 @@ def width_of(one: Attention) -> int | None:
 class OtherLayers(Cause):
     """The windows in other layers than the reference has them in."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention, where some have a window and some have none, with what the others have."""
-        own = [one for one in anatomy.attentions if one.own and anatomy.tape[one.masked].ndim == 4]
-        widths = windows(anatomy)
+        own = [one for one in model_parts.attentions if one.own and model_parts.tape[one.masked].ndim == 4]
+        widths = windows(model_parts)
         if len(widths) != 1 or all(windowed(one) for one in own):
             return
         for one in own:
-            call = anatomy.tape.maker(one.masked)
+            call = model_parts.tape.maker(one.masked)
             if call is not None and windowed(one):
                 free = Masked(name="", what="", looks="", fix="", mask=no_window, applies=windowed)
                 yield other(call, free.rewrite(one), where=one.where)
@@ -251,15 +251,15 @@ class OtherLayers(Cause):
                     yield other(call, _narrowed(one, lowest, widths[0]), where=one.where)
 
 
-def windows(anatomy: Anatomy) -> list[int]:
+def windows(model_parts: ModelParts) -> list[int]:
     """The widths of the windows that there are."""
-    return sorted({width for one in anatomy.attentions if (width := width_of(one)) is not None})
+    return sorted({width for one in model_parts.attentions if (width := width_of(one)) is not None})
 
 
 class CausalOff(Cause):
     """The diagonal somewhere else."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each causal attention, by a few positions to each side."""
         for offset in (1, -1, 2, -2):
             shown = f"{abs(offset)} position{'s' if abs(offset) > 1 else ''}"
@@ -268,7 +268,7 @@ class CausalOff(Cause):
             way = partial(_diagonal, offset=offset)
             causal: Callable[[Attention], bool] = lambda one: one.causal and width_of(one) is None  # noqa: E731
             yield from Masked(name="", what="", looks="", fix="", mask=way, applies=causal, detail=detail).alterations(
-                anatomy
+                model_parts
             )
 
 
@@ -280,16 +280,16 @@ def _diagonal(scores: Tensor, one: Attention, *, offset: int) -> Tensor:
 class TooWeak(Cause):
     """A mask that leaves padding a share."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: the number is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each attention with padding."""
-        for one in anatomy.attentions:
-            call = anatomy.tape.maker(one.masked)
-            if call is not None and padded(one) and anatomy.tape[one.masked].ndim == 4:
+        for one in model_parts.attentions:
+            call = model_parts.tape.maker(one.masked)
+            if call is not None and padded(one) and model_parts.tape[one.masked].ndim == 4:
                 detail = "{} is subtracted from the scores of padding".format
                 yield dial(call, partial(_lowered, one), detail, geometric(1e-2, 1e3, 3), where=one.where)
 
@@ -302,32 +302,32 @@ def _lowered(one: Attention, number: float) -> Rewrite:
 class Inverted(Cause):
     """Padding and the rest in each other's place."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention, by each number that people lower a score by: without padding nothing is left to attend to.
 
         A port that is given no mask has none to invert.
         """
-        if not any(name.endswith("mask") for name in anatomy.inputs):
+        if not any(name.endswith("mask") for name in model_parts.inputs):
             return
         for way in (partial(inverted, lowest=-1e4), partial(inverted, lowest=-1e9), inverted_whole):
             yield from Masked(name="", what="", looks="", fix="", mask=way, applies=lambda one: True).alterations(
-                anatomy
+                model_parts
             )
 
 
 class TokenMasked(Cause):
     """Keys of one token id are closed: the port takes it for padding, and the reference does not."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each self-attention, by each token id that may be meant."""
-        given = [anatomy.inputs[name] for name in ("input_ids", "decoder_input_ids") if name in anatomy.inputs]
+        given = [model_parts.inputs[name] for name in ("input_ids", "decoder_input_ids") if name in model_parts.inputs]
         for ids in (one for one in given if one.ndim == 2):
             for token in _likely_padding(ids):
                 detail = f"token id {token}"
                 mask, applies = partial(_without, token=token, ids=ids), partial(_over, ids=ids)
                 yield from Masked(
                     name="", what="", looks="", fix="", mask=mask, applies=applies, detail=detail
-                ).alterations(anatomy)
+                ).alterations(model_parts)
 
 
 MOST_TOKENS = 128
@@ -351,11 +351,11 @@ def _without(scores: Tensor, one: Attention, *, token: int, ids: Tensor) -> Tens
 class AfterSoftmax(Cause):
     """The mask on the probabilities."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention with padding."""
-        for one in anatomy.attentions:
-            call = anatomy.tape.maker(one.masked)
-            if call is None or not padded(one) or anatomy.tape[one.masked].ndim != 4:
+        for one in model_parts.attentions:
+            call = model_parts.tape.maker(one.masked)
+            if call is None or not padded(one) or model_parts.tape[one.masked].ndim != 4:
                 continue
             free = IGNORED.rewrite(one)
             yield Alteration(where=one.where, rewrites={call.number: free, one.context.number: _only(one)})

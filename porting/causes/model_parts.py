@@ -62,7 +62,7 @@ class Residual:
     branch: Ref
 
 
-class Anatomy:
+class ModelParts:
     """What a pass consists of.
 
     Args:

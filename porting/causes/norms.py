@@ -11,7 +11,7 @@ from torch import Tensor
 
 from porting.causes.cause import Cause, dial, other, reads
 from porting.causes.fitting import Dial, geometric
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.norming import Norm
 from porting.causes.recognising import LAYER, NORMS, RMS
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -29,9 +29,9 @@ class OfNorms(Cause):
 
     kind: str = LAYER
 
-    def norms(self, anatomy: Anatomy) -> Iterator[Norm]:
+    def norms(self, model_parts: ModelParts) -> Iterator[Norm]:
         """The norms of that kind."""
-        return (one for one in anatomy.norms if one.kind == self.kind)
+        return (one for one in model_parts.norms if one.kind == self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class NormOf(OfNorms):
 
     formula: Statistics
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm."""
-        for norm in self.norms(anatomy):
+        for norm in self.norms(model_parts):
             yield other(norm.call, affine(norm, self.formula))
 
 
@@ -96,15 +96,15 @@ def by_length(value: Tensor, norm: Norm) -> Tensor:
 class Bessel(OfNorms):
     """The variance of a sample."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm, with its own eps under the root, and with the annotated transformer's beside it."""
-        for norm in self.norms(anatomy):
+        for norm in self.norms(model_parts):
             yield other(norm.call, affine(norm, bessel))
             yield other(norm.call, _annotated(norm, ANNOTATED), self._detail(f"{ANNOTATED:g}"))
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each norm whose eps is added to the standard deviation."""
-        for norm in self.norms(anatomy):
+        for norm in self.norms(model_parts):
             yield dial(norm.call, partial(_annotated, norm), self._detail, geometric(1e-14, 10.0, 1))
 
     @staticmethod
@@ -127,16 +127,16 @@ def _centred(value: Tensor) -> Tensor:
 class NormEps(OfNorms):
     """Another eps."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm with each usual eps."""
-        for norm in self.norms(anatomy):
+        for norm in self.norms(model_parts):
             for eps in EPSILONS:
                 if eps != norm.eps:
                     yield other(norm.call, affine(norm, partial(standard, eps=eps)), self._detail(norm, f"{eps:.12g}"))
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """The eps of each norm."""
-        for norm in self.norms(anatomy):
+        for norm in self.norms(model_parts):
             yield dial(norm.call, partial(_with_eps, norm), partial(self._detail, norm), geometric(1e-14, 10.0, 1))
 
     @staticmethod
@@ -151,19 +151,19 @@ def _with_eps(norm: Norm, eps: float) -> Rewrite:
 class NormAxis(OfNorms):
     """Another axis."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm over each other axis."""
-        for norm in self.norms(anatomy):
-            for dim in range(-anatomy.tape[norm.input].ndim, -1):
+        for norm in self.norms(model_parts):
+            for dim in range(-model_parts.tape[norm.input].ndim, -1):
                 yield other(norm.call, affine(norm, partial(across, dim=dim)), f"axis {dim}")
 
 
 class NormGain(OfNorms):
     """The gain is missing."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm that has one."""
-        for norm in self.norms(anatomy):
+        for norm in self.norms(model_parts):
             if norm.weight is not None:
                 yield other(norm.call, affine(norm, standard, gain=False))
 
@@ -171,9 +171,9 @@ class NormGain(OfNorms):
 class NormBias(OfNorms):
     """The bias is missing."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm that has one."""
-        for norm in self.norms(anatomy):
+        for norm in self.norms(model_parts):
             if norm.bias is not None:
                 yield other(norm.call, affine(norm, standard, bias=False))
 
@@ -181,9 +181,9 @@ class NormBias(OfNorms):
 class GainFirst(Cause):
     """The norm of what was multiplied by the gain."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm that has a gain."""
-        for norm in anatomy.norms:
+        for norm in model_parts.norms:
             if norm.weight is not None:
                 yield other(norm.call, self._turned(norm))
 
@@ -200,9 +200,9 @@ class GainFirst(Cause):
 class GainForBias(OfNorms):
     """Gain and bias in each other's place."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm that has both."""
-        for norm in self.norms(anatomy):
+        for norm in self.norms(model_parts):
             if norm.weight is not None and norm.bias is not None:
                 yield other(norm.call, self._exchanged(norm, norm.weight, norm.bias))
 
@@ -218,9 +218,9 @@ class GainMoved(Cause):
     known: float
     more: float
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm that has one."""
-        for norm in anatomy.norms:
+        for norm in model_parts.norms:
             if norm.weight is not None and norm.added == self.known:
                 yield other(norm.call, affine(norm, standard, more=self.more))
 
@@ -231,38 +231,38 @@ class NormMissing(Cause):
 
     place: str
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm at such a place."""
-        for norm in anatomy.norms:
-            if place(norm, anatomy) == self.place:
+        for norm in model_parts.norms:
+            if place(norm, model_parts) == self.place:
                 yield other(norm.call, reads(norm.input))
 
 
-def place(norm: Norm, anatomy: Anatomy) -> str:
+def place(norm: Norm, model_parts: ModelParts) -> str:
     """Where a norm stands.
 
     ``embedding``: before any attention; ``final``: after the last sum; ``layer``; ``head``: the model's; ``heads``: on
     the way of a query or key.
     """
-    if norm in anatomy.own_norms:
+    if norm in model_parts.own_norms:
         return "heads"
-    sums = [one.call.number for one in anatomy.residuals]
+    sums = [one.call.number for one in model_parts.residuals]
     if not sums:
         return "head"
-    first = min(one.product.number for one in anatomy.attentions) if anatomy.attentions else sums[0]
-    if norm.call.number < first and not any(one.input == norm.output for one in anatomy.linears):
+    first = min(one.product.number for one in model_parts.attentions) if model_parts.attentions else sums[0]
+    if norm.call.number < first and not any(one.input == norm.output for one in model_parts.linears):
         return "embedding"
     if norm.first > max(sums) and norm.first - max(sums) < 4:  # a dropout or a cast between them
-        return "final" if goes_on(anatomy) else "layer"
+        return "final" if goes_on(model_parts) else "layer"
     if norm.first > max(sums):
         return "head"
     return "layer"
 
 
-def goes_on(anatomy: Anatomy) -> bool:
+def goes_on(model_parts: ModelParts) -> bool:
     """Whether sums are added to without a norm between them, as in a pre-norm model."""
-    results = {one.call.result for one in anatomy.residuals}
-    return any(one.stream in results for one in anatomy.residuals)
+    results = {one.call.result for one in model_parts.residuals}
+    return any(one.stream in results for one in model_parts.residuals)
 
 
 CAUSES: tuple[Cause, ...] = (

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from porting.causes.cause import Cause, after, dial, other, reads
 from porting.causes.fitting import Dial, geometric
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.projections import added_biases, role_of
 from porting.causes.replay import Alteration
 from porting.causes.tape import Call, Ref
 
 
-def pooled(anatomy: Anatomy) -> Iterator[tuple[Call, Ref]]:
+def pooled(model_parts: ModelParts) -> Iterator[tuple[Call, Ref]]:
     """The calls that take one vector [b e] of each row of [b s e]."""
-    tape = anatomy.tape
-    for call in anatomy.called("__getitem__", "select", "index_select", "mean", "squeeze"):
+    tape = model_parts.tape
+    for call in model_parts.called("__getitem__", "select", "index_select", "mean", "squeeze"):
         source = call.reads[0]
         before, after = tape[source], tape[call.result]
         if tape.learned(source) and before.ndim == 3 and after.shape == (before.shape[0], before.shape[2]):
@@ -37,32 +37,34 @@ class Pooled(Cause):
 
     rules: tuple[tuple[str, Callable[[Tensor], Tensor]], ...]
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each place where one is taken."""
-        mask = anatomy.inputs.get("attention_mask")
-        for call, source in pooled(anatomy):
+        mask = model_parts.inputs.get("attention_mask")
+        for call, source in pooled(model_parts):
             for detail, rule in self.rules:
                 yield other(call, reads(source, rule), detail)
-            if mask is not None and mask.shape == anatomy.tape[source].shape[:2]:
-                kept = mask.to(anatomy.tape[source].dtype)[..., None]
+            if mask is not None and mask.shape == model_parts.tape[source].shape[:2]:
+                kept = mask.to(model_parts.tape[source].dtype)[..., None]
                 yield other(call, reads(source, partial(mean_of, kept=kept)), "the mean of what is no padding")
 
 
 class TransformSkipped(Cause):
     """The decoder reads the hidden states themselves."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each decoder behind a dense layer of the same width."""
-        for decoder in anatomy.linears:
-            if role_of(decoder, anatomy) != "decoder":
+        for decoder in model_parts.linears:
+            if role_of(decoder, model_parts) != "decoder":
                 continue
-            width = anatomy.tape[decoder.input].shape[-1]
+            width = model_parts.tape[decoder.input].shape[-1]
             number = decoder.call.number
-            dense = [one for one in anatomy.linears if one.call.number < number and role_of(one, anatomy) == "other"]
+            dense = [
+                one for one in model_parts.linears if one.call.number < number and role_of(one, model_parts) == "other"
+            ]
             last = dense[-1] if dense else None
-            between = {call.number for call in anatomy.tape.before(decoder.input)}
-            if last is not None and last.call.number in between and anatomy.tape[last.input].shape[-1] == width:
-                maker = anatomy.tape.maker(decoder.input)
+            between = {call.number for call in model_parts.tape.before(decoder.input)}
+            if last is not None and last.call.number in between and model_parts.tape[last.input].shape[-1] == width:
+                maker = model_parts.tape.maker(decoder.input)
                 if maker is not None:
                     yield other(maker, reads(last.input))
 
@@ -70,16 +72,16 @@ class TransformSkipped(Cause):
 class LogitScale(Cause):
     """The logits by a factor."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: the factor is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """What each decoder gives, with its bias."""
-        biased = {linear: call for call, linear, _ in added_biases(anatomy)}
-        for decoder in anatomy.linears:
-            if role_of(decoder, anatomy) == "decoder":
+        biased = {linear: call for call, linear, _ in added_biases(model_parts)}
+        for decoder in model_parts.linears:
+            if role_of(decoder, model_parts) == "decoder":
                 call = biased.get(decoder, decoder.call)
                 detail = "logits are multiplied by {}".format
                 yield dial(call, lambda factor: after(lambda value: factor * value), detail, geometric(1e-4, 1e3, 3))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from porting.causes.attention import Attention
 from porting.causes.cause import Cause, other, reads
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import Rotation, rotations
@@ -18,11 +18,11 @@ from porting.causes.tape import Call, Ref
 class OwnNormMissing(Cause):
     """Queries or keys, or both, are not normed."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """The norms of each attention: both, and those of either side alone."""
-        for one in anatomy.attentions:
+        for one in model_parts.attentions:
             sides = {
-                f"of the {side} alone": {norm.call.number: reads(norm.input) for norm in _behind(one, ref, anatomy)}
+                f"of the {side} alone": {norm.call.number: reads(norm.input) for norm in _behind(one, ref, model_parts)}
                 for side, ref in (("queries", one.query), ("keys", one.key))
             }
             every = {number: rewrite for rewrites in sides.values() for number, rewrite in rewrites.items()}
@@ -36,11 +36,11 @@ class OwnNormMissing(Cause):
 class OverWidth(Cause):
     """One norm for all heads at once."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm of single heads, [b s h d] or [b h s d]."""
-        lengths = {anatomy.tape[ref].shape[axis] for one in anatomy.attentions for ref, axis in _places(one)}
-        for norm in anatomy.own_norms:
-            shape = anatomy.tape[norm.input].shape
+        lengths = {model_parts.tape[ref].shape[axis] for one in model_parts.attentions for ref, axis in _places(one)}
+        for norm in model_parts.own_norms:
+            shape = model_parts.tape[norm.input].shape
             if len(shape) == 4:
                 yield other(norm.call, self._joined(norm, -2 if shape[-3] in lengths else -3))
 
@@ -63,12 +63,12 @@ def _places(one: Attention) -> tuple[tuple[Ref, int], ...]:
 class OverHeads(Cause):
     """A norm for each head."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm of all heads at once."""
-        for one in anatomy.attentions:
-            for norm in dict.fromkeys([*_behind(one, one.query, anatomy), *_behind(one, one.key, anatomy)]):
-                width = anatomy.tape[norm.input].shape[-1]
-                if anatomy.tape[norm.input].ndim == 3 and width % one.size == 0 and width > one.size:
+        for one in model_parts.attentions:
+            for norm in dict.fromkeys([*_behind(one, one.query, model_parts), *_behind(one, one.key, model_parts)]):
+                width = model_parts.tape[norm.input].shape[-1]
+                if model_parts.tape[norm.input].ndim == 3 and width % one.size == 0 and width > one.size:
                     yield other(norm.call, self._apart(norm, one.size))
 
     @staticmethod
@@ -82,19 +82,19 @@ class OverHeads(Cause):
         return rewrite
 
 
-def _behind(one: Attention, ref: Ref, anatomy: Anatomy) -> list[Norm]:
+def _behind(one: Attention, ref: Ref, model_parts: ModelParts) -> list[Norm]:
     """The norms between a projection and an attention's query or key."""
-    makers = {linear.call.number for linear in anatomy.linears}
+    makers = {linear.call.number for linear in model_parts.linears}
     calls = {call.number for call in one.tape.before(ref, lambda call: call.number in makers)}
-    return [norm for norm in anatomy.own_norms if norm.call.number in calls]
+    return [norm for norm in model_parts.own_norms if norm.call.number in calls]
 
 
 class BehindRotation(Cause):
     """The rotation first, and then the norm."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each rotation of what was normed by heads."""
-        for one, norm in _rotated(anatomy):
+        for one, norm in _rotated(model_parts):
             if norm.call.number < one.call.number:
                 rewrites = {norm.call.number: reads(norm.input), one.whole.number: self._normed(norm)}
                 yield Alteration(where=norm.call.module, rewrites=rewrites)
@@ -107,9 +107,9 @@ class BehindRotation(Cause):
 class BeforeRotation(Cause):
     """The norm first, and then the rotation."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm of a head that was rotated."""
-        for one, norm in _rotated(anatomy):
+        for one, norm in _rotated(model_parts):
             if norm.call.number > one.call.number:
                 rewrites = {one.call.number: self._turned(one, norm), norm.call.number: reads(norm.input)}
                 yield Alteration(where=norm.call.module, rewrites=rewrites)
@@ -119,15 +119,15 @@ class BeforeRotation(Cause):
         return lambda values, call: one.turned(values, norm.whole(values[one.input], values))
 
 
-def _rotated(anatomy: Anatomy) -> Iterator[tuple[Rotation, Norm]]:
+def _rotated(model_parts: ModelParts) -> Iterator[tuple[Rotation, Norm]]:
     """Each rotation with the norm of the same heads, before or behind it."""
-    tape = anatomy.tape
+    tape = model_parts.tape
     heads = [
         norm
-        for norm in anatomy.own_norms
+        for norm in model_parts.own_norms
         if norm.weight is None or tape[norm.weight].shape == tape[norm.input].shape[-1:]
     ]
-    for one in dict.fromkeys(rotations(anatomy)):
+    for one in dict.fromkeys(rotations(model_parts)):
         for norm in heads:
             early, late = sorted((norm.call, one.call), key=lambda call: call.number)
             between = tape.before(late.result, lambda call: call.name == "linear")

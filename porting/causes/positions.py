@@ -12,7 +12,7 @@ from torch import Tensor
 
 from porting.causes.cause import Cause, after, dial, other
 from porting.causes.fitting import Dial, geometric
-from porting.causes.model_parts import Anatomy, Embedding
+from porting.causes.model_parts import Embedding, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
@@ -20,11 +20,11 @@ from porting.causes.tape import Call
 class SinusoidLayout(Cause):
     """Sines and cosines in halves, or one by one."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each table of positions that was computed and not learned."""
-        for one in anatomy.embeddings:
-            values = anatomy.tape[one.call.result]
-            if one.role == "positions" and values.shape[-1] % 2 == 0 and sinusoidal(anatomy.tape[one.weight]):
+        for one in model_parts.embeddings:
+            values = model_parts.tape[one.call.result]
+            if one.role == "positions" and values.shape[-1] % 2 == 0 and sinusoidal(model_parts.tape[one.weight]):
                 yield other(one.call, after(halves_to_pairs), "in pairs, not in halves")
                 yield other(one.call, after(pairs_to_halves), "in halves, not in pairs")
 
@@ -91,10 +91,10 @@ WAYS = tuple(
 )
 
 
-def sinusoids(anatomy: Anatomy) -> Iterator[Sinusoids]:
+def sinusoids(model_parts: ModelParts) -> Iterator[Sinusoids]:
     """The tables of sines and cosines whose base is known."""
-    for one in anatomy.embeddings:
-        table = anatomy.tape[one.weight].detach().double()
+    for one in model_parts.embeddings:
+        table = model_parts.tape[one.weight].detach().double()
         if one.role != "positions" or table.shape[-1] % 2 or len(table) < 2 or not sinusoidal(table):
             continue
         for pairs in (False, True):
@@ -110,17 +110,17 @@ def sinusoids(anatomy: Anatomy) -> Iterator[Sinusoids]:
 class SinusoidBase(Cause):
     """Speeds that fall to another number."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each table, by the numbers that people take, and with the exponent doubled and halved."""
-        for one in sinusoids(anatomy):
+        for one in sinusoids(model_parts):
             for way in WAYS:
                 for base in dict.fromkeys((one.base**2, one.base**0.5, 100.0, 1000.0, 10_000.0, 100_000.0)):
                     if base != one.base or way.less:
                         yield other(one.embedding.call, one.turned(base, way), self._detail(one, way, f"{base:.6g}"))
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each table by any base."""
-        for one in sinusoids(anatomy):
+        for one in sinusoids(model_parts):
             for way in WAYS:
                 turned, detail = partial(_based, one, way), partial(self._detail, one, way)
                 yield dial(one.embedding.call, turned, detail, geometric(2.0, 1e10, 4))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from porting.causes.cause import Cause, after, other, reads
 from porting.causes.linear import Linear
 from porting.causes.masks import FAR, causal_of
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.projections import added_biases
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref, call_again
@@ -26,15 +26,15 @@ class Lowered(Cause):
     dtype: torch.dtype
     rough: bool = True
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each call of one of these on activations."""
         detail = f"in {str(self.dtype).removeprefix('torch.')}"
-        for call in anatomy.called(*self.functions):
-            value = anatomy.tape[call.result]
-            if anatomy.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
+        for call in model_parts.called(*self.functions):
+            value = model_parts.tape[call.result]
+            if model_parts.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
                 yield other(call, self._computed, detail)
                 yield other(call, self._rounded, detail)
-        for call, linear, bias in added_biases(anatomy):  # which in the port may be one with its map
+        for call, linear, bias in added_biases(model_parts):  # which in the port may be one with its map
             if linear.call.name in self.functions:
                 yield other(call, self._with_bias(linear, bias), detail)
 
@@ -76,16 +76,16 @@ class LoweredSoftmax(Cause):
     dtype: torch.dtype
     rough: bool = True
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention: its scores, as they are and as they are shown, its probabilities, and what reads these."""
         detail = f"in {str(self.dtype).removeprefix('torch.')}"
-        for one in anatomy.attentions:
-            scores = anatomy.tape.maker(one.masked)
+        for one in model_parts.attentions:
+            scores = model_parts.tape.maker(one.masked)
             rewrites: dict[int, Rewrite] = {
                 one.softmax.number: reads(one.masked, self._weigh),
                 one.context.number: self._reads_low,
             }
-            shown = [call for call in anatomy.tape.users(one.masked) if call.name in ("sub", "__sub__")]
+            shown = [call for call in model_parts.tape.users(one.masked) if call.name in ("sub", "__sub__")]
             for call in (*([scores] if scores else []), *shown):
                 rewrites[call.number] = after(self._again)
             yield Alteration(where=one.where, rewrites=rewrites, detail=detail)
@@ -108,14 +108,14 @@ class Shifted(Cause):
     constants: tuple[float, ...]
     rough: bool = True
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention."""
-        for one in anatomy.attentions:
-            call = anatomy.tape.maker(one.masked)
-            if call is None or anatomy.tape[one.masked].ndim != 4:
+        for one in model_parts.attentions:
+            call = model_parts.tape.maker(one.masked)
+            if call is None or model_parts.tape[one.masked].ndim != 4:
                 continue
             for constant in self.constants:
-                added = 1.0 - one.kept.to(anatomy.tape[one.masked].dtype) * -constant
+                added = 1.0 - one.kept.to(model_parts.tape[one.masked].dtype) * -constant
                 if one.causal:
                     added = added.expand_as(one.allowed).masked_fill(~causal_of(one), FAR)
                 yield other(call, _plus(one.raw == call.result, one.raw, added), f"of {constant:g}", where=one.where)

@@ -13,29 +13,29 @@ from porting.causes.attention import Attention
 from porting.causes.cause import Cause, after, other, reads
 from porting.causes.functions import CASTING, SUM
 from porting.causes.linear import Linear
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 
 ROLES = ("query", "key", "value")
 
 
-def role_of(linear: Linear, anatomy: Anatomy) -> str:
+def role_of(linear: Linear, model_parts: ModelParts) -> str:
     """What a linear map is to the model: query, key, value, fused, output (of attention), decoder, or other."""
-    for attention in anatomy.attentions:
+    for attention in model_parts.attentions:
         if linear in attention.linears:
             return ROLES[attention.linears.index(linear)] if len(attention.linears) == len(ROLES) else "fused"
-        if attention.merge is not None and linear is _reader(attention.merge, anatomy):
+        if attention.merge is not None and linear is _reader(attention.merge, model_parts):
             return "output"
-    word = anatomy.words
-    if word is not None and anatomy.tape[linear.weight].shape[0] == anatomy.tape[word].shape[0]:
+    word = model_parts.words
+    if word is not None and model_parts.tape[linear.weight].shape[0] == model_parts.tape[word].shape[0]:
         return "decoder"
     return "other"
 
 
-def _reader(merge: Call, anatomy: Anatomy) -> Linear | None:
+def _reader(merge: Call, model_parts: ModelParts) -> Linear | None:
     """The first linear map after the heads were merged."""
-    known = {one.call.number: one for one in anatomy.linears}
+    known = {one.call.number: one for one in model_parts.linears}
     return next((known[number] for number in sorted(known) if number > merge.number), None)
 
 
@@ -45,36 +45,36 @@ class BiasMissing(Cause):
 
     role: str
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each map that has one; of a fused map the role's third."""
-        for linear in anatomy.linears:
+        for linear in model_parts.linears:
             if linear.bias is None:
                 continue
-            role = role_of(linear, anatomy)
+            role = role_of(linear, model_parts)
             if role == self.role:
                 yield other(linear.call, without(linear))
             elif role == "fused" and self.role in ROLES:
                 yield other(linear.call, without(linear, ROLES.index(self.role)))
-        for call, linear, _ in added_biases(anatomy):
-            if role_of(linear, anatomy) == self.role:
+        for call, linear, _ in added_biases(model_parts):
+            if role_of(linear, model_parts) == self.role:
                 yield other(call, reads(linear.call.result))
 
 
-def added_biases(anatomy: Anatomy) -> Iterator[tuple[Call, Linear, Ref]]:
+def added_biases(model_parts: ModelParts) -> Iterator[tuple[Call, Linear, Ref]]:
     """The sums that add a bias to what a linear map without one has given, with the map and the bias."""
-    made = {one.call.result: one for one in anatomy.linears if one.bias is None}
-    for call in anatomy.called(*SUM):
+    made = {one.call.result: one for one in model_parts.linears if one.bias is None}
+    for call in model_parts.called(*SUM):
         linear = next((made[ref] for ref in call.reads if ref in made), None)
-        bias = next((ref for ref in call.reads if _stored(anatomy, ref)), None)
+        bias = next((ref for ref in call.reads if _stored(model_parts, ref)), None)
         if linear is not None and bias is not None:
             yield call, linear, bias
 
 
-def _stored(anatomy: Anatomy, ref: Ref) -> bool:
+def _stored(model_parts: ModelParts, ref: Ref) -> bool:
     """Whether a tensor is a weight, or one that was cast."""
-    while (call := anatomy.tape.maker(ref)) is not None and call.name in CASTING:
+    while (call := model_parts.tape.maker(ref)) is not None and call.name in CASTING:
         ref = call.reads[0]
-    return ref in anatomy.tape.weights
+    return ref in model_parts.tape.weights
 
 
 def without(linear: Linear, third: int | None = None) -> Rewrite:
@@ -94,23 +94,23 @@ def without(linear: Linear, third: int | None = None) -> Rewrite:
 class BiasDoubled(Cause):
     """The bias twice."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each map that has one."""
-        for linear in anatomy.linears:
+        for linear in model_parts.linears:
             bias = linear.bias
             if bias is not None:
-                yield other(linear.call, after(partial(torch.add, anatomy.tape[bias])))
-        for call, _, added in added_biases(anatomy):
-            yield other(call, after(partial(torch.add, anatomy.tape[added])))
+                yield other(linear.call, after(partial(torch.add, model_parts.tape[bias])))
+        for call, _, added in added_biases(model_parts):
+            yield other(call, after(partial(torch.add, model_parts.tape[added])))
 
 
 class Transposed(Cause):
     """The weight the other way round."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each square one, and each square third of a fused one."""
-        for linear in anatomy.linears:
-            rows, columns = anatomy.tape[linear.weight].shape[:: -1 if linear.turned else 1]
+        for linear in model_parts.linears:
+            rows, columns = model_parts.tape[linear.weight].shape[:: -1 if linear.turned else 1]
             if rows % columns == 0:
                 yield other(linear.call, turned(linear, rows // columns))
 
@@ -133,9 +133,9 @@ class Swapped(Cause):
     first: int
     second: int
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """In the weights, and after the projections."""
-        for attention in anatomy.attentions:
+        for attention in model_parts.attentions:
             if len(attention.linears) == len(ROLES):
                 one, two = attention.linears[self.first], attention.linears[self.second]
                 if one.input == two.input:
@@ -171,17 +171,20 @@ def like(one: Linear, two: Linear) -> Rewrite:
 class GateSwapped(Cause):
     """The two halves of a gated feed-forward network in each other's place."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Where one tensor is cut into two halves, and where two maps of one input are multiplied."""
-        for call in anatomy.called("chunk", "split", "tensor_split", "unbind"):
-            if len(call.writes) == 2 and anatomy.tape[call.writes[0]].shape == anatomy.tape[call.writes[1]].shape:
+        for call in model_parts.called("chunk", "split", "tensor_split", "unbind"):
+            if (
+                len(call.writes) == 2
+                and model_parts.tape[call.writes[0]].shape == model_parts.tape[call.writes[1]].shape
+            ):
                 yield other(call, lambda values, call: tuple(reversed(values.run(call))))
-        known = {one.call.result: one for one in anatomy.linears}
-        for site in anatomy.activations:
+        known = {one.call.result: one for one in model_parts.linears}
+        for site in model_parts.activations:
             first = known.get(site.input)
             if first is None:
                 continue
-            for product in anatomy.tape.users(site.call.result):
+            for product in model_parts.tape.users(site.call.result):
                 second = next((known[ref] for ref in product.reads if ref in known), None)
                 if second is not None and second.input == first.input:
                     rewrites = {first.call.number: like(first, second), second.call.number: like(second, first)}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from porting.causes.cause import Cause, given_instead, other
 from porting.causes.fitting import Dial, geometric
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
     THETAS,
@@ -45,26 +45,26 @@ def each(pair: list[Rotation], turn: Turn) -> dict[int, Rewrite]:
 class RotaryTheta(Cause):
     """Another base."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Query and key of each attention with each usual base."""
-        for module, pair in by_attention(anatomy):
-            known, scaling = base_of(anatomy, pair[0]), scaling_of(anatomy, pair[0])
-            said = declared(anatomy)
+        for module, pair in by_attention(model_parts):
+            known, scaling = base_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
+            said = declared(model_parts)
             own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
             for theta in (one for one in THETAS if not (own and math.isclose(one, own, rel_tol=1e-3))):
-                for dtype, scaled in product(ROTATED_IN, _ways(anatomy, scaling)):
+                for dtype, scaled in product(ROTATED_IN, _ways(model_parts, scaling)):
                     rewrites = each(pair, based(theta, dtype, scaled=scaled))
                     yield Alteration(where=module, rewrites=rewrites, detail=_theta(f"{theta:.12g}", own))
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Query and key of each attention with any base."""
-        for module, pair in by_attention(anatomy):
-            known, scaling = base_of(anatomy, pair[0]), scaling_of(anatomy, pair[0])
-            said = declared(anatomy)
+        for module, pair in by_attention(model_parts):
+            known, scaling = base_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
+            said = declared(model_parts)
             own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
             detail = partial(_theta, known=own)
             calls = frozenset(one.whole.number for one in pair)
-            for dtype, scaled in product(ROTATED_IN, _ways(anatomy, scaling)):
+            for dtype, scaled in product(ROTATED_IN, _ways(model_parts, scaling)):
                 turned = partial(_with_theta, pair, dtype, scaled)
                 yield Dial(module, calls, turned, detail, geometric(2.0, 2e8, 4))
 
@@ -79,10 +79,10 @@ def _theta(theta: str, known: float | None) -> str:
     return f"theta is {theta} where the reference has {f'{known:.6g}' if known else 'scaled angles'}"
 
 
-def _ways(anatomy: Anatomy, scaling: Scaling | None) -> tuple[Speeds, ...]:
+def _ways(model_parts: ModelParts, scaling: Scaling | None) -> tuple[Speeds, ...]:
     """Without the reference's scaling, and with it."""
     plain: Speeds = lambda speeds: speeds  # noqa: E731  # the type of two that are alike
-    said = declared(anatomy)
+    said = declared(model_parts)
     if said is not None:
         return plain, said.speeds()
     if scaling is None:
@@ -91,22 +91,22 @@ def _ways(anatomy: Anatomy, scaling: Scaling | None) -> tuple[Speeds, ...]:
     return plain, (lambda speeds: speeds / factor) if scaling.linear else partial(smoothed, factor=factor)
 
 
-def theta_of(anatomy: Anatomy, one: Rotation) -> float | None:
+def theta_of(model_parts: ModelParts, one: Rotation) -> float | None:
     """The base of the reference's angles, scaled or not, as a person would have written it."""
-    scaling, said = scaling_of(anatomy, one), declared(anatomy)
-    found = said.theta if said else scaling.theta if scaling else base_of(anatomy, one)
+    scaling, said = scaling_of(model_parts, one), declared(model_parts)
+    found = said.theta if said else scaling.theta if scaling else base_of(model_parts, one)
     return None if found is None else float(f"{found:.5g}")
 
 
 class ScalingMissing(Cause):
     """The angles of theta alone."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Query and key of each attention whose angles are scaled."""
-        for module, pair in by_attention(anatomy):
-            scaling = scaling_of(anatomy, pair[0])
-            if scaling is not None and (theta := theta_of(anatomy, pair[0])):
-                for dtype, loud in product(ROTATED_IN, {1.0, loudness_of(anatomy, pair[0])}):
+        for module, pair in by_attention(model_parts):
+            scaling = scaling_of(model_parts, pair[0])
+            if scaling is not None and (theta := theta_of(model_parts, pair[0])):
+                for dtype, loud in product(ROTATED_IN, {1.0, loudness_of(model_parts, pair[0])}):
                     yield Alteration(
                         where=module, rewrites=each(pair, based(theta, dtype, loud=loud)), detail=str(scaling)
                     )
@@ -115,14 +115,14 @@ class ScalingMissing(Cause):
 class ScalingOther(Cause):
     """The angles by another factor."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Llama 3's usual numbers; and cosine and sine that are not multiplied, where the reference's are."""
-        for module, pair in by_attention(anatomy):
-            theta, loud = theta_of(anatomy, pair[0]), loudness_of(anatomy, pair[0])
+        for module, pair in by_attention(model_parts):
+            theta, loud = theta_of(model_parts, pair[0]), loudness_of(model_parts, pair[0])
             if not math.isclose(loud, 1.0):
                 detail = f"cosine and sine are not multiplied by {loud:.6g}"
                 yield Alteration(where=module, rewrites=each(pair, partial(_quiet, loud=loud)), detail=detail)
-            for one, dtype in product(_mistyped(anatomy), ROTATED_IN):
+            for one, dtype in product(_mistyped(model_parts), ROTATED_IN):
                 if theta is not None:
                     turn = based(theta, dtype, scaled=one.speeds)
                     yield Alteration(where=module, rewrites=each(pair, turn), detail=one.says)
@@ -132,10 +132,10 @@ class ScalingOther(Cause):
                     detail = f"the slow angles are divided by {factor:g}, as Llama 3's are"
                     yield Alteration(where=module, rewrites=each(pair, turn), detail=detail)
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """All angles by a factor."""
-        for module, pair in by_attention(anatomy):
-            theta, scaling = theta_of(anatomy, pair[0]), scaling_of(anatomy, pair[0])
+        for module, pair in by_attention(model_parts):
+            theta, scaling = theta_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
             calls = frozenset(one.whole.number for one in pair)
             known = str(scaling) if scaling else "the reference does not scale them"
             for dtype in ROTATED_IN if theta is not None else ():
@@ -151,9 +151,9 @@ class _Mistyped:
     says: str
 
 
-def _mistyped(anatomy: Anatomy) -> Iterator[_Mistyped]:
+def _mistyped(model_parts: ModelParts) -> Iterator[_Mistyped]:
     """The scaling that the config declares, with one number as people mistype it."""
-    said = declared(anatomy)
+    said = declared(model_parts)
     if said is None:
         return
     names = {"factor": said.factor, "low": said.low, "high": said.high, "known": said.known}
@@ -189,11 +189,11 @@ class RotatedPart(Cause):
 
     all: bool
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Query and key of each attention."""
-        for module, pair in by_attention(anatomy):
-            theta = base_of(anatomy, pair[0])
-            now, size = (anatomy.tape[ref].shape[-1] for ref in (pair[0].input, pair[0].source))
+        for module, pair in by_attention(model_parts):
+            theta = base_of(model_parts, pair[0])
+            now, size = (model_parts.tape[ref].shape[-1] for ref in (pair[0].input, pair[0].source))
             for dtype, part, whole in product(ROTATED_IN, (1.0,) if self.all else PARTS, (False, True)):
                 count = part * size
                 if theta is None or count % 2 or count < 2 or count == now:
@@ -216,9 +216,9 @@ class Rotated(Cause):
     back: bool = False
     none: bool = False
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Query and key of each attention."""
-        for module, pair in by_attention(anatomy):
+        for module, pair in by_attention(model_parts):
             yield Alteration(where=module, rewrites=each(pair, self._turned))
             for place, name in enumerate(("queries", "keys")) if len(pair) > 1 else ():
                 yield Alteration(
@@ -237,11 +237,11 @@ class Rotated(Cause):
 class ValuesRotated(Cause):
     """The values as well."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention whose queries and keys are rotated."""
-        of = {module: pair[-1] for module, pair in by_attention(anatomy)}
-        for one in anatomy.attentions:
-            if one.where in of and anatomy.tape[one.value].ndim == 4:
+        of = {module: pair[-1] for module, pair in by_attention(model_parts)}
+        for one in model_parts.attentions:
+            if one.where in of and model_parts.tape[one.value].ndim == 4:
                 yield other(one.context, self._rotated(one.value, of[one.where]), where=one.where)
 
     @staticmethod
@@ -258,15 +258,15 @@ class ValuesRotated(Cause):
 class AroundPadding(Cause):
     """Positions that skip padding, where the reference counts it."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Query and key of each attention, where the batch is padded."""
-        mask = anatomy.inputs.get("attention_mask")
+        mask = model_parts.inputs.get("attention_mask")
         if mask is None or mask.ndim != 2 or bool(mask.all()):
             return
         counted = mask.long().cumsum(-1) - 1
         ways = (counted.clamp_min(0), counted.masked_fill(mask == 0, 1), counted.masked_fill(mask == 0, 0))
-        for module, pair in by_attention(anatomy):
-            tape = anatomy.tape
+        for module, pair in by_attention(model_parts):
+            tape = model_parts.tape
             if all(
                 tape[ref].numel() == mask.shape[1] * tape[ref].shape[-1] for one in pair for ref in (one.cos, one.sin)
             ):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from porting.causes.functions import SUM
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Rewrite, Values
 from porting.causes.tape import Call, Ref, Tape
 
@@ -53,10 +53,10 @@ class Rotation:
         return rotated(value, self.half(values[self.cos]), self.half(values[self.sin]), pairs=self.pairs)
 
 
-def rotations(anatomy: Anatomy) -> Iterator[Rotation]:
+def rotations(model_parts: ModelParts) -> Iterator[Rotation]:
     """The rotations of queries and keys."""
-    tape = anatomy.tape
-    for attention in anatomy.attentions:
+    tape = model_parts.tape
+    for attention in model_parts.attentions:
         for ref in (attention.query, attention.key):
             for call in tape.before(ref, lambda call: call.name in SUM or call.name in ("linear", "addmm")):
                 products = [tape.maker(one) for one in call.reads] if call.name in SUM else []
@@ -110,30 +110,30 @@ def rotated(value: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool = False) -> 
     return torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)
 
 
-def by_attention(anatomy: Anatomy) -> Iterator[tuple[str, list[Rotation]]]:
+def by_attention(model_parts: ModelParts) -> Iterator[tuple[str, list[Rotation]]]:
     """Query's and key's rotations, attention by attention."""
     found: dict[str, dict[int, Rotation]] = {}
-    for one in rotations(anatomy):
+    for one in rotations(model_parts):
         found.setdefault(one.module, {})[one.call.number] = one
     return ((module, list(many.values())) for module, many in found.items())
 
 
-def speeds_of(anatomy: Anatomy, one: Rotation) -> Tensor | None:
+def speeds_of(model_parts: ModelParts, one: Rotation) -> Tensor | None:
     """By what each pair of channels turns from one position to the next [d/2]; None where there is one position."""
-    cos, sin = (one.half(anatomy.tape[ref]).flatten(0, -2) for ref in (one.cos, one.sin))
+    cos, sin = (one.half(model_parts.tape[ref]).flatten(0, -2) for ref in (one.cos, one.sin))
     if len(cos) < 2 or not bool((cos[0] == cos[0, 0]).all()) or bool(sin[0].any()):
         return None
     return torch.atan2(sin[1], cos[1]).double()
 
 
-def loudness_of(anatomy: Anatomy, one: Rotation) -> float:
+def loudness_of(model_parts: ModelParts, one: Rotation) -> float:
     """What cosine and sine are multiplied by (Peng et al. 2023, section 3.4)."""
-    return float(one.half(anatomy.tape[one.cos]).flatten(0, -2)[0, 0])
+    return float(one.half(model_parts.tape[one.cos]).flatten(0, -2)[0, 0])
 
 
-def base_of(anatomy: Anatomy, one: Rotation) -> float | None:
+def base_of(model_parts: ModelParts, one: Rotation) -> float | None:
     """The theta of the reference's own angles; None where they are no powers of one."""
-    speeds = speeds_of(anatomy, one)
+    speeds = speeds_of(model_parts, one)
     return None if speeds is None else _base(speeds)
 
 
@@ -167,9 +167,9 @@ class Scaling:
         return f"the reference divides {which} angles by {self.factor:.6g}"
 
 
-def scaling_of(anatomy: Anatomy, one: Rotation) -> Scaling | None:
+def scaling_of(model_parts: ModelParts, one: Rotation) -> Scaling | None:
     """The scaling of the reference's angles; None where there is none, or none that is known."""
-    speeds = speeds_of(anatomy, one)
+    speeds = speeds_of(model_parts, one)
     if speeds is None or len(speeds) < 2 or not bool((speeds > 0).all()) or _base(speeds) is not None:
         return None
     linear = not math.isclose(float(speeds[0]), 1.0, rel_tol=1e-6)
@@ -214,9 +214,9 @@ class Declared:
 FIELDS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def declared(anatomy: Anatomy) -> Declared | None:
+def declared(model_parts: ModelParts) -> Declared | None:
     """What a config that one of the modules holds says of the rotation's scaling; None where none says it all."""
-    for part in anatomy.tape.parts:
+    for part in model_parts.tape.parts:
         config = getattr(part.module, "config", None)
         for field in ("rope_parameters", "rope_scaling"):
             said = getattr(config, field, None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from porting.causes.capping import Cap
 from porting.causes.cause import Cause, after, dial, other, reads
 from porting.causes.fitting import Dial, geometric
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
@@ -31,32 +31,32 @@ class OfCaps(Cause):
 
     of: str
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: the number is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def caps(self, anatomy: Anatomy) -> Iterator[Cap]:
+    def caps(self, model_parts: ModelParts) -> Iterator[Cap]:
         """Those of scores, or all others."""
-        inside = {call.number for one in anatomy.attentions for call in one.steps}
-        return (one for one in anatomy.caps if (one.bend.number in inside) == (self.of == SCORES))
+        inside = {call.number for one in model_parts.attentions for call in one.steps}
+        return (one for one in model_parts.caps if (one.bend.number in inside) == (self.of == SCORES))
 
 
 class CapMissing(OfCaps):
     """None."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each cap."""
-        for one in self.caps(anatomy):
+        for one in self.caps(model_parts):
             yield other(one.call, reads(one.input), f"of {one.size:g}")
 
 
 class OtherCap(OfCaps):
     """Of another size."""
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each cap."""
-        for one in self.caps(anatomy):
+        for one in self.caps(model_parts):
             detail = f"{self.of} are capped at {{}} where the reference has {one.size:g}".format
             yield dial(one.call, partial(_sized, one), detail, geometric(0.1, 1e3, 3))
 
@@ -68,20 +68,20 @@ def _sized(one: Cap, size: float) -> Rewrite:
 class CapExtra(OfCaps):
     """One that should not be there."""
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each attention, or each decoder, without one."""
-        if any(True for _ in self.caps(anatomy)):
+        if any(True for _ in self.caps(model_parts)):
             return
         detail = f"{self.of} are capped at {{}} where the reference has no cap".format
-        for call, where in self._places(anatomy):
+        for call, where in self._places(model_parts):
             yield dial(call, _extra, detail, geometric(0.1, 1e3, 3), where=where)
 
-    def _places(self, anatomy: Anatomy) -> Iterator[tuple[Call, str]]:
+    def _places(self, model_parts: ModelParts) -> Iterator[tuple[Call, str]]:
         if self.of == LOGITS:
-            yield from ((one.call, "") for one in anatomy.linears if role_of(one, anatomy) == "decoder")
+            yield from ((one.call, "") for one in model_parts.linears if role_of(one, model_parts) == "decoder")
             return
-        for one in anatomy.attentions:
-            call = anatomy.tape.maker(one.raw)
+        for one in model_parts.attentions:
+            call = model_parts.tape.maker(one.raw)
             if call is not None:
                 yield call, one.where
 
@@ -93,12 +93,12 @@ def _extra(size: float) -> Rewrite:
 class CapBehindMask(OfCaps):
     """The mask first, and then the cap: what is masked has the lowest score that there is, and a share."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention whose scores are capped."""
-        caps = {one.call.number: one for one in self.caps(anatomy)}
-        for one in anatomy.attentions:
+        caps = {one.call.number: one for one in self.caps(model_parts)}
+        for one in model_parts.attentions:
             cap = next((caps[call.number] for call in one.steps if call.number in caps), None)
-            last = anatomy.tape.maker(one.masked)
+            last = model_parts.tape.maker(one.masked)
             if cap is not None and last is not None and last is not cap.call:
                 closed = ~one.allowed
                 yield other(last, self._closed(cap, closed), where=one.where)

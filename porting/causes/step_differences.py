@@ -37,6 +37,7 @@ class Kind(StrEnum):
     TENSOR = "wrong tensor"
     ORDER = "another order"
     CONSTANT = "other constants"
+    MASK = "other mask"
     UNUSED = "parameter not used"
     EXTRA = "a step too many"
     LEFT_OUT = "step left out"
@@ -59,6 +60,10 @@ WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.CONSTANT: (
         "what a step adds or multiplies by, and what is made of no weights, is not what the reference has there",
         "see how it is made: a mask, positions, slopes",
+    ),
+    Kind.MASK: (
+        "a mask hides other places than the reference's",
+        "compare what it is made of with the reference's: an index off by one, another axis, another argument",
     ),
     Kind.UNUSED: ("a parameter is not used where the reference uses it", "use it"),
     Kind.EXTRA: ("a step is done that the reference does not do", "take it out"),
@@ -167,8 +172,10 @@ class Steps:
         """What distinguishes two steps, and what the reference does before its own that the port does not."""
         name, place = word(step), spelled(call.module)
         constant = self._constant(step, value) if name == word(call) else None
-        if constant is not None:
-            return Kind.CONSTANT, f"{name} in {place} takes other numbers than the reference's{constant}", ""
+        hides = self._hides(step, value)
+        if hides or constant is not None:
+            detail = hides or f"takes other numbers than the reference's{constant}"
+            return Kind.MASK if hides else Kind.CONSTANT, f"{name} in {place} {detail}", ""
         if name != word(call) and not any(ref in call.reads for ref in self.weights_of(step)):
             if word(call) in self._made_by(self._port, step) and name in self._made_by(self._reference, call):
                 return Kind.EXCHANGED, f"{name} comes after {word(call)} in {place}", ""
@@ -207,6 +214,20 @@ class Steps:
         """What the port gives there by itself, the steps before being repaired."""
         made: Tensor = tree_leaves(self._values.run(step))[0]
         return made
+
+    def _hides(self, step: Call, value: Tensor) -> str:
+        """How a mask differs from the reference's, whichever functions apply the two; empty where nothing else does."""
+        own = self._unchanged_at(step)
+        if own.shape != value.shape or not own.is_floating_point():
+            return ""
+        ours, theirs = (~(part > MASKED) for part in (own, value))
+        shown = ~(ours | theirs)
+        if not ours.any() or not theirs.any() or torch.equal(ours, theirs) or not _close(own[shown], value[shown]):
+            return ""
+        more, less = int((theirs & ~ours).sum()), int((ours & ~theirs).sum())
+        parts = [f"shows {more:,} that the reference hides"] if more else []
+        parts += [f"hides {less:,} that the reference shows"] if less else []
+        return f"{' and '.join(parts)}, of {own.numel():,}"
 
     def _constant(self, step: Call, value: Tensor) -> str | None:
         """How the numbers differ that a step takes besides an activation and that are made of no weights."""

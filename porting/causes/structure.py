@@ -13,7 +13,7 @@ from torch import Tensor
 from porting.causes.cause import Cause, dial, given_instead, joins, other, reads
 from porting.causes.fitting import Dial, geometric
 from porting.causes.functions import CASTING
-from porting.causes.model_parts import Anatomy, Residual
+from porting.causes.model_parts import ModelParts, Residual
 from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Part, Ref
@@ -25,23 +25,23 @@ class Sum(Cause):
 
     formula: Callable[[Tensor, Tensor], Tensor]
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each residual sum."""
-        for one in anatomy.residuals:
+        for one in model_parts.residuals:
             yield other(one.call, joins(one.stream, one.branch, self.formula))
 
 
 class BranchScaled(Cause):
     """A branch by a factor."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """None: the factor is solved for."""
-        del anatomy
+        del model_parts
         return iter(())
 
-    def dials(self, anatomy: Anatomy) -> Iterator[Dial]:
+    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each residual sum."""
-        for one in anatomy.residuals:
+        for one in model_parts.residuals:
             detail = "a branch is multiplied by {} before it is added".format
             yield dial(one.call, partial(self._scaled, one), detail, geometric(1e-3, 1e2, 3))
 
@@ -50,10 +50,10 @@ class BranchScaled(Cause):
         return joins(one.stream, one.branch, lambda stream, branch: stream + factor * branch)
 
 
-def behind(anatomy: Anatomy, ref: Ref) -> set[Ref]:
+def behind(model_parts: ModelParts, ref: Ref) -> set[Ref]:
     """A tensor, and what it is but for a cast or a dropout that is off."""
     found = {ref}
-    while (call := anatomy.tape.maker(ref)) is not None and call.name in ("dropout", *CASTING):
+    while (call := model_parts.tape.maker(ref)) is not None and call.name in ("dropout", *CASTING):
         ref = call.reads[0]
         found.add(ref)
     return found
@@ -72,23 +72,25 @@ class Block:
     norm: Norm
 
 
-def post_norm(anatomy: Anatomy) -> Iterator[Block]:
+def post_norm(model_parts: ModelParts) -> Iterator[Block]:
     """``norm(x + f(x))``: each sum that is normed and used for nothing else."""
-    for norm in anatomy.norms:
-        before = behind(anatomy, norm.input)
-        for one in anatomy.residuals:
+    for norm in model_parts.norms:
+        before = behind(model_parts, norm.input)
+        for one in model_parts.residuals:
             readers = {
-                call.number for call in anatomy.tape.users(one.call.result) if call.name not in ("dropout", *CASTING)
+                call.number
+                for call in model_parts.tape.users(one.call.result)
+                if call.name not in ("dropout", *CASTING)
             }
             if one.call.result in before and readers == {norm.call.number}:
                 yield Block(one, norm)
 
 
-def pre_norm(anatomy: Anatomy) -> Iterator[Block]:
+def pre_norm(model_parts: ModelParts) -> Iterator[Block]:
     """``x + f(norm(x))``: each sum whose branch reads the stream through a norm."""
-    for one in anatomy.residuals:
-        stream = behind(anatomy, one.stream)
-        for norm in anatomy.norms:
+    for one in model_parts.residuals:
+        stream = behind(model_parts, one.stream)
+        for norm in model_parts.norms:
             if one.stream.number < norm.call.result.number < one.branch.number and norm.input in stream | {one.stream}:
                 yield Block(one, norm)
 
@@ -100,10 +102,10 @@ Stream = Callable[[Values], Tensor]
 class NormBeforeSum(Cause):
     """``x + norm(f(x))`` for ``norm(x + f(x))``."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each post-norm block by itself, as its norm, what reads it, or the block's end shows it."""
         before: Block | None = None
-        for block in sorted(post_norm(anatomy), key=lambda block: block.sum.call.number):
+        for block in sorted(post_norm(model_parts), key=lambda block: block.sum.call.number):
             norm, where = block.norm, block.norm.call.module
             streams: list[Stream] = [_value(block.sum.stream)]
             if before is not None:  # the stream is the sum of the block before, whose norm its probe has shown
@@ -111,7 +113,7 @@ class NormBeforeSum(Cause):
             yield other(norm.call, _branched(block))
             for stream in streams:
                 yield other(norm.call, _joined(stream, block))
-            for reader in anatomy.tape.users(norm.output):
+            for reader in model_parts.tape.users(norm.output):
                 yield other(reader, _reads_sum(norm.output, block), where=where)
             before = block
 
@@ -140,9 +142,9 @@ def _reads_sum(ref: Ref, block: Block) -> Rewrite:
 class PreForPost(Cause):
     """``x + f(norm(x))`` for ``norm(x + f(x))``: the norm moves from the sum to the branch's input."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each block by itself, as its norm, its branch's input or its sum shows it."""
-        blocks = sorted(post_norm(anatomy), key=lambda block: block.sum.call.number)
+        blocks = sorted(post_norm(model_parts), key=lambda block: block.sum.call.number)
         for number, block in enumerate(blocks):
             before = blocks[number - 1] if number else None
             where = block.norm.call.module
@@ -150,7 +152,7 @@ class PreForPost(Cause):
             for stream in _streams(block, before):
                 yield Alteration(where=where, rewrites={block.norm.call.number: _of(stream, block.norm)})
             # What reads the norm's input, given the reference's value for what the norm gives: the branch.
-            for reader in _readers(anatomy, block):
+            for reader in _readers(model_parts, block):
                 yield other(reader, _reads(block.sum.stream, block.norm, pinned=True), where=where)
                 for stream in _streams(block, before):
                     yield other(reader, _reads_normed(block.sum.stream, stream, block.norm), where=where)
@@ -158,7 +160,7 @@ class PreForPost(Cause):
             for stream in _streams(block, before):
                 yield Alteration(where=where, rewrites={block.norm.call.number: _summed(stream, block)})
                 rewrites = {block.norm.call.number: _summed(stream, block)}
-                for reader in _readers(anatomy, block):
+                for reader in _readers(model_parts, block):
                     rewrites[reader.number] = _reads_normed(block.sum.stream, stream, block.norm)
                 yield Alteration(where=where, rewrites=rewrites)
 
@@ -183,10 +185,10 @@ def _summed(stream: Stream, block: Block) -> Rewrite:
     return lambda values, call: stream(values) + values[block.sum.branch]
 
 
-def _readers(anatomy: Anatomy, block: Block) -> list[Call]:
+def _readers(model_parts: ModelParts, block: Block) -> list[Call]:
     """The calls of the branch that read the stream."""
-    inside = {call.number for call in anatomy.tape.before(block.sum.branch)}
-    return [call for call in anatomy.tape.users(block.sum.stream) if call.number in inside]
+    inside = {call.number for call in model_parts.tape.before(block.sum.branch)}
+    return [call for call in model_parts.tape.users(block.sum.stream) if call.number in inside]
 
 
 def _reads(stream: Ref, norm: Norm, *, pinned: bool) -> Rewrite:
@@ -208,17 +210,17 @@ def _reads_normed(stream: Ref, source: Stream, norm: Norm) -> Rewrite:
 class PostForPre(Cause):
     """``norm(x + f(x))`` for ``x + f(norm(x))``: the norm moves from the branch's input to the sum."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each block by itself, as its norm, its branch's input or its sum shows it."""
         before: Block | None = None
-        for block in sorted(pre_norm(anatomy), key=lambda block: block.sum.call.number):
+        for block in sorted(pre_norm(model_parts), key=lambda block: block.sum.call.number):
             where, norm = block.norm.call.module, block.norm
             streams = [block.sum.stream, *([before.norm.output] if before else [])]
             for stream in streams:
                 normed = _normed_sum(stream, block)
                 yield other(norm.call, normed)
                 yield other(block.sum.call, normed, where=where)
-                for reader in anatomy.tape.users(norm.output):
+                for reader in model_parts.tape.users(norm.output):
                     yield other(reader, _reads_recorded(norm.output, stream), where=where)
                 yield Alteration(where=where, rewrites={norm.call.number: reads(stream), block.sum.call.number: normed})
             # Where the norm is probed, the layer gives what the probe was given in its place.
@@ -242,9 +244,9 @@ def _reads_recorded(ref: Ref, stream: Ref) -> Rewrite:
 class ResidualAfterNorm(Cause):
     """``norm(x) + f(norm(x))`` for ``x + f(norm(x))``."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each pre-norm block."""
-        for block in pre_norm(anatomy):
+        for block in pre_norm(model_parts):
             yield other(block.sum.call, joins(block.norm.output, block.sum.branch, torch.add))
 
 
@@ -254,9 +256,9 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 class OtherLayer(Cause):
     """A layer that computes with the weights of another one."""
 
-    def alterations(self, anatomy: Anatomy) -> Iterator[Alteration]:
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each pair of layers with the same parameters."""
-        tape = anatomy.tape
+        tape = model_parts.tape
         names = {name: ref for ref, name in tape.weights.items()}
         layers: dict[tuple[str, int], list[Call]] = {}
         for call in tape.calls:
@@ -271,16 +273,16 @@ class OtherLayer(Cause):
                     exchange = _Exchange(names, stem, another)
                     rewrites: dict[int, Rewrite] = {call.number: exchange for call in calls}
                     yield Alteration(where=f"{stem}{number}", rewrites=rewrites, detail=detail)
-        yield from _other_input(anatomy)
+        yield from _other_input(model_parts)
 
 
 _LAST = re.compile(r"(?<=\.)\d+$")
 
 
-def _other_input(anatomy: Anatomy) -> Iterator[Alteration]:
+def _other_input(model_parts: ModelParts) -> Iterator[Alteration]:
     """Layers that are given what another layer is given: the loop over them goes another way."""
     stacks: dict[str, dict[int, Part]] = {}
-    for part in anatomy.tape.parts:
+    for part in model_parts.tape.parts:
         found = _LAST.search(part.path)
         if found and part.input is not None and part.last > part.first:
             stacks.setdefault(part.path[: found.start()], {}).setdefault(int(found.group()), part)
@@ -293,7 +295,7 @@ def _other_input(anatomy: Anatomy) -> Iterator[Alteration]:
                 given = part.input
                 if another == number or stream is None or given is None:
                     continue
-                readers = [one for one in anatomy.tape.users(given) if part.first <= one.number < part.last]
+                readers = [one for one in model_parts.tape.users(given) if part.first <= one.number < part.last]
                 rewrites = {one.number: _reads_recorded(given, stream) for one in readers}
                 detail = f"layer {number} is given what layer {another} should be given"
                 yield Alteration(where=part.path, rewrites=rewrites, detail=detail, pinned=True)
@@ -301,7 +303,7 @@ def _other_input(anatomy: Anatomy) -> Iterator[Alteration]:
         for number, part in stack.items():
             if part.output is not None and last.output is not None and part is not last:
                 rewrites = {
-                    one.number: _reads_recorded(last.output, part.output) for one in anatomy.tape.users(last.output)
+                    one.number: _reads_recorded(last.output, part.output) for one in model_parts.tape.users(last.output)
                 }
                 detail = f"layer {number} was the last one"
                 yield Alteration(where=last.path, rewrites=rewrites, detail=detail, pinned=True)

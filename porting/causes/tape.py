@@ -13,11 +13,16 @@ from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch._functorch import apis as _apis
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
 from porting.frames import current_lines
 from porting.tracing.calls import Kind, kind_of
 from porting.tracing.torch_modes import FunctionMode
+
+apis: Any = _apis  # torch exports none of its names
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,8 @@ class Recorder(FunctionMode):
 
     It is a mode because the calls are what the search for a cause makes again, with other arguments.
 
+    A ``torch.vmap`` is one call: tensors inside of it are views of one element and cannot be kept.
+
     Other modes that see into the pass, such as one that shows the scores of attention, are entered inside of it; what
     they compute is then on the tape, too.
 
@@ -204,6 +211,8 @@ class Recorder(FunctionMode):
         for part, path in names.items():
             self._hooks.callback(part.register_forward_pre_hook(self._enter(path), prepend=True).remove)
             self._hooks.callback(part.register_forward_hook(self._leave, prepend=True, always_call=True).remove)
+        self._hooks.callback(setattr, apis, "vmap_impl", apis.vmap_impl)  # no mode sees it
+        apis.vmap_impl = self._vmap
         super().__enter__()  # type: ignore[no-untyped-call]  # torch does not type its modes
         return self
 
@@ -245,6 +254,8 @@ class Recorder(FunctionMode):
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
+        if peek_interpreter_stack() is not None:  # within a vmap
+            return func(*args, **kwargs)
         if func is Tensor.__iter__:  # which would hide the calls by which it takes the tensor apart
             return iter(self.call(Tensor.unbind, args, kwargs))
         read = tree_map(
@@ -261,9 +272,23 @@ class Recorder(FunctionMode):
             self.tape.add(Call(len(self.tape.calls), func, read["args"], read["kwargs"], output, path, lines))
         return result
 
+    def _vmap(self, *args: Any, **kwargs: Any) -> Any:  # as torch has them
+        running: Any = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]  # torch does not type it
+        if self not in running:  # within a call that is on the tape already
+            return vmap(*args, **kwargs)
+        return self.call(vmap, args, kwargs)
+
     def _keep(self, tensor: Tensor) -> None:
         """A copy of what is about to be changed takes its place on the tape."""
         self.tape.values[self._ref(tensor).number] = tensor.detach().clone()
+
+
+_vmapped = apis.vmap_impl
+
+
+def vmap(*args: Any, **kwargs: Any) -> Any:  # as torch has them
+    """What ``torch.vmap(function)(...)`` calls."""
+    return _vmapped(*args, **kwargs)
 
 
 def _in_place(function: Callable[..., Any]) -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from porting.causes.functions import SUM
 from porting.causes.linear import Linear
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.projections import role_of
 from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Call
@@ -29,7 +29,7 @@ HELD_FIX = (
 UNTIED_HELD_FIX = "the parameters are the checkpoint's, bit by bit: see which tensor the decoder's forward uses"
 
 
-def solved(anatomy: Anatomy, stage: Stage, mark: str, target: Tensor) -> tuple[Linear, Tensor] | None:
+def solved(model_parts: ModelParts, stage: Stage, mark: str, target: Tensor) -> tuple[Linear, Tensor] | None:
     """The linear map that gives a mark its value, with weights [in + 1, out] that give ``target``, if there are such.
 
     A value of n rows that lies in the span of the map's inputs, m channels and a constant, is no accident where n is
@@ -38,7 +38,7 @@ def solved(anatomy: Anatomy, stage: Stage, mark: str, target: Tensor) -> tuple[L
     goal = stage.tape.marks[mark]
     if stage.tape[goal].shape != target.shape:
         return None
-    by_result = {one.call.result: one for one in anatomy.linears}
+    by_result = {one.call.result: one for one in model_parts.linears}
     linear, call = by_result.get(goal), stage.tape.maker(goal)
     if linear is None and call is not None and call.name in SUM:  # a bias that is added by itself
         linear = next((by_result[ref] for ref in call.reads if ref in by_result), None)
@@ -67,9 +67,9 @@ def replaced(linear: Linear, matrix: Tensor) -> Rewrite:
     return rewrite
 
 
-def words(linear: Linear, anatomy: Anatomy, *, compared: bool) -> tuple[str, str, str]:
+def words(linear: Linear, model_parts: ModelParts, *, compared: bool) -> tuple[str, str, str]:
     """Name, what and fix; no word of loading weights that were compared and are the checkpoint's."""
-    tied = role_of(linear, anatomy) == "decoder"
+    tied = role_of(linear, model_parts) == "decoder"
     if compared:
         return (UNTIED, UNTIED_WHAT, UNTIED_HELD_FIX) if tied else (OTHER, HELD_WHAT, HELD_FIX)
     return (UNTIED, UNTIED_WHAT, UNTIED_FIX) if tied else (OTHER, OTHER_WHAT, OTHER_FIX)

@@ -87,9 +87,13 @@ def _read(source: ByteSource, name: str) -> Contents:
     if count * LEAST_TENSOR + settings * LEAST_SETTING > source.size:
         raise header.error(f"{count} tensors and {settings} settings do not fit into {source.size} bytes")
     charge("objects", 16 * count + 4 * settings, where=source.where)
-    alignment = 32
+    alignment = 0
     for _ in range(settings):
-        alignment = header.setting() or alignment
+        found = header.setting()
+        if alignment and found:  # of two, readers take one or the other
+            raise header.error(f"{ALIGNMENT} is there twice")
+        alignment = alignment or found
+    alignment = alignment or 32
     described = [header.tensor() for _ in range(count)]
     begin = -(-header.position // alignment) * alignment
     faults = FaultList(source.where)

@@ -23,7 +23,7 @@ from porting.checkpoint.state_pickle import (
     StateMachine,
     describe,
     is_known,
-    is_whole,
+    is_shape,
 )
 from porting.checkpoint.zip_file import MAX_DIRECTORY
 from porting.limits import charge
@@ -32,6 +32,9 @@ UTILS = "torch._utils"
 
 STUB = 9
 """Values that a stub is charged for: it is several objects itself."""
+
+PAIR = 4
+"""Values that an entry of a dictionary is charged for."""
 
 TOGETHER = 1 << 10
 """Stubs that are charged at once."""
@@ -121,7 +124,8 @@ class InertMachine(StateMachine):
     """Reads a pickle that holds anything; see :class:`StateMachine` for the arguments.
 
     Attributes:
-        named: the classes and functions that it names and that are not known, in their order.
+        named: the classes and functions that it names and that are not known, in their order; each with the one string
+            that all of its objects share.
         stubs: the objects in whose place a stub stands.
     """
 
@@ -141,7 +145,7 @@ class InertMachine(StateMachine):
 
     def __init__(self, source: ByteSource, start: int, stop: int, *, legacy: bool = False) -> None:
         super().__init__(source, start, stop, legacy=legacy)
-        self.named: dict[str, None] = {}
+        self.named: dict[str, str] = {}
         self.stubs: list[Stub] = []
         self._globals = 0
 
@@ -150,7 +154,8 @@ class InertMachine(StateMachine):
             raise self.error("a global without a name")
         found = Global(module, name)
         if not is_known(module, name):
-            self.named[_spelled(found)] = None
+            spelled = _spelled(found)
+            self.named.setdefault(spelled, spelled)
             self._globals += 1
             if self._globals % TOGETHER == 0:
                 charge("objects", TOGETHER, where=self.source.where)
@@ -159,6 +164,7 @@ class InertMachine(StateMachine):
     def _stub(self, kind: object, given: object) -> None:
         """Push what stands for an object, which was made with ``given``."""
         named = _spelled(kind) if isinstance(kind, Global) else describe(kind)
+        named = self.named.get(named, named)
         tensor = OTHER_TENSORS.get(kind.name, "") if isinstance(kind, Global) and kind.module == UTILS else ""
         stub = Stub(named, [given], tensor=tensor)
         self.stubs.append(stub)
@@ -194,9 +200,10 @@ class InertMachine(StateMachine):
             case ("collections.OrderedDict", ()) | ("collections.defaultdict", (Global(),) | ()):
                 self._push(Ordered())
             case "collections.OrderedDict", (list() as pairs,):  # as Python 2 wrote it
+                charge("objects", PAIR * len(pairs), where=self.source.where)  # one list may be given to many calls
                 self._push(Ordered())
                 self._set_items([one for pair in pairs for one in self._pair(pair)])
-            case "torch.Size", (tuple() | list() as sizes,) if is_whole(tuple(sizes)):
+            case "torch.Size", (tuple() | list() as sizes,) if is_shape(sizes):
                 self._push(tuple(sizes))
             case _ if function.module == UTILS and function.name in REBUILD and not isinstance(first, Stub):
                 self._push(function)

@@ -26,8 +26,14 @@ DEEPEST = 100
 STEP = 8
 """Values that a tensor is charged for."""
 
+MOST = 10**9
+"""Tensors up to which they are counted: of what shares its parts the number doubles with each level."""
+
 TOGETHER = 1 << 10
 """Names that are charged at once."""
+
+LETTERS = 1 << 16
+"""Characters of names that are charged at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,7 @@ class Tree:
             if _is_container(child) and self._count(child)[1]:
                 path, node = self._descended(key, child)
                 count, named = self._count(node)
+                self._charge(len(path))
                 found.append((named, InnerPath(path=path, tensors=count)))
         found.sort(key=lambda one: -one[0])
         whole = (InnerPath(path="", tensors=self._count(self.root)[0]),) if direct else ()
@@ -195,11 +202,12 @@ class Tree:
         if isinstance(node, Stub) and not node.is_module and not (begin and full.startswith(begin)):
             entries = chain(entries, node.attributes.items())  # of an object that the path itself names
         for key, child in entries:
-            sub = f"{full}.{key}" if above else str(key)
+            last = str(key)
+            self._charge(len(full) + len(last))
+            sub = f"{full}.{last}" if above else last
             within = sub.startswith(begin)
             if not within and not begin.startswith(f"{sub}."):
                 continue
-            self._charge(len(sub))
             if _is_container(child) and (self._count(child)[0] or not within):
                 if id(child) not in above and child is not node:
                     yield from self._below(child, sub, begin, (*above, id(node)), plain, faults)
@@ -209,16 +217,17 @@ class Tree:
                 yield sub.removeprefix(begin), child
 
     def _charge(self, letters: int) -> None:
-        """Charge a name that is made of keys, many of them at once."""
+        """Charge a name before it is made of keys, many of them at once."""
         self._steps += 1
         self._letters += letters
         if self._steps % TOGETHER == 0:
             charge("objects", STEP * TOGETHER, where=self._where)
+        if self._letters >= LETTERS:
             charge("metadata", self._letters, where=self._where)
             self._letters = 0
 
     def _count(self, root: object) -> tuple[int, int]:
-        """How many tensors are below an object, and how many of them are reached by names alone.
+        """How many tensors are below an object, and how many of them are reached by names alone; at most :data:`MOST`.
 
         What is in itself is not counted twice.
         """
@@ -234,7 +243,7 @@ class Tree:
                     both, named = self._count(one)
                     every += both
                     by_names += named if isinstance(key, str) else 0
-                self._counts[id(node)] = every, by_names
+                self._counts[id(node)] = min(every, MOST), min(by_names, MOST)
             elif id(node) not in self._counts:
                 self._counts[id(node)] = 0, 0
                 waiting.append((node, True))

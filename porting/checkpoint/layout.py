@@ -30,14 +30,17 @@ SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
     "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    **({"F8_E8M0": torch.float8_e8m0fnu} if hasattr(torch, "float8_e8m0fnu") else {}),  # since torch 2.7
 }
 """The format's names for the dtypes that torch can hold, one element in whole bytes."""
 
 PACKED_DTYPES: Mapping[str, str] = {"F4": "4-bit", "F6_E2M3": "6-bit", "F6_E3M2": "6-bit"}
 """Dtypes of the format whose elements are no whole bytes: known by name, so that they are refused by name."""
+
+RECORD = "provenance.json"
+"""The file beside the weights in which a conversion says what it wrote."""
 
 MAX_RANK = 64
 """torch iterates over at most 64 dimensions."""

@@ -46,7 +46,15 @@ def split_inner_path(text: str) -> tuple[str, str | None]:
 
 def exists(text: str) -> bool:
     """Whether something stands at a path."""
-    return os.path.lexists(Path(text).expanduser())
+    return os.path.lexists(expanded(text))
+
+
+def expanded(text: str) -> Path:
+    """A path with the home folder in the place of ``~``; of nobody's home, the path as it is."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = ()) -> ModelId | None:

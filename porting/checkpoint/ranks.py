@@ -17,6 +17,7 @@ from porting.checkpoint.checkpoint import Checkpoint, InPlace
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import Chunk, Contents, TensorInfo
+from porting.checkpoint.names import expanded
 from porting.errors import Code, Fault
 from porting.limits import charge
 from porting.opening import Folder
@@ -34,12 +35,12 @@ class Rank:
 
     Attributes:
         number: the rank, from 0 on.
-        path: what the rank saved.
+        parts: what leads to it from the directory below which the ranks' paths differ.
         label: the part of the path that tells the ranks apart, for the names of files; empty where the name does it.
     """
 
     number: int
-    path: Path
+    parts: tuple[str, ...]
     label: str
 
 
@@ -49,14 +50,15 @@ def home_of(pattern: str) -> Path:
     >>> home_of("run/model_{r}/weights.pt").as_posix()
     'run'
     """
-    return Path(pattern.partition(RANK)[0] + "x").expanduser().parent
+    return expanded(pattern.partition(RANK)[0] + "x").parent
 
 
-def find_ranks(pattern: str) -> tuple[Rank, ...]:
+def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
     """What the ranks saved, in their order.
 
     Args:
         pattern: a path with ``{r}`` in the place of the rank's number, which may have zeros in front.
+        home: the directory that :func:`home_of` names.
 
     Raises:
         CheckpointError: there are none, one is missing or there twice, or ``{r}`` stands in it twice.
@@ -65,15 +67,16 @@ def find_ranks(pattern: str) -> tuple[Rank, ...]:
     name_after, slash, rest = after.partition("/")
     if RANK in after:
         raise _fault(pattern, f"{RANK} stands in it more than once", f"write {RANK} for the number of the rank alone")
-    home = home_of(pattern)
     start = os.path.basename(before)  # a Path would drop what stands behind the last slash
     shape = re.compile(rf"{re.escape(start)}([0-9]{{1,9}}){re.escape(name_after)}")
     found: dict[int, list[str]] = {}
-    for name in Folder(home).names():
+    for name in home.names():
         if (match := shape.fullmatch(name)) is not None:
             found.setdefault(int(match[1]), []).append(name)
     if not found:
-        raise _fault(pattern, f"no name in {quote(str(home))} has a number in the place of {RANK}", "check the path")
+        raise _fault(
+            pattern, f"no name in {quote(str(home.path))} has a number in the place of {RANK}", "check the path"
+        )
     faults = FaultList(pattern)
     if max(found) >= MOST:
         faults.add(Code.CHECKPOINT_NOT_FOUND, f"rank {max(found)}, where at most {MOST} are read")
@@ -86,7 +89,7 @@ def find_ranks(pattern: str) -> tuple[Rank, ...]:
             )
     faults.raise_if_any()
     return tuple(
-        Rank(number=number, path=home / names[0] / rest, label=f"{names[0]}/" if slash else "")
+        Rank(number=number, parts=Path(names[0], rest).parts, label=f"{names[0]}/" if slash else "")
         for number, names in sorted(found.items())
     )
 

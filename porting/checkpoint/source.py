@@ -14,7 +14,7 @@ from porting.checkpoint.container import Found, Place, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, HubError, quote
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.inner_path import InnerPathNeededError
-from porting.checkpoint.names import parse_model_id, split_inner_path
+from porting.checkpoint.names import expanded, parse_model_id, split_inner_path
 from porting.checkpoint.ranks import RANK, find_ranks, home_of, joined
 from porting.checkpoint.registry import (
     CONTAINERS,
@@ -94,14 +94,15 @@ def _open(
 ) -> Checkpoint:
     text = os.fspath(source)
     outer, part = split_inner_path(text)
-    path = Path(outer).expanduser()
+    path = expanded(outer)
     if os.path.lexists(path):
         if revision is not None:
             message = f"a revision, {quote(revision)}, was given for a path on this machine"
             raise _fault(Code.CHECKPOINT_NOT_FOUND, text, message, "leave the revision out")
         if path.is_dir():
-            return _open_directory(path, location=text, follow_links=follow_links, part=part)
-        return _open_file(path, location=text, follow_links=follow_links, part=part)
+            return _open_directory(Folder(path, follow_links=follow_links), location=text, part=part)
+        folder = Folder(path.parent, follow_links=follow_links)
+        return _open_file(LocalPlace(folder, location=text, named=path.name), path.name, part=part)
     if RANK in outer:
         return _open_ranks(outer, location=text, part=part, follow_links=follow_links)
     for one in CONTAINERS:
@@ -120,7 +121,7 @@ def _open(
         snapshot = hub.download(model, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
     except HubError as error:
         raise HubError([*error.faults, *_meant_path(path, text)]) from error
-    return _open_directory(snapshot.root, location=text, commit=snapshot.commit, part=part)
+    return _open_directory(Folder(snapshot.root), location=text, commit=snapshot.commit, part=part)
 
 
 def _meant_path(path: Path, text: str) -> Iterator[Fault]:
@@ -165,15 +166,14 @@ class LocalPlace:
         return opened
 
 
-def _open_directory(
-    root: Path, *, location: str, part: str | None, follow_links: bool = False, commit: str | None = None
-) -> Checkpoint:
-    place = LocalPlace(Folder(root, follow_links=follow_links), location=location)
+def _open_directory(folder: Folder, *, location: str, part: str | None, commit: str | None = None) -> Checkpoint:
+    place = LocalPlace(folder, location=location)
     names = place.folder.names()
     try:
         main = choose(names, place)
     except CheckpointError as error:
-        raise CheckpointError([*error.faults, *_in_folders(place, names)]) from error
+        with reading(location):
+            raise CheckpointError([*error.faults, *_in_folders(place, names)]) from error
     return open_weights(place, main, commit=commit, part=part)
 
 
@@ -192,29 +192,34 @@ def _in_folders(place: LocalPlace, names: list[str]) -> Iterator[Fault]:
 
 
 def _open_ranks(pattern: str, *, location: str, part: str | None, follow_links: bool) -> Checkpoint:
-    ranks = find_ranks(pattern)
-    opened = []
-    for rank in ranks:
-        if rank.path.is_dir():
-            opened.append(_open_directory(rank.path, location=location, part=part, follow_links=follow_links))
-        else:
-            opened.append(_open_file(rank.path, location=location, part=part, follow_links=follow_links))
+    """Open what the ranks saved: from the one directory that the user named on, as the directory's own files."""
     with reading(location):
-        config = read_config(Folder(home_of(pattern), follow_links=follow_links))
-        checkpoint = joined(location, home_of(pattern), ranks, opened, config)
+        home = Folder(home_of(pattern), follow_links=follow_links)
+        ranks = find_ranks(pattern, home)
+        opened = [_open_rank(home, rank.parts, location=location, part=part) for rank in ranks]
+        checkpoint = joined(location, home.path, ranks, opened, read_config(home))
         checkpoint.require_in_place()
         return checkpoint
 
 
-def _open_file(path: Path, *, location: str, part: str | None, follow_links: bool) -> Checkpoint:
+def _open_rank(folder: Folder, parts: tuple[str, ...], *, location: str, part: str | None) -> Checkpoint:
+    folder = folder.again()  # each rank looks after its own files
+    for name in parts[:-1]:
+        folder = folder.inner(name)
+    if folder.leads_to_directory(parts[-1]):
+        return _open_directory(folder.inner(parts[-1]), location=location, part=part)
+    return _open_file(LocalPlace(folder, location=location), parts[-1], part=part)
+
+
+def _open_file(place: LocalPlace, name: str, *, part: str | None) -> Checkpoint:
+    location = place.location
     for one in CONTAINERS:
-        fault = one.fragment(path.name, where=location)
+        fault = one.fragment(name, where=location)
         if fault is not None:
             raise CheckpointError(fault)
-    if container_of(path.name) is not None:
-        folder = Folder(path.parent, follow_links=follow_links)
-        return open_weights(LocalPlace(folder, location=location, named=path.name), path.name, part=part)
-    file = LocalFile(path)
+    if container_of(name) is not None:
+        return open_weights(place, name, part=part)
+    file = place.open(name)
     kind = sniff(file)
     if kind is None:
         raise _fault(Code.FORMAT_WRONG, location, f"this is not {EXPECTED}", "check the path")

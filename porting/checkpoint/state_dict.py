@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, ChecksummedRange, Contents, Extent, TensorInfo, WeightFile
+from porting.checkpoint.layout import (
+    MAX_BYTES,
+    MAX_RANK,
+    ChecksummedRange,
+    Contents,
+    Extent,
+    TensorInfo,
+    WeightFile,
+    shape_fault,
+)
 from porting.checkpoint.names import check_names
 from porting.checkpoint.state_pickle import TensorSpec, describe
 from porting.checkpoint.zip_file import FETCH_AGAIN
@@ -198,10 +207,9 @@ def _shape_fault(spec: TensorSpec) -> str:
     numbers = (*spec.size, *spec.stride, spec.offset, spec.storage.count)
     if min(numbers) < 0:
         return "a negative size, stride or offset"
-    span = spec.dtype.itemsize
-    for size in spec.size:
-        span *= max(size, 1)
-    if max(span, *numbers) > MAX_BYTES:
+    if max(numbers) > MAX_BYTES or shape_fault(
+        spec.size, spec.dtype
+    ):  # in this order: products of long numbers are slow
         return "its sizes overflow 64 bits"
     if spec.lazy:
         return f"its elements are to be read {spec.lazy}, which this library does not do"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ import torch
 
 from porting.checkpoint.errors import CheckpointError, quote
 from porting.checkpoint.files import ByteSource
+from porting.checkpoint.layout import MAX_RANK
 from porting.errors import Code, Fault
 from porting.limits import charge, reading
 
@@ -96,9 +97,14 @@ LAZY = {"conj": "conjugated", "neg": "negated"}
 REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 
 
-def is_whole(sizes: tuple[object, ...]) -> bool:
+def is_whole(sizes: Sequence[object]) -> bool:
     """Whether all are whole numbers."""
     return all(type(size) is int for size in sizes)
+
+
+def is_shape(sizes: Sequence[object]) -> bool:
+    """Whether they are the sizes of a tensor; a call copies them, so that a long list would be copied by each call."""
+    return len(sizes) <= MAX_RANK and is_whole(sizes)
 
 
 def is_known(module: str, name: str) -> bool:
@@ -137,7 +143,7 @@ SMALL = 1 << 31
 """Whole numbers below this may be keys of dictionaries: their hashes differ."""
 
 MAX_NAME = 1 << 10
-"""The longest name of a module or of something in it, in bytes."""
+"""The longest name of a module or of something in it, in bytes or characters."""
 
 CHARGED = 1 << 12
 """Steps after which the budget is asked."""
@@ -301,6 +307,7 @@ class StateMachine:
             line += byte
             if len(line) > MAX_NAME:
                 raise self.error("a name without end")
+        self._hold(len(line))
         return self._text(bytes(line))
 
     def _text(self, raw: bytes) -> str:
@@ -420,6 +427,8 @@ class StateMachine:
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise self.error("a global whose name is no string", self.unsafe)
+        if max(len(name), len(module)) > MAX_NAME:  # both may come from the memo, many times
+            raise self.error("a name without end")
         self._global(module, name)
 
     def _persistent(self) -> None:
@@ -447,7 +456,7 @@ class StateMachine:
         match function.name, args:
             case "OrderedDict", ():
                 self._push(Ordered())
-            case "Size", (tuple() | list() as sizes,) if is_whole(tuple(sizes)):
+            case "Size", (tuple() | list() as sizes,) if is_shape(sizes):
                 self._push(tuple(sizes))
             case "_rebuild_parameter", (TensorSpec() as spec, bool() as grad, dict() as hooks) if not hooks:
                 self._require_grad(spec.dtype, grad)

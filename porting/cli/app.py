@@ -26,8 +26,9 @@ from porting.cli.inspect import inspect
 from porting.cli.load import load
 from porting.cli.mutate import mutate
 from porting.cli.next_sentence import next_sentence
-from porting.cli.output import TYPED, UNEXPECTED, unexpected
+from porting.cli.output import TYPED
 from porting.cli.record import record
+from porting.cli.report_bug import UNEXPECTED, report_bug, unexpected
 from porting.cli.suggest import suggest
 from porting.cli.tables import tables
 from porting.cli.translate import translate
@@ -110,6 +111,7 @@ _add(MORE, "tables", tables, "The tables that ship with the library, or one of t
 _add(MORE, "explain", explain, "What a fault means, and how to mend it.")
 _add(MORE, "record", record, "Keep what a reference computes, to verify without it.")
 _add(MORE, "mutate", mutate, "Test your own test: which mistakes would it miss?")
+_add(MORE, "report-bug", report_bug, "Prepare a report of a fault of porting, to look at.")
 
 
 def _version(wanted: bool) -> None:

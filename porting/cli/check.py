@@ -120,6 +120,7 @@ def _show_rest(screen: Screen, plan: Plan, checkpoint: Checkpoint, *, proven: bo
         names = [left.name for left in plan.left_out if not left.equals and left.reason == reason]
         rows += [("left out", one.pattern, reason) for one in group_tensors(checkpoint.tensors[name] for name in names)]
     rows += [("tied", name, f"is {other}") for name, other in plan.tied.items()]
+    rows += [("made", name, f"holds {value}, as [make] says") for name, value in plan.contents.items()]
     rows += [("new", name, "not in the checkpoint, keeps the module's own initialisation") for name in plan.fresh]
     idle = idle_drops(plan.table, checkpoint.tensors)
     rows += [("not there", str(one.name), f"{one.where} would leave it out") for one in idle]
@@ -144,6 +145,7 @@ def _document(plan: Plan, built: str, warnings: list[str], *, proven: bool) -> d
             for left in plan.left_out
         ],
         "tied": dict(plan.tied),
+        "made": plan.contents,
         "new": list(plan.fresh),
         "warnings": warnings,
     }

@@ -53,11 +53,13 @@ def inspect(source: options.Source = None, as_json: options.Json = False) -> Non
 
 def _is_port(source: str | None) -> bool:
     """Whether a conversion made it: its names are those of a port, which no table reads."""
-    from porting.converting.record import RECORD, read_record
-    from porting.opening import Folder
+    from porting.checkpoint.layout import RECORD
 
     if source is None or not (Path(source) / RECORD).is_file():
         return False
+    from porting.converting.record import read_record  # with all that converts: most checkpoints have no record
+    from porting.opening import Folder
+
     record = read_record(Folder(Path(source)))
     return record is not None and not record.content.get("reverse")
 

@@ -86,7 +86,7 @@ def load(
         new = list(plan.fresh)
         reasons = "; ".join(dict.fromkeys(left_out.values()))
         built = _built(module, checkpoint)
-        screen.document({**asdict(built), "left_out": left_out, "new": new, "seconds": seconds})
+        screen.document({**asdict(built), "left_out": left_out, "made": plan.contents, "new": new, "seconds": seconds})
         screen.facts(
             {
                 "checkpoint": checkpoint.location,
@@ -96,6 +96,7 @@ def load(
                 "dtype": ", ".join(built.dtypes),
                 "memory": f"{size(built.mapped)} mapped from the file, {size(built.copied)} of its own",
                 "left out": f"{counted(len(left_out), 'tensor')}: {reasons}" if left_out else "",
+                "made": ", ".join(f"{name} = {value}" for name, value in plan.contents.items()),
                 "new": ", ".join(new),
                 "seconds": f"{seconds:.3f}",
             }

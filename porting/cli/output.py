@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import re
 import shlex
 import sys
-import tempfile
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, TextIO
@@ -343,42 +338,3 @@ def next_command(command: str, typed: Mapping[str, object], faults: Sequence[Fau
     if Code.UNKNOWN_ARCHITECTURE in codes or Code.NO_TABLE in codes:
         return ["tables"]
     return ["explain", *codes[:MOST_CODES]] if codes else [command, "--help"]
-
-
-UNEXPECTED = 3
-"""Exit code: a fault of the program itself."""
-
-PACKAGES = ("porting", "torch", "safetensors", "huggingface_hub", "transformers", "tokenizers")
-LONGEST = 200
-"""Characters of the exception's own message in the line."""
-
-
-def unexpected(error: BaseException) -> Fault:
-    """The fault for an exception that the library did not raise on purpose; writes the report for the maintainers."""
-    text = str(error).strip().partition("\n")[0]
-    said = f"{type(error).__name__}: {text[:LONGEST]}" if text else type(error).__name__
-    try:
-        path = _report(error)
-    except OSError as failed:
-        hint = f"this is a fault of porting, and no report could be written: {failed.strerror or failed}"
-    else:
-        hint = f"this is a fault of porting: please send {path} to the maintainers"
-    return Fault(code=Code.UNEXPECTED, message=said, hint=hint)
-
-
-def _report(error: BaseException) -> str:
-    """Write what was typed, on which versions, and where it stopped; returns the file."""
-    lines = [f"{name} {_version(name)}" for name in PACKAGES]
-    lines += [f"python {platform.python_version()} on {platform.platform()}", f"typed: {sys.argv!r}", ""]
-    lines += traceback.format_exception(error, limit=-200)
-    descriptor, path = tempfile.mkstemp(prefix="porting-report-", suffix=".txt")
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write("\n".join(lines))
-    return path
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -19,12 +19,13 @@ from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
 from porting.plan.align import align
-from porting.plan.config import sizes
+from porting.plan.config import effective, sizes, source_config
 from porting.plan.copies import make_copy
 from porting.plan.inferred_source import imagine
+from porting.plan.leftovers import differs, made_by, make_recipes
 from porting.plan.matching import Matcher
 from porting.plan.members import sort_names
-from porting.plan.plan import PlanError
+from porting.plan.plan import MADE, LeftOut, PlanError
 from porting.plan.recipe import Recipe, as_it_is
 
 Side = Literal["left", "right"]
@@ -92,7 +93,7 @@ def _from_left(checkpoint: Checkpoint, table: Table) -> Canonical:
     left_out: dict[str, str] = {}
     for name, info in checkpoint.tensors.items():
         matches = matcher.read(name)
-        if not matches:
+        if not matches or (terms[matches[0].key[0]][0].rest and drops.read(name)):
             dropped = drops.read(name)
             if dropped:
                 left_out[name] = table.drops[dropped[0].key[0]].reason
@@ -151,7 +152,8 @@ def _kept(
 
 
 def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
-    known, faults = sizes(table, checkpoint.config)
+    config = source_config(table, checkpoint.config)
+    known, faults = sizes(table, config)
     written = sort_names(table.rules, checkpoint.tensors, "target", table.target_prefix).terms
     applied = [rule for rule, terms in zip(table.rules, written, strict=True) if any(terms)]
     faults += [fault for fault in map(_refused, applied) if fault is not None]
@@ -163,22 +165,28 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
         shapes,
         {name: info.shape for name, info in checkpoint.tensors.items()},
         sizes=known,
-        fields=checkpoint.config,
+        fields=config,
         prefix=table.prefix,
         target_prefix=table.target_prefix,
     )
     named = [(tie.name, f"tied to {tie.with_}") for tie in table.ties]
     named += [(fresh.name, fresh.reason) for fresh in table.fresh]
+    lines = made_by(table, alignment.unwritten)
+    dtypes = {name: checkpoint.tensors[name].dtype for name in lines}
+    made, wrong = make_recipes(lines, checkpoint.tensors, dtypes, effective(table, config), known)
+    left_out = {one.name: f"[make] says {one.content}" for one in made}
+    said = [
+        LeftOut(name=one.name, reason=MADE, equals=str(one.content)) for one in made if not _is_held(one, checkpoint)
+    ]
     accounted = Matcher([((number, 0), name) for number, (name, _) in enumerate(named)], table.target_prefix)
-    left_out: dict[str, str] = {}
-    faults = list(alignment.faults)
-    for name in alignment.unwritten:
+    faults = [*alignment.faults, *wrong, *(differs(left, ()) for left in said)]
+    for name in (one for one in alignment.unwritten if one not in lines):
         matches = accounted.read(name)
         if matches:
             left_out[name] = named[matches[0].key[0]][1]
         else:
             message = "no rule of the table writes it"
-            hint = "list it in [ties] or [fresh]"
+            hint = "list it in [ties], [make] or [fresh]"
             faults.append(Fault(code=Code.UNWRITTEN_PARAMETER, where=name, message=message, hint=hint))
     if faults:
         raise PlanError(faults)
@@ -193,6 +201,11 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
                 Recipe(name=spelled + name, shape=shapes[name], work=dtype, dtype=dtype, copies=copies, fill=fill)
             )
     return Canonical(recipes=tuple(found), left_out=left_out)
+
+
+def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint holds what a table says; else its digest would hide what it holds."""
+    return made.content is not None and made.content.held_by(checkpoint.read(made.name), rounded=True)
 
 
 def _lost(rule: Rule) -> float | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, nearest, option
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
-from porting.plan.config import effective, refused, sizes, uncomputable
+from porting.plan.config import effective, refused, sizes, source_config, uncomputable
+from porting.plan.leftovers import made_by, make_recipes
 from porting.plan.matching import Matcher
 from porting.plan.members import sort_names
 from porting.plan.plan import PlanError
@@ -81,7 +82,7 @@ def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     if reads(table, b, "source") > reads(table, a, "source") and reads(table, a, "target") > reads(table, b, "target"):
         message = f"{a.location} has the names of the right side of '{table.name}', and {b.location} those of the left"
         raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint="pass them the other way"))
-    config = a.config or b.config
+    config = a.config or source_config(table, b.config)
     known, faults = sizes(table, config)
     alignment = align(
         table.rules,
@@ -108,15 +109,17 @@ def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     ]
     dropped, left_out, only_a = _unread(table, alignment, a)
     tied, only_b = _unwritten(table, alignment, b)
-    return Counterparts(pairs=(*pairs, *dropped, *tied), only_a=only_a, only_b=only_b, left_out=left_out)
+    made, only_b = _made(table, only_b, b, values, known)
+    return Counterparts(pairs=(*pairs, *dropped, *tied, *made), only_a=only_a, only_b=only_b, left_out=left_out)
 
 
 def reads(table: Table, checkpoint: Checkpoint, side: str) -> int:
     """How many tensors of a checkpoint the rules of a table name on one side, ``"source"`` or ``"target"``."""
+    rules = [rule for rule in table.rules if not rule.rest]  # which names everything on either side
     if side == "source":
-        found = sort_names(table.rules, checkpoint.tensors, "source", table.prefix)
+        found = sort_names(rules, checkpoint.tensors, "source", table.prefix)
     else:
-        found = sort_names(table.rules, checkpoint.tensors, "target", table.target_prefix)
+        found = sort_names(rules, checkpoint.tensors, "target", table.target_prefix)
     return len(checkpoint.tensors) - len(found.unmatched)
 
 
@@ -158,6 +161,25 @@ def _unwritten(table: Table, alignment: Alignment, b: Checkpoint) -> tuple[list[
         else:
             alone.append(name)
     return tied, tuple(alone)
+
+
+def _made(
+    table: Table, names: Iterable[str], b: Checkpoint, values: Mapping[str, object], known: Mapping[str, int]
+) -> tuple[list[Counterpart], tuple[str, ...]]:
+    """Of the tensors of the right side that nothing of the left is led to, those that the table makes, and the rest.
+
+    Raises:
+        PlanError: one cannot hold what the table says.
+    """
+    lines = made_by(table, names)
+    dtypes = {name: b.tensors[name].dtype for name in lines}
+    recipes, faults = make_recipes(lines, b.tensors, dtypes, values, known)
+    if faults:
+        raise PlanError(faults)
+    pairs = [
+        Counterpart(recipe=one, left=b, right=b, name=one.name, note=f"[make] says {one.content}") for one in recipes
+    ]
+    return pairs, tuple(name for name in names if name not in lines)
 
 
 def _unwritten_names(alignment: Alignment) -> Iterator[str]:

@@ -152,7 +152,7 @@ class Reader:
 
 def _as_it_is(recipe: Recipe) -> bool:
     """Whether a recipe moves all of one tensor, as :func:`porting.plan.recipe.as_it_is` makes them."""
-    if len(recipe.copies) != 1 or recipe.arithmetic or recipe.arange or recipe.base or recipe.work != recipe.dtype:
+    if len(recipe.copies) != 1 or recipe.arithmetic or recipe.content or recipe.base or recipe.work != recipe.dtype:
         return False
     copy = recipe.copies[0]
     run = copy.source_strides == copy.target_strides == (1,) and not copy.source_offset and not copy.target_offset

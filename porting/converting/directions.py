@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from porting.errors import Code, Fault, option
+from porting.ops import Content
 from porting.plan.align import Step
 from porting.plan.inferred_source import a_like
-from porting.plan.plan import LeftOut, Plan, PlanError
+from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe, backward_recipes, cast_to, forward_recipes
 
 
@@ -47,6 +48,7 @@ def into_port(plan: Plan) -> Recipes:
         for step in plan.steps
         for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step), plan.dtype)
     }
+    found |= {recipe.name: recipe for recipe in plan.made}
     return Recipes(
         tensors=tuple(found[name] for name in plan.targets if name in found),
         left_out=plan.left_out,
@@ -82,17 +84,18 @@ def back_from_port(
                 faults[step.rule.where] = _irreversible(step, recipe.name)
     if faults:
         raise PlanError(faults.values())
-    not_written = []
+    made = tuple(LeftOut(name=one.name, reason=MADE, equals=str(one.content)) for one in plan.made)
+    not_written = [*made]
     for left in plan.left_out:
-        made = _restored(left, plan, found, dtype, like)
-        if made is None:
+        restored = _restored(left, plan, found, dtype, like)
+        if restored is None:
             not_written.append(left)
         else:
-            found[left.name] = made
+            found[left.name] = restored
     return Recipes(
         tensors=tuple(found[name] for name in plan.sources if name in found),
         left_out=tuple(not_written),
-        same=same,
+        same=(*same, *made),
         warnings=tuple(dict.fromkeys(_moved(step, like) for step in plan.steps if step.rule.fold)),
     )
 
@@ -122,11 +125,9 @@ def _restored(
         return replace(found[left.equals], name=left.name)
     work = like[left.name].dtype if left.name in like else plan.sources[left.name].dtype
     blank = Recipe(name=left.name, shape=tuple(plan.sources[left.name].shape), work=work, dtype=cast_to(work, dtype))
-    match left.equals:
-        case "arange":
-            return replace(blank, arange=True)
-        case "zeros":
-            return replace(blank, fill=0.0)
+    content = Content.parse(left.equals)
+    if content is not None:
+        return replace(blank, content=content)
     return replace(blank, base=left.name) if left.name in like else None
 
 

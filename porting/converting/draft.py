@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,18 +15,28 @@ from porting.checkpoint import Checkpoint
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.container import Outline
 from porting.checkpoint.files import LocalFile
+from porting.checkpoint.layout import RECORD
 from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
-from porting.converting.record import RECORD, read_record, versions
+from porting.converting.record import read_record, versions
 from porting.converting.reverse_table import held, places_of, sources_of
 from porting.errors import Code, Fault, option
-from porting.export_files import METADATA, chosen_writer, companions, config_bytes, config_of, is_single_file
+from porting.export_files import (
+    METADATA,
+    chosen_writer,
+    companions,
+    config_bytes,
+    config_of,
+    is_single_file,
+    new_config,
+)
 from porting.limits import reading
 from porting.loading import Into, maker
 from porting.notation.table import Table
 from porting.opening import Folder, Member
 from porting.origin import ImaginedCheckpoint, require_named, respelled
 from porting.plan.check import check
+from porting.plan.config import arguments, has_own_config, is_target_config, source_config, unknown, unsaid
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe
 from porting.tables import find_table
@@ -147,6 +158,7 @@ def draft_back(
     """
     config = port.config if port.config or like is None else like.config
     chosen = find_table(table, config)
+    config = source_config(chosen, config)
     with reading(where):
         port.allow_time()
         return _back(port, chosen, config, like, dtype, shard_size=shard_size, fresh=fresh, to=to, where=where)
@@ -220,8 +232,12 @@ def _draft(
     files.pop(RECORD, None)
     kept: dict[str, bytes | Member] = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
     raw = config_of(checkpoint)
-    if raw is None and like is not None:
+    if like is not None and (raw is None or is_target_config(table, checkpoint.config)):
         raw = config_of(like)
+    elif raw is not None and (is_target_config(table, checkpoint.config) if reverse else has_own_config(table)):
+        kept[CONFIG_NAME], lost = _other_config(checkpoint, table, recipes, reverse=reverse)
+        recipes = replace(recipes, warnings=(*recipes.warnings, *lost))
+        raw = None
     if raw is not None:
         changed = any(
             one.dtype != checkpoint.tensors[one.copies[0].source].dtype for one in recipes.tensors if one.copies
@@ -259,6 +275,32 @@ def _draft(
             **({} if to is None else {"to": to}),
         },
     )
+
+
+def _other_config(
+    checkpoint: Checkpoint, table: Table, recipes: Recipes, *, reverse: bool
+) -> tuple[bytes, tuple[str, ...]]:
+    """The ``config.json`` of the other side, from [config], and what it cannot say.
+
+    Args:
+        checkpoint: the input.
+        table: the table.
+        recipes: the output's tensors.
+        reverse: the output is the checkpoint's side.
+    """
+    fields = (source_config if reverse else arguments)(table, checkpoint.config)
+    counts = Counter[str]()
+    for one in recipes.tensors:
+        if one.dtype.is_floating_point:
+            counts[str(one.dtype).removeprefix("torch.")] += one.numel
+    if counts:
+        fields["dtype"] = counts.most_common(1)[0][0]
+    said = []
+    if names := unsaid(table, checkpoint.config):
+        said.append(f"config.json: no line of [config] names {', '.join(names)}, so what is written does not say it")
+    if names := unknown(table, checkpoint.config):
+        said.append(f"config.json: nothing says {', '.join(names)}, so what is written does not: add it by hand")
+    return new_config(fields), tuple(said)
 
 
 def _same_division(checkpoint: Checkpoint) -> int | None:

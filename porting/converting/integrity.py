@@ -12,10 +12,11 @@ from porting.checkpoint import CheckpointError
 from porting.checkpoint.container import Container
 from porting.checkpoint.errors import quote
 from porting.checkpoint.files import LocalFile
+from porting.checkpoint.layout import RECORD
 from porting.checkpoint.registry import container_of, read
 from porting.checkpoint.source import LocalPlace, open_weights
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
-from porting.converting.record import RECORD, Record, read_record
+from porting.converting.record import Record, read_record
 from porting.converting.thread_pool import work
 from porting.errors import Code, Fault, PortingError, grouped_lines
 from porting.export_files import chosen_writer

@@ -286,8 +286,8 @@ class Maker:
         dtype = self._of(like=like).tensors[copy.source].dtype
         for one in self._stored(copy, like=like):
             cast = dtype != to and one.copy.source_strides in ((), (1,))
-            heard = None if like else partial(self._digest_along, one)
-            yield from self._staging.read(one, dtype, start, stop, most=self._cast if cast else 0, heard=heard)
+            on_read = None if like else partial(self._digest_along, one)
+            yield from self._staging.read(one, dtype, start, stop, most=self._cast if cast else 0, on_read=on_read)
 
 
 class _Taken:

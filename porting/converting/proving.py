@@ -9,8 +9,10 @@ import torch
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.checkpoint import StoredBox
 from porting.converting.digests import PIECE
-from porting.errors import Code, Fault
+from porting.errors import alike
 from porting.loading import same_bits
+from porting.ops import Content
+from porting.plan.leftovers import differs
 from porting.plan.plan import LeftOut, PlanError
 
 
@@ -27,19 +29,17 @@ def prove_same(pairs: Iterable[LeftOut], checkpoint: Checkpoint) -> None:
         if any({pair.name, pair.equals} <= names for names in checkpoint.shared):
             continue
         if not _equal(pair, checkpoint, *buffers):
-            message = f"was to be left out because it equals {pair.equals!r}, and it does not"
-            tied = pair.equals in checkpoint.tensors
-            hint = "a layout that ties them cannot hold this checkpoint" if tied else ""
-            faults.append(Fault(code=Code.DROP_DIFFERS, where=pair.name, message=message, hint=hint))
+            faults.append(differs(pair, checkpoint.tensors))
     if faults:
-        raise PlanError(faults)
+        raise PlanError(alike(faults))
 
 
 def _equal(pair: LeftOut, checkpoint: Checkpoint, mine: memoryview, other: memoryview) -> bool:
     info = checkpoint.tensors[pair.name]
     found = _together(checkpoint, pair.name)
-    if pair.equals not in checkpoint.tensors:
-        return _generated(pair, checkpoint, mine)
+    content = None if pair.equals in checkpoint.tensors else Content.parse(pair.equals)
+    if content is not None:
+        return _generated(content, pair, checkpoint, mine)
     if (info.shape, info.dtype) != (checkpoint.tensors[pair.equals].shape, checkpoint.tensors[pair.equals].dtype):
         return False
     second = _together(checkpoint, pair.equals)
@@ -59,21 +59,18 @@ def _together(checkpoint: Checkpoint, name: str) -> StoredBox | None:
     return pieces[0] if len(pieces) == 1 and pieces[0].extent.stride is None else None
 
 
-def _generated(pair: LeftOut, checkpoint: Checkpoint, buffer: memoryview) -> bool:
-    """Whether a tensor counts along its last axis, or is zero."""
+def _generated(content: Content, pair: LeftOut, checkpoint: Checkpoint, buffer: memoryview) -> bool:
+    """Whether a tensor holds what it is known to hold."""
     info = checkpoint.tensors[pair.name]
     piece = _together(checkpoint, pair.name)
-    last = info.shape[-1] if info.shape else 1
     if piece is None:
-        numbers = torch.arange(last).to(info.dtype) if pair.equals == "arange" else torch.zeros(last, dtype=info.dtype)
-        return same_bits(checkpoint.read(pair.name), numbers.expand(info.shape))
+        return content.held_by(checkpoint.read(pair.name), rounded=pair.made)
     width = info.dtype.itemsize
     for start, count in _pieces(info.nbytes):
         piece.file.read_into(buffer[:count], piece.extent.start + start)
-        found = torch.frombuffer(buffer, dtype=torch.uint8, count=count)
-        first, size = start // width, count // width
-        numbers = torch.arange(first, first + size).remainder_(last) if pair.equals == "arange" else torch.zeros(size)
-        if not torch.equal(found, numbers.to(info.dtype).view(torch.uint8)):
+        found = torch.frombuffer(buffer, dtype=info.dtype, count=count // width)
+        expected = content.row(info.shape, start // width, (start + count) // width)
+        if not content.held_by(found, expected, rounded=pair.made):
             return False
     return True
 

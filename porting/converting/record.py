@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from porting.checkpoint.errors import CheckpointError
-from porting.checkpoint.layout import SAFETENSORS_DTYPES
+from porting.checkpoint.layout import RECORD, SAFETENSORS_DTYPES
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.converting.digests import ALGORITHM, of_bytes
 from porting.errors import Code, Fault
@@ -24,7 +24,6 @@ from porting.opening import Folder
 from porting.origin import Imagined
 from porting.plan.recipe import Described
 
-RECORD = "provenance.json"
 FORMAT = "porting-provenance-1"
 LONGEST = 256 << 20
 """Bytes: a million tensors need less."""

@@ -7,15 +7,23 @@ side to the checkpoint's; here the table is turned round for the other direction
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from porting.errors import Code, Fault, option
+from porting.limits import combinations
+from porting.notation.axes import size_of
+from porting.notation.name import Literal, Name, Rest
 from porting.notation.rule import Pair, Rule
 from porting.notation.table import Table
+from porting.ops import Content
 from porting.origin import ANY_DTYPE, Imagined
 from porting.plan.align import align
 from porting.plan.config import sizes
 from porting.plan.inferred_source import imagine
+from porting.plan.leftovers import made_by
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, PlanError
 from porting.plan.recipe import Described
@@ -33,7 +41,7 @@ def _turned(rule: Rule) -> Rule:
     pairs = (Pair(one.target, one.target_piece, one.source, one.source_piece) for one in rule.pairs)
     kept = tuple(one for one in pairs if not rule.fold or one.target == 0)
     targets = rule.sources[:1] if rule.fold else rule.sources
-    return replace(rule, sources=rule.targets, targets=targets, pairs=kept, fold=False)
+    return replace(rule, sources=rule.targets, targets=targets, pairs=kept, fold=False, besides=rule.besides[::-1])
 
 
 def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[str, object]) -> dict[str, Slot]:
@@ -46,6 +54,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
     if faults:
         raise PlanError(faults)
     shapes = imagine(turned(table), tensors, known)
+    shapes |= _made(table, shapes, known)
     aligned = align(
         table.rules,
         {name: tuple(one.shape) for name, one in tensors.items()},
@@ -55,10 +64,58 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
         target_prefix=table.target_prefix,
     )
     dtypes = {name: tensors[step.sources[0]].dtype for step in aligned.steps for name in step.targets}
+    counts = {name: torch.int64 for name, make in made_by(table, shapes).items() if make.value == Content("arange")}
+    dtypes = counts | dtypes
     return {
         name: Slot(name=name, shape=shape, dtype=dtypes.get(name, ANY_DTYPE), parameter=True, built=False, same_as=name)
         for name, shape in shapes.items()
     }
+
+
+def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -> dict[str, Shape]:
+    """The tensors that [make] adds where no module is built: one for each index that the other names have.
+
+    Args:
+        table: the table.
+        places: the tensors of the port that rules write.
+        known: the sizes that [sizes] gives.
+
+    Raises:
+        PlanError: a shape is not stated, or no name counts an index.
+    """
+    found: dict[str, Shape] = {}
+    faults = []
+    for make in table.makes:
+        name = make.term.name
+        counted = [_counted(name, index, places, known) for index in name.indices]
+        extents = None if make.term.axes is None else [size_of(axis, known) for axis in make.term.axes]
+        if extents is None or None in extents or not all(counted):
+            message = f"without a module the shape of '{make.term}' is not known"
+            hint = f'state it: "{name} [a]", with the size of a in [sizes]; or pass {option("into")}'
+            faults.append(Fault(code=Code.SIZE_UNKNOWN, where=make.where, message=message, hint=hint))
+            continue
+        shape = tuple(size for size in extents if size is not None)
+        for values in combinations(counted, where=make.where):
+            found[name.spell(dict(zip(name.indices, values, strict=True)))] = shape
+    if faults:
+        raise PlanError(faults)
+    return {name: shape for name, shape in found.items() if name not in places}
+
+
+def _counted(name: Name, index: str, places: Iterable[str], known: Mapping[str, int]) -> Sequence[int]:
+    """The values of an index of a name: all its spellings, what [sizes] says, or those that names beside it have."""
+    size = name.enumerations.get(index) or known.get(index)
+    if size:
+        return range(size)
+    place = next(number for number, part in enumerate(name.parts) if getattr(part, "index", "") == index)
+    following = name.parts[place + 1 :]
+    ends = (Literal(following[0].text[:1]), Rest("rest")) if following and isinstance(following[0], Literal) else ()
+    stem = Name((*name.parts[: place + 1], *ends))
+    found = {bindings[index] for one in places if (bindings := stem.read(one)) is not None}
+    return sorted(value for value in found if isinstance(value, int))
+
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from threading import Lock
 
 from porting.checkpoint.container import Shard
 from porting.checkpoint.files import LocalFile
+from porting.checkpoint.layout import RECORD
 from porting.checkpoint.safetensors_file import DTYPE_NAMES
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.draft import Draft
@@ -21,7 +22,7 @@ from porting.converting.making import Made, Maker
 from porting.converting.output import Output, write_at
 from porting.converting.processes import Team, same_everywhere, shares
 from porting.converting.progress import Meter
-from porting.converting.record import RECORD, record_bytes, versions
+from porting.converting.record import record_bytes, versions
 from porting.converting.thread_pool import work
 from porting.converting.workplace import Workplace, require_room
 from porting.limits import reading

@@ -266,13 +266,14 @@ class _Run:
     def of(cls, model: TextModel, text: str) -> _Run:
         """Take the text apart, and read what the checkpoint says about generation."""
         encoding = model.encode(text)
-        settings = read_settings(model.folder, model.config, decoder=model.encodes_first)
+        words = decoder_words(model.config) if model.encodes_first else 0
+        vocabulary = words or model.vocabulary
+        settings = read_settings(model.folder, model.config, decoder=model.encodes_first, vocabulary=vocabulary)
         if settings.ignored:
             message = f"{', '.join(settings.ignored)} of the checkpoint's generation config: not applied here"
             warnings.warn(message, PortingWarning, stacklevel=3)
         row = tuple(encoding.ids) if settings.start is None else (settings.start,)
-        words = decoder_words(model.config) if model.encodes_first else 0
-        return cls(model, text, encoding, settings, row, words or model.vocabulary)
+        return cls(model, text, encoding, settings, row, vocabulary)
 
     def next_logits(self, rows: Tensor) -> Tensor:
         """From rows of tokens [n t] the logits of the token that follows each, [n v]."""

@@ -16,10 +16,17 @@ from torch import Tensor
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.errors import Code, Fault, PortingError
 from porting.opening import Folder
+from porting.printable import shown
 
 FILE = "generation_config.json"
 LARGEST = 1 << 20
 """Bytes of the file."""
+
+MOST = 1 << 31
+"""Numbers of larger size mean nothing that can be done."""
+
+STEEPEST = 32
+"""The largest power of a length: beyond it, the power of a long row is no number."""
 
 UNKNOWN = (
     "begin_suppress_tokens",
@@ -118,13 +125,14 @@ def _repeating(row: Sequence[int], size: int) -> list[int]:
     return [row[start + size - 1] for start in starts if row[start : start + size - 1] == last]
 
 
-def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder: bool) -> Settings:
+def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder: bool, vocabulary: int) -> Settings:
     """The settings of a checkpoint.
 
     Args:
         folder: where it lies; None when it is not on this machine.
         config: its config.
         decoder: whether it is an encoder-decoder, whose rows begin with a token of their own.
+        vocabulary: how many tokens there are to choose from.
 
     Raises:
         GenerationError: the file is malformed, or a field has a value of the wrong kind.
@@ -139,9 +147,9 @@ def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder:
             raise _malformed(where, f"it cannot be read: {error}") from error
         if not isinstance(content, Mapping):
             raise _malformed(where, "it is JSON but not an object")
-        kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size")  # a start there has to be
+        kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # a start there has to be
         fields = {**{name: config[name] for name in kept if name in config}, **_present(content)}
-    reader = _Fields(fields, where)
+    reader = _Fields(fields, where, vocabulary)
     starts = [reader.ids(name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id")]
     stopping = fields.get("early_stopping", False)
     return Settings(
@@ -155,7 +163,7 @@ def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder:
         min_new_tokens=int(reader.number("min_new_tokens", 0)),
         repetition_penalty=reader.number("repetition_penalty", 1.0),
         no_repeat=int(reader.number("no_repeat_ngram_size", 0)),
-        length_penalty=reader.number("length_penalty", 1.0),
+        length_penalty=float(reader.number("length_penalty", 1.0, STEEPEST)),
         early_stopping=None if stopping == "never" else stopping is True,
         ignored=tuple(name for name in UNKNOWN if fields.get(name) not in (None, 0, 1, False, [], {})),
     )
@@ -168,34 +176,34 @@ def _present(content: Mapping[str, object]) -> dict[str, object]:
 class _Fields:
     """Fields of a JSON file by the kind that they should have."""
 
-    def __init__(self, fields: Mapping[str, object], where: str) -> None:
-        self._fields, self._where = fields, where
-        size = fields.get("vocab_size")
-        self._size = size if isinstance(size, int) else None
+    def __init__(self, fields: Mapping[str, object], where: str, vocabulary: int) -> None:
+        self._fields, self._where, self._vocabulary = fields, where, vocabulary
 
     def ids(self, name: str) -> tuple[int, ...]:
         """Ids of tokens: one, or a list of them."""
         value = self._fields.get(name)
         found = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(type(one) is int and 0 <= one < (self._size or one + 1) for one in found):
-            raise _malformed(self._where, f"{name} is {value!r}, and ids of tokens are expected")
+        if not all(type(one) is int and 0 <= one < self._vocabulary for one in found):
+            raise _malformed(self._where, f"{name} is {shown(value)}, and ids of tokens are expected")
         return tuple(found)
 
     def sequences(self, name: str) -> tuple[tuple[int, ...], ...]:
         """A list of lists of ids."""
         value = self._fields.get(name) or []
         if not isinstance(value, list) or not all(
-            isinstance(one, list) and one and all(type(token) is int for token in one) for one in value
+            isinstance(one, list) and one and all(type(token) is int and token >= 0 for token in one) for one in value
         ):
-            raise _malformed(self._where, f"{name} is {value!r}, and lists of ids of tokens are expected")
+            raise _malformed(self._where, f"{name} is {shown(value)}, and lists of ids of tokens are expected")
         return tuple(map(tuple, value))
 
-    def number(self, name: str, default: float) -> float:
-        """A number."""
+    def number(self, name: str, default: float, most: int = MOST) -> float:
+        """A number, of either sign, up to a largest one."""
         value = self._fields.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _malformed(self._where, f"{name} is {value!r}, and a number is expected")
+            raise _malformed(self._where, f"{name} is {shown(value)}, and a number is expected")
+        if not -most <= value <= most:  # as NaN is not either
+            raise _malformed(self._where, f"{name} is {shown(value)}, and a number from {-most} to {most} is expected")
         return value
 
 

@@ -129,7 +129,7 @@ def _alike(sections: Sections, section: str) -> Iterator[Entry]:
 
 
 def _identity(section: str, key: str) -> str:
-    return key.partition("[")[0].strip() if section in (*RULES, "inputs", "probes") else key
+    return key.partition("[")[0].strip() if section in (*RULES, "inputs", "make", "probes", "rest") else key
 
 
 def _sources(rule: Body) -> tuple[str, ...]:
@@ -166,13 +166,13 @@ def _swapped(child: Sections, parent: Sections, key: str) -> Swap:
 def _respell(entry: Entry, section: str, source: Swap, target: Swap) -> Entry:
     """An entry of the extended table under the prefixes of the one that extends it."""
     match section:
-        case "tensors" | "optional" | "probes":
+        case "tensors" | "optional" | "probes" | "rest":
             return replace(entry, key=_swap(entry.key, source), value=_each(entry.value, target))
         case "drop":
             return replace(entry, key=_swap(entry.key, source), value=_equal(entry.value, source))
         case "ties":
             return replace(entry, key=_swap(entry.key, target), value=_each(entry.value, target))
-        case "fresh":
+        case "fresh" | "make":
             return replace(entry, key=_swap(entry.key, target))
         case "architectures" if isinstance(entry.value, dict):
             return replace(entry, value={**entry.value, "holds": _each(entry.value.get("holds", []), source)})

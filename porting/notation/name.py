@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -28,6 +28,10 @@ Bindings = Mapping[str, Value]
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _DECIMAL = re.compile(r"(?:([1-9][0-9]{0,3})\*)?([A-Za-z][A-Za-z0-9]*)(?:([+-])([0-9]{1,4}))?")
+_FORMAT = re.compile(r"(?:0([1-9]))?(?(1)(?:,|$))(?:([0-9]{1,9})\.\.([0-9]{1,9}))?")
+"""What stands behind the colon of a number: ``03``, ``3..60``, or both, ``03,3..60``."""
+
+_NUMBER = rf"(0|[1-9][0-9]{{0,{LONGEST_NUMBER - 1}}})"
 _INDEX = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
@@ -57,11 +61,21 @@ class Literal:
 
 @dataclass(frozen=True)
 class Decimal:
-    """``{i}``: a number; ``{2*i+1}``: an affine spelling of it."""
+    """``{i}``: a number; ``{2*i+1}``: an affine spelling of it; ``{i:03}``: padded; ``{i:3..60}``: of a range.
+
+    Attributes:
+        index: the index.
+        factor, shift: the number that is written is ``factor * index + shift``.
+        width: it is written with at least so many digits, zeros in front; 0 for no zeros.
+        low, high: the least and the largest value of the index, both included; None for no bound.
+    """
 
     index: str
     factor: int = 1
     shift: int = 0
+    width: int = 0
+    low: int = 0
+    high: int | None = None
 
     def read(self, name: str, start: int) -> Iterator[tuple[int, Value | None]]:
         """Read on at ``start``: where the number ends, and the index's value."""
@@ -69,7 +83,7 @@ class Decimal:
         while stop < len(name) and stop - start <= LONGEST_NUMBER and "0" <= name[stop] <= "9":
             stop += 1
         digits = name[start:stop]
-        if not digits or len(digits) > LONGEST_NUMBER or (len(digits) > 1 and digits[0] == "0"):
+        if not digits or len(digits) > LONGEST_NUMBER:
             return
         value = self.value(digits)
         if value is not None:
@@ -78,22 +92,37 @@ class Decimal:
     @property
     def regex(self) -> str:
         """What it reads, as a regular expression."""
-        return rf"(0|[1-9][0-9]{{0,{LONGEST_NUMBER - 1}}})"
+        return rf"([0-9]{{{max(self.width, 1)},{LONGEST_NUMBER}}})" if self.width else _NUMBER
 
     def value(self, text: str) -> int | None:
         """The index's value when it is spelled by these digits."""
+        if (text[0] == "0" and len(text) > max(self.width, 1)) or len(text) < self.width:
+            return None  # more zeros than are written, or fewer
         value, remainder = divmod(int(text) - self.shift, self.factor)
-        return value if remainder == 0 and value >= 0 else None
+        return value if remainder == 0 and self.low <= value and (self.high is None or value <= self.high) else None
 
     def spell(self, bindings: Bindings) -> str:
         """The text under these index values; without a value the placeholder stands for itself."""
         value = bindings.get(self.index)
-        return str(self.factor * value + self.shift) if isinstance(value, int) else str(self)
+        return f"{self.factor * value + self.shift:0{self.width}d}" if isinstance(value, int) else str(self)
+
+    @property
+    def place(self) -> str:
+        """The way in which the number is written, whatever the index is called and however far it goes."""
+        return str(replace(self, index="i", low=0, high=None))
+
+    def bounded(self, low: int, high: int | None) -> Decimal:
+        """The same with bounds of the index."""
+        return replace(self, low=low, high=high)
 
     def __str__(self) -> str:
         factor = f"{self.factor}*" if self.factor != 1 else ""
         shift = f"{self.shift:+d}" if self.shift else ""
-        return f"{{{factor}{self.index}{shift}}}"
+        padded = f"0{self.width}" if self.width else ""
+        spelled = [self.factor * one + self.shift for one in (self.low, self.high) if one is not None]
+        ranged = f"{spelled[0]}..{spelled[1]}" if len(spelled) > 1 else ""
+        more = ",".join(one for one in (padded, ranged) if one)
+        return f"{{{factor}{self.index}{shift}{':' if more else ''}{more}}}"
 
 
 @dataclass(frozen=True)
@@ -226,6 +255,11 @@ class Name:
         return {part.index: len(part.spellings) for part in self.parts if isinstance(part, Enumerated)}
 
     @property
+    def front(self) -> str:
+        """The text in front of the first placeholder."""
+        return self.parts[0].text if isinstance(self.parts[0], Literal) else ""
+
+    @property
     def rest(self) -> str | None:
         """The index of ``{*rest}``, if the name ends in one."""
         last = self.parts[-1]
@@ -284,6 +318,26 @@ class Name:
         """The name under these index values; a placeholder whose index is not bound stands for itself."""
         return "".join(part.spell(bindings) for part in self.parts)
 
+    def padded_as(self, name: str) -> Name | None:
+        """This pattern with its numbers padded as those of a name are, if that is all that keeps it from reading it.
+
+        >>> print(Name.parse("layer_{i}/kernel").padded_as("layer_007/kernel"))
+        layer_{i:03}/kernel
+        """
+        if not any(isinstance(part, Decimal) for part in self.parts) or not re.search("[0-9]", name):
+            return None
+        parts = ("([0-9]+)" if isinstance(part, Decimal) else part.regex for part in self.parts)
+        found = re.fullmatch("".join(parts), name, re.DOTALL)
+        if found is None:
+            return None
+        texts = iter(found.groups())
+        read = [(part, "" if isinstance(part, Literal) else next(texts)) for part in self.parts]
+        again = Name(tuple(
+            replace(part, width=len(text) if text[0] == "0" and len(text) > 1 else 0)
+            if isinstance(part, Decimal) else part for part, text in read
+        ))  # fmt: skip
+        return again if again != self and again.read(name) is not None else None
+
     def without(self, prefix: str) -> Name | None:
         """This name less ``prefix``, or None when it does not begin with it."""
         first = self.parts[0]
@@ -329,6 +383,11 @@ def _placeholder(text: str, offset: int) -> Placeholder:
         return Rest(text[1:])
     index, colon, listed = text.partition(":")
     index = index.strip()
+    form = _FORMAT.fullmatch(listed.strip()) if colon and listed.strip() else None
+    if form is not None:
+        return _formatted(_decimal(index, text, offset), form, text, offset)
+    if colon and re.fullmatch(r"[0-9]*\.\.[0-9]*", listed.strip()):
+        raise NotationError(Code.BAD_NAME, f"{{{text}}} is a range without an end", offset, "such as {i:3..60}")
     if colon:
         if not _INDEX.fullmatch(index):
             raise NotationError(Code.BAD_NAME, f"{index!r} is not an index: letters and digits", offset)
@@ -342,13 +401,29 @@ def _placeholder(text: str, offset: int) -> Placeholder:
         if len(set(flat)) < len(flat):
             raise NotationError(Code.BAD_NAME, f"{{{text}}} has the same spelling twice", offset)
         return Enumerated(index, spellings)
-    found = _DECIMAL.fullmatch(text.replace(" ", ""))
+    return _decimal(text, text, offset)
+
+
+def _decimal(number: str, text: str, offset: int) -> Decimal:
+    found = _DECIMAL.fullmatch(number.replace(" ", ""))
     if not found:
         raise NotationError(
             Code.BAD_NAME,
             f"{{{text}}} is not a placeholder",
             offset,
-            "write {i}, {i+1}, {2*i+1}, {p:query,key,value}, {w:weight/gamma,bias/beta} or {*rest}",
+            "write {i}, {i+1}, {2*i+1}, {i:03}, {i:3..60}, {p:query,key,value}, {w:weight/gamma,bias/beta} or {*rest}",
         )
     factor, index, sign, shift = found.groups()
     return Decimal(index, int(factor or 1), int(f"{sign}{shift}") if sign else 0)
+
+
+def _formatted(number: Decimal, form: re.Match[str], text: str, offset: int) -> Decimal:
+    """A number with its width and its bounds, which are those of the number as it is written."""
+    width, first, last = form.groups()
+    number = replace(number, width=int(width or 0))
+    if first is None:
+        return number
+    low, high = -((number.shift - int(first)) // number.factor), (int(last) - number.shift) // number.factor
+    if high < max(low, 0):
+        raise NotationError(Code.BAD_NAME, f"{{{text}}} is a range without a number", offset, "such as {i:3..60}")
+    return number.bounded(max(low, 0), high)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from reprlib import repr as short
 from typing import ParamSpec, TypeVar
 
@@ -16,14 +17,15 @@ from porting.notation.field import read_field
 from porting.notation.name import Name
 from porting.notation.rule import Rule, Term, make_rule
 from porting.notation.sections import KEYS, Body, Entry, Sections
-from porting.ops import CONSTANTS, Sum
+from porting.ops import CONSTANTS, Content, Sum
+from porting.ops.contents import WORDS
 
 Read = TypeVar("Read")
 Given = ParamSpec("Given")
 
 
 _FIELD = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:/[A-Za-z_][A-Za-z0-9_]*)*)(?: *(?P<sign>[+-]) *(?P<shift>[0-9]{1,9}))?"
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:[./][A-Za-z_][A-Za-z0-9_]*)*)(?: *(?P<sign>[+-]) *(?P<shift>[0-9]{1,9}))?"
 )
 
 
@@ -54,9 +56,9 @@ class Reader:
                     hint = nearest(key, known) or f"known: {', '.join(known)}"
                     self._note(Code.UNKNOWN_KEY, entry.at(), f"{title} has no key {key!r}", hint)
 
-    def refuse_idle_sizes(self, rules: Iterable[Rule]) -> None:
+    def refuse_idle_sizes(self, rules: Iterable[Rule], made: Iterable[Term] = ()) -> None:
         """Note the sizes of indices that no rule has; a rule that was at fault might have had them."""
-        terms = [term for rule in rules for term in (*rule.sources, *rule.targets)]
+        terms = [*(term for rule in rules for term in (*rule.sources, *rule.targets)), *made]
         known = {index for term in terms for index in (*leaves(term.axes or ()), *row_indices(term.axes or ()))}
         known |= {index for term in terms for index in term.name.indices}
         for entry in () if self.faults else self.sections.of("sizes"):
@@ -105,6 +107,16 @@ class Reader:
     def values(self, section: str) -> dict[str, object]:
         """A section of any values."""
         return {entry.key: entry.value for entry in self.sections.of(section)}
+
+    def arguments(self) -> dict[str, object]:
+        """The numbers, flags and texts of [arguments]; the text None is Python's None."""
+        found: dict[str, object] = {}
+        for entry in self.sections.of("arguments"):
+            if isinstance(entry.value, bool | int | float | str):
+                found[entry.key] = None if entry.value == "None" else entry.value
+            else:
+                self._wrong(entry, 'a number, true or false, or a text, "None" for None')
+        return found
 
     def approximation(self) -> tuple[str, float] | None:
         """The reason and the bound of [approximate]; None when the table claims to be exact."""
@@ -204,6 +216,27 @@ class Reader:
             elif name is not None:
                 yield name, entry.value, entry.at()
 
+    def makes(self) -> Iterator[tuple[Term, Content | Expression, str]]:
+        """Term, content and place of each line of [make]."""
+        for entry in self.sections.of("make"):
+            term = self._read(entry.at, Term.parse, entry.key)
+            content = Content.parse(entry.value) if isinstance(entry.value, str) else None
+            value = content or self._made(entry)
+            if term is None or value is None:
+                continue
+            if term.output or term.name.rest is not None:
+                self._note(Code.BAD_NAME, entry.at(), f"'{term}' says no single tensor, which [make] needs")
+            else:
+                yield term, value, entry.at()
+
+    def _made(self, entry: Entry) -> Expression | None:
+        known = f"expected {', '.join(map(repr, WORDS))}, a number, or arithmetic over the config"
+        if isinstance(entry.value, str) and entry.value.isalpha() and nearest(entry.value, WORDS):
+            message = f"{entry.key!r} = {entry.value!r}, {known}"
+            self._note(Code.WRONG_TYPE, entry.value_at(), message, nearest(entry.value, WORDS))
+            return None
+        return self._expression(entry)
+
     def rules(self) -> tuple[Rule, ...]:
         """The rules of [tensors], of [optional] and of each [[rule]]; no two may have the same name on one side."""
         found = [*self.pairs("tensors"), *self.pairs("optional", optional=True)]
@@ -217,6 +250,21 @@ class Reader:
                         message = f"'{term.key}' is {verb} by this rule and by that at {other.where}"
                         self._note(code, rule.where, message, "take one of them away")
         return tuple(found)
+
+    def rest(self, read: Iterable[Name], written: Iterable[Name]) -> tuple[Rule, ...]:
+        """The lines of [rest], those with the longest text in front of {*rest} first.
+
+        Args:
+            read, written: names that other sections list on each side.
+        """
+        found = []
+        for rule in self.pairs("rest", optional=True):
+            terms = (*rule.sources, *rule.targets)
+            if any(term.name.rest is None for term in terms):
+                message = f"'{rule}' is a line of [rest], whose two names end in {{*rest}}"
+                self._note(Code.BAD_NAME, rule.where, message, "a rule for single names stands in [tensors]")
+            found.append(replace(rule, rest=True, besides=(tuple(read), tuple(written))))
+        return tuple(sorted(found, key=lambda rule: -len(rule.sources[0].name.front)))
 
     def pairs(self, section: str, *, optional: bool = False) -> tuple[Rule, ...]:
         """The short rules of a section, ``"source" = "target"``."""

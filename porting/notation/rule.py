@@ -8,14 +8,14 @@ needs; read from right to left it is the inverse.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from porting.errors import Code
 from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, whole
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
-from porting.notation.name import Literal, Name
+from porting.notation.name import Decimal, Literal, Name
 from porting.ops import CONSTANTS, Arithmetic, Constant, Operation, Sum
 
 REST = "..."
@@ -77,6 +77,14 @@ class Term:
         inner = {REST} if self.axes is None else {one for one in leaves(self.axes) if not one.startswith("_")}
         return {*self.name.indices, *inner}
 
+    def bounded(self, bounds: Mapping[str, tuple[int, int]]) -> Term:
+        """The term with these bounds of its name's indices."""
+        parts = (
+            part.bounded(*bounds[part.index]) if isinstance(part, Decimal) and part.index in bounds else part
+            for part in self.name.parts
+        )
+        return replace(self, name=Name(tuple(parts)))
+
     def keys(self) -> list[frozenset[str] | None]:
         """For each piece, the indices it ranges over; None for one without a counterpart."""
         if self.axes is None:
@@ -122,6 +130,8 @@ class Rule:
         fold: the target is the sum of the sources; the inverse gives it to the first, zeros to the others.
         fill: the value of elements that have no counterpart on the other side; None when they cannot be made up.
         optional: the rule may match nothing on either side.
+        rest: it reads and writes what no other rule does, as a line of [rest].
+        besides: of such a rule, the names that it neither reads (first) nor writes (second): other sections list them.
         where: its place in the table, ``bert.toml:12:3``.
     """
 
@@ -132,6 +142,8 @@ class Rule:
     fold: bool = False
     fill: float | None = None
     optional: bool = False
+    rest: bool = False
+    besides: tuple[tuple[Name, ...], tuple[Name, ...]] = ((), ())
     where: str = ""
 
     @property
@@ -203,6 +215,7 @@ def make_rule(
         NotationError: an index stands on one side only, an enumeration has another size on the other side, one side
             has axes and the other has none, or a fold has several targets.
     """
+    sources, targets = _same_bounds(sources, targets)
     _same_kinds([*sources, *targets])
     described = {term.axes is None for term in (*sources, *targets)}
     if len(described) > 1:
@@ -225,6 +238,31 @@ def make_rule(
         optional=optional,
         where=where,
     )
+
+
+def _same_bounds(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[list[Term], list[Term]]:
+    """The terms, a range that one name gives an index given to it in every name.
+
+    Raises:
+        NotationError: two names give it other ranges, or one that becomes an axis does not begin at 0.
+    """
+    terms = [*sources, *targets]
+    bounds: dict[str, tuple[int, int]] = {}
+    for term in terms:
+        for part in term.name.parts:
+            if isinstance(part, Decimal) and part.high is not None:
+                mine = (part.low, part.high)
+                other = bounds.setdefault(part.index, mine)
+                if other != mine:
+                    message = f"index {part.index!r} goes from {other[0]} to {other[1]} in one name and from {mine[0]} "
+                    raise NotationError(Code.SIZE_CONFLICT, f"{message}to {mine[1]} in another")
+    for index, (low, high) in bounds.items():
+        if low and not all(index in term.name.indices for term in terms):
+            shifted = f"{{{index}+{low}:{low}..{high}}}"
+            message = f"index {index!r} begins at {low} in a name, and an axis begins at 0"
+            raise NotationError(Code.BAD_NAME, message, hint=f"write {shifted}")
+    bounded = [term.bounded(bounds) for term in terms] if bounds else terms
+    return bounded[: len(sources)], bounded[len(sources) :]
 
 
 def _same_kinds(terms: Sequence[Term]) -> None:

@@ -39,15 +39,15 @@ KEYS = {
 """The keys of the sections that have keys of ours."""
 
 FREE = (
-    "architectures", "config", "constants", "defaults", "drop", "fresh", "inputs", "optional", "probes", "require",
-    "sizes", "tensors", "ties",
+    "architectures", "arguments", "config", "constants", "defaults", "drop", "fresh", "inputs", "make", "optional",
+    "probes", "require", "rest", "sizes", "tensors", "ties",
 )  # fmt: skip
 """The sections whose keys are names, fields or indices."""
 
 RULES = ("tensors", "optional")
 """The sections of short rules for tensors."""
 
-PLAIN = ("constants", "defaults")
+PLAIN = ("arguments", "constants", "defaults")
 """The sections in which ``false`` is a value; elsewhere it takes away an entry of the extended table."""
 
 

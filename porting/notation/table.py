@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from porting.notation.expression import Expression
 from porting.notation.extends import gather
 from porting.notation.name import Name
 from porting.notation.reading import Reader
-from porting.notation.rule import Rule
+from porting.notation.rule import Rule, Term
 from porting.notation.sections import Sections
+from porting.ops import Content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,21 @@ class Fresh:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Make:
+    """Target tensors that no source has and whose content is known.
+
+    Attributes:
+        term: their names and, if the table states it, their shape.
+        value: what they hold: a word, or a number over the config.
+        where: the place in the table.
+    """
+
+    term: Term
+    value: Content | Expression
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Approximation:
     """What a table says of itself that is not exact.
 
@@ -106,7 +122,9 @@ class Table:
         sizes: index -> its size over the config.
         rules: the mapping of tensors.
         drops, ties, fresh: what is left out, shared and newly initialised.
+        makes: the target's tensors whose content the table gives.
         inputs, probes: forward arguments and activations, in the same notation.
+        arguments: forward arguments that are the same for every batch, by name.
         returned: more probes, of what the models themselves return; no section has them: ``verify`` infers them.
             One of them may read what a probe reads.
         where: the file it was read from.
@@ -139,7 +157,9 @@ class Table:
     drops: tuple[Drop, ...] = ()
     ties: tuple[Tie, ...] = ()
     fresh: tuple[Fresh, ...] = ()
+    makes: tuple[Make, ...] = ()
     inputs: tuple[Rule, ...] = ()
+    arguments: Mapping[str, object] = field(default_factory=dict)
     probes: tuple[Rule, ...] = ()
     returned: tuple[Rule, ...] = ()
     where: str = ""
@@ -206,11 +226,16 @@ def _make(sections: Sections) -> Table:
         ),
         ties=tuple(Tie(name=name, with_=other, where=where) for name, other, where in reader.ties()),
         fresh=tuple(Fresh(name=name, reason=reason, where=where) for name, reason, where in reader.fresh()),
+        makes=tuple(Make(term=term, value=value, where=where) for term, value, where in reader.makes()),
         inputs=reader.pairs("inputs"),
+        arguments=reader.arguments(),
         probes=reader.pairs("probes"),
         where=sections.where,
         digest=hashlib.sha256("\0".join(sections.texts).encode()).hexdigest(),
     )
-    reader.refuse_idle_sizes(table.rules)
+    written = [*(tie.name for tie in table.ties), *(make.term.name for make in table.makes)]
+    rest = reader.rest([drop.name for drop in table.drops], written)
+    table = replace(table, rules=(*table.rules, *rest))
+    reader.refuse_idle_sizes(table.rules, [make.term for make in table.makes])
     reader.finish()
     return table

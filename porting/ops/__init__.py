@@ -1,5 +1,6 @@
 """What rules compute: one class for each operation on elements, used by whatever reads, writes or compares tensors."""
 
+from porting.ops.contents import Content
 from porting.ops.operations import CONSTANTS, NOTHING, Arithmetic, Constant, Offset, Operation, Scale, Sum
 
-__all__ = ["CONSTANTS", "NOTHING", "Arithmetic", "Constant", "Offset", "Operation", "Scale", "Sum"]
+__all__ = ["CONSTANTS", "NOTHING", "Arithmetic", "Constant", "Content", "Offset", "Operation", "Scale", "Sum"]

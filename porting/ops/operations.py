@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # a table is read without torch, which takes longer to import than all tables to read
+    from torch import Tensor
+
+FLOAT64_BYTES = 8
 
 
 class Operation:
@@ -163,7 +165,7 @@ class Arithmetic:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that an element takes while it is computed, beside its place: those of a float64."""
-        return torch.float64.itemsize if self else 0
+        return FLOAT64_BYTES if self else 0
 
     @property
     def inverse(self) -> Arithmetic:
@@ -186,6 +188,8 @@ class Arithmetic:
         """The same in memory of its own, rounded once to the dtype of ``values``; these if nothing is computed."""
         if not self.constants:
             return values
+        import torch  # noqa: PLC0415  # tables are read without it
+
         wide = values.to(torch.float64, copy=True)
         self.apply(wide)
         return wide.to(values.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ from porting.notation.table import Table
 from porting.plan.align import Alignment, align
 from porting.plan.config import effective, refused, sizes, uncomputable
 from porting.plan.fault_grouping import Nearest
-from porting.plan.leftovers import leave_out, renew
+from porting.plan.leftovers import leave_out, make_recipes, renew
 from porting.plan.plan import Plan, PlanError
 from porting.plan.recipe import Described
 from porting.plan.ties import parted, resolve_ties
@@ -101,27 +102,47 @@ def _checked(
         unsaved = dict(unsaved_tensors(target)) if alignment.unplaced and isinstance(target, nn.Module) else {}
         left_out, lost = leave_out(table, alignment, source.tensors, source.config, near, unsaved)
         tied, unshared = resolve_ties(table, alignment, places)
-        new, computed, missing = renew(table, alignment, places, tied, source.config, near, allowed=fresh)
-    faults += [*alignment.faults, *alignment.gaps, *lost, *unshared, *missing]
+        unfilled = renew(table, alignment, places, tied, source.config, near, allowed=fresh)
+    faults += [*alignment.faults, *alignment.gaps, *lost, *unshared, *unfilled.faults]
     faults += _idle(alignment, near)
     faults += _dtypes(alignment, source.tensors, places, dtype)
     faults += _unfilled(alignment)
-    faults += uncomputable((step.rule for step in alignment.steps), effective(table, source.config))
+    values = effective(table, source.config)
+    faults += uncomputable((step.rule for step in alignment.steps), values)
+    working = _working(alignment, source.tensors)
+    dtypes = {name: _made_in(places[name], dtype, working) for name in unfilled.made}
+    made, impossible = make_recipes(unfilled.made, places, dtypes, values, known)
+    faults += impossible
     if faults:
         raise PlanError(alike(faults))
     return Plan(
         table=table,
-        config=effective(table, source.config),
+        config=values,
         sources=source.tensors,
         targets=places,
         steps=alignment.steps,
         left_out=left_out,
-        fresh=new,
-        computed=computed,
+        fresh=unfilled.new,
+        computed=unfilled.computed,
+        made=made,
         tied=tied,
         dtype=dtype,
         warnings=tuple(alike([*_approximate(table), *parted(source.shared, alignment, places)])),
     )
+
+
+def _working(alignment: Alignment, sources: Mapping[str, Described]) -> torch.dtype | None:
+    """The floating-point dtype that most targets get; None where none gets any."""
+    read = (sources[step.sources[0]].dtype for step in alignment.steps for _ in step.targets)
+    counts = Counter(one for one in read if one.is_floating_point)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _made_in(slot: Slot, cast: torch.dtype | None, working: torch.dtype | None) -> torch.dtype:
+    """The dtype of what [make] gives: the one that was asked for; else a module with values keeps its own."""
+    if not slot.dtype.is_floating_point:
+        return slot.dtype
+    return cast or (slot.dtype if slot.built else working) or slot.dtype
 
 
 def _approximate(table: Table) -> Iterator[Fault]:

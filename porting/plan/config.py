@@ -80,13 +80,67 @@ def uncomputable(rules: Iterable[Rule], values: Mapping[str, object]) -> Iterato
 def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:
     """The target config's fields: those of [config] that the checkpoint has, and the constants."""
     values = effective(table, config)
-    found = {
+    given = {
         name: _shifted(value_of(values, theirs), -table.shifts.get(theirs, 0))
         for theirs, ours in table.config.items()
         if held(values, theirs)
         for name in (ours, *table.further.get(theirs, ()))
     }
+    found: dict[str, object] = {}
+    for name, value in given.items():  # a name with dots is a field inside another
+        found = with_field(found, name, value)
     return {**found, **table.constants}
+
+
+MODEL_TYPE = "model_type"
+
+USUAL = frozenset(
+    {MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"}
+)  # fmt: skip
+"""Fields of a config.json that say nothing of the model's shape."""
+
+
+def has_own_config(table: Table) -> bool:
+    """Whether the target has a ``config.json`` of its own: the table's [constants] say its ``model_type``."""
+    target = table.constants.get(MODEL_TYPE)
+    return isinstance(target, str) and target not in table.model_types
+
+
+def is_target_config(table: Table, config: Mapping[str, object]) -> bool:
+    """Whether a config is the target's own, and not the checkpoint's."""
+    return has_own_config(table) and config.get(MODEL_TYPE) == table.constants[MODEL_TYPE]
+
+
+def source_config(table: Table, config: Mapping[str, object]) -> dict[str, object]:
+    """The checkpoint's config from the target's own: [config] read from right to left; any other is left as it is."""
+    if not is_target_config(table, config):
+        return dict(config)
+    found: dict[str, object] = {MODEL_TYPE: table.model_types[0]} if table.model_types else {}
+    for field, allowed in table.require.items():
+        found = with_field(found, field, allowed[0]) if len(allowed) == 1 else found
+    for theirs, ours in table.config.items():
+        if held(config, ours):
+            found = with_field(found, theirs, _shifted(value_of(config, ours), table.shifts.get(theirs, 0)))
+    return found
+
+
+def unknown(table: Table, config: Mapping[str, object]) -> list[str]:
+    """The fields of the other side's config that a config does not tell, though a line of [config] names them."""
+    if is_target_config(table, config):
+        return [spellings(theirs)[0] for theirs, ours in table.config.items() if not held(config, ours)]
+    values = effective(table, config)
+    return [ours for theirs, ours in table.config.items() if not held(values, theirs)]
+
+
+def unsaid(table: Table, config: Mapping[str, object]) -> list[str]:
+    """The fields of a config that no line of [config] carries to the other side."""
+    if is_target_config(table, config):
+        known = {name for theirs, ours in table.config.items() for name in (ours, *table.further.get(theirs, ()))}
+        known |= set(table.constants)
+    else:
+        known = {one for theirs in (*table.config, *table.require) for one in spellings(theirs)}
+    first = {name.split(".")[0] for name in known}
+    return [field for field in config if field not in first | USUAL]
 
 
 def original(table: Table, config: object) -> dict[str, object]:

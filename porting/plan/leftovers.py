@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from porting.errors import Code, Fault, option
+import torch
+
+from porting.errors import Code, Fault, numberless, option, told
 from porting.limits import combinations
-from porting.notation.name import Bindings
+from porting.notation.axes import Mismatch, solve_all
+from porting.notation.faults import NotationError
+from porting.notation.name import Bindings, Name
 from porting.notation.rule import Rule, Term
-from porting.notation.table import Drop, Table
+from porting.notation.table import Drop, Make, Table
+from porting.ops import Content
 from porting.plan.align import Alignment, Lone
 from porting.plan.fault_grouping import MOST_HINTS, MOST_PATTERNS, Nearest, common_front, group_alike, listed, resembles
 from porting.plan.matching import Match, Matcher
 from porting.plan.plan import LeftOut
-from porting.plan.recipe import Described
+from porting.plan.recipe import Described, Recipe
 from porting.plan.ties import present
 from porting.target import Slot
 
 COUNTS = re.compile(r"layer|block|depth|expert")
 """What the names of fields have in them that say how often a part is repeated."""
-
-CONTENTS = ("arange", "zeros")
-"""What a dropped tensor may equal besides another tensor."""
 
 
 def leave_out(
@@ -53,8 +56,9 @@ def leave_out(
 
     missed = dict(alignment.absent["source"])
     missed |= _said((lone.rule, lone.rule.sources, lone.bindings) for lone in alignment.unsourced)
-    missed |= _said((rule, rule.sources, {}) for rule in alignment.idle)
+    missed |= _said((rule, rule.sources, {}) for rule in alignment.idle if not rule.rest)
     idle = idle_drops(table, sources)
+    sources_of = [term.key for rule in table.rules for term in rule.sources]
     strays = [name for name in alignment.unread if not dropped(name)]
     front = common_front(strays, missed, table.prefix)
     if front:
@@ -63,7 +67,8 @@ def leave_out(
         faults.append(Fault(code=Code.UNREAD_TENSOR, where=table.where, message=message, hint=hint))
     for place, names in enumerate(group_alike([] if front else strays)):
         message = f"{listed(names)} {list(sources[names[0]].shape)} of the checkpoint: no rule reads it"
-        hint = near.said(names[0], missed, strays)
+        hint = _padded(names[0], sources_of) if place < MOST_HINTS else ""
+        hint = hint or near.said(names[0], missed, strays)
         hint = hint or (_nearly_dropped(names[0], idle[:MOST_PATTERNS]) if place < MOST_HINTS else "")
         hint = hint or "map it in [tensors], or list it in [drop] with a reason"
         faults.append(Fault(code=Code.UNREAD_TENSOR, where=table.where, message=message, hint=hint))
@@ -97,6 +102,15 @@ def _said(terms: Iterable[tuple[Rule, Sequence[Term], Bindings]]) -> dict[str, s
     return found
 
 
+def _padded(name: str, patterns: Sequence[Name]) -> str:
+    """The pattern that would read a name if it wrote its numbers with as many zeros in front, as a hint."""
+    for pattern in patterns[:MOST_PATTERNS]:
+        again = pattern.padded_as(name)
+        if again is not None:
+            return f"the table has '{pattern}', and the zeros in front of its numbers are others: write '{again}'"
+    return ""
+
+
 def _nearly_dropped(name: str, idle: Iterable[Drop]) -> str:
     for drop in idle:
         stem, rest, _ = str(drop.name).partition("{*")
@@ -114,9 +128,16 @@ def _left(table: Table, name: str, match: Match, sources: Mapping[str, Described
 
 def _unequal(left: LeftOut, sources: Mapping[str, Described], near: Nearest) -> Iterator[Fault]:
     """What shows without reading that a dropped tensor does not equal what it is said to equal."""
-    if not left.equals or left.equals in CONTENTS:
+    if not left.equals:
         return
     if left.equals not in sources:
+        content = Content.parse(left.equals)
+        wrong = "" if content is None else content.fault(sources[left.name].shape, sources[left.name].dtype)
+        if wrong:
+            message = f"{left.name!r} {list(sources[left.name].shape)} cannot equal {left.equals!r}: {wrong}"
+            yield Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint="give a reason instead")
+        if content is not None:
+            return
         message = f"{left.name!r} is dropped because it equals {left.equals!r}, which the checkpoint does not have"
         hint = near(left.equals, [name for name in sources if name != left.name])
         yield Fault(code=Code.NO_SOURCE, where=left.name, message=message, hint=hint)
@@ -131,6 +152,40 @@ def _unequal(left: LeftOut, sources: Mapping[str, Described], near: Nearest) -> 
         yield Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint="map it in [tensors] instead")
 
 
+def differs(left: LeftOut, tensors: Container[str]) -> Fault:
+    """The fault of a tensor that cannot be left out: it does not hold the value that the table states.
+
+    Args:
+        left: the tensor.
+        tensors: the names of those beside it.
+    """
+    if left.made:
+        message = f"[make] says {left.equals}, and its values are others"
+        named = told(called="export it with anew=True", typed="convert it without the table's line in [make]")
+        hint = f"no checkpoint has a place for them: map it in [tensors] and {named}, or set it back"
+        return Fault(code=Code.MADE_DIFFERS, where=left.name, message=message, hint=hint)
+    message = f"was to be dropped because it equals {left.equals!r}, and it does not"
+    hint = "a module that ties them cannot hold this checkpoint" if left.equals in tensors else ""
+    return Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint=hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfilled:
+    """The target tensors that no step writes.
+
+    Attributes:
+        new: parameters that keep the module's own initialisation, which the caller accepts.
+        computed: buffers that the module computes.
+        made: those whose content the table gives, each with its line.
+        faults: a fault for each that nothing accounts for.
+    """
+
+    new: tuple[str, ...]
+    computed: tuple[str, ...]
+    made: Mapping[str, Make]
+    faults: list[Fault]
+
+
 def renew(
     table: Table,
     alignment: Alignment,
@@ -140,14 +195,24 @@ def renew(
     near: Nearest,
     *,
     allowed: bool,
-) -> tuple[tuple[str, ...], tuple[str, ...], list[Fault]]:
-    """Parameters that are new, buffers that the module computes, and a fault for each target that nothing writes."""
+) -> Unfilled:
+    """What becomes of the targets that no step writes."""
     matcher = Matcher((((number, 0), fresh.name) for number, fresh in enumerate(table.fresh)), table.target_prefix)
+    making = Matcher((((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix)
     new: list[str] = []
     computed: list[str] = []
+    made: dict[str, Make] = {}
     faults: list[Fault] = []
 
-    def is_new(name: str) -> bool:
+    def is_accounted(name: str) -> bool:
+        lines = [table.makes[match.key[0]] for match in making.read(name)]
+        if len(lines) > 1:
+            message = f"{name!r} is made by this line and by that at {lines[1].where}"
+            hint = "make one pattern narrower, or take one line away"
+            faults.append(Fault(code=Code.WRITTEN_TWICE, where=lines[0].where, message=message, hint=hint))
+        if lines:
+            made[name] = lines[0]
+            return True
         found = bool(matcher.read(name))
         if found:
             (new if targets[name].parameter else computed).append(name)
@@ -155,33 +220,108 @@ def renew(
 
     homeless = dict(alignment.absent["target"])
     homeless |= _said((lone.rule, lone.rule.targets, lone.bindings) for lone in alignment.unplaced)
-    homeless |= _said((rule, rule.targets, {}) for rule in alignment.idle)
-    strays = [name for name in alignment.unwritten if name not in tied and not is_new(name)]
-    for names in group_alike(strays):
+    homeless |= _said((rule, rule.targets, {}) for rule in alignment.idle if not rule.rest)
+    strays = [name for name in alignment.unwritten if name not in tied and not is_accounted(name)]
+    if strays:
+        homeless |= {make.term.name.spell(dict.fromkeys(make.term.name.indices, 0)): make.where for make in table.makes}
+    targets_of = [term.key for rule in table.rules for term in rule.targets]
+    for place, names in enumerate(group_alike(strays)):
         message = f"{listed(names)} {list(targets[names[0]].shape)} of the module: nothing writes it"
-        hint = near.said(names[0], homeless, strays) or "map it in [tensors], or list it in [ties] or [fresh]"
+        hint = _padded(names[0], targets_of) if place < MOST_HINTS else ""
+        hint = hint or near.said(names[0], homeless, strays)
+        hint = hint or "map it in [tensors], or list it in [ties], [make] or [fresh]"
         faults.append(Fault(code=Code.UNWRITTEN_PARAMETER, where=table.where, message=message, hint=hint))
     free = [*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)]
-    for lones, names in _by_rule(alignment.unsourced, is_new):
+    for lones, names in _by_rule(alignment.unsourced, is_accounted):
         expected = " and ".join(map(repr, lones[0].expected))
         message = f"{expected} -> {listed(names)} {list(targets[names[0]].shape)}: the checkpoint does not have it"
         hint = _miscounted(lones[0], alignment, config) or near(lones[0].expected[0], free)
-        hint = hint or "list the module's parameter in [fresh] if a checkpoint may lack it"
+        hint = hint or "list the module's parameter in [make] or [fresh] if a checkpoint may lack it"
         faults.append(Fault(code=Code.NO_SOURCE, where=lones[0].rule.where, message=message, hint=hint))
     if new and not allowed:
         message = f"the checkpoint has nothing for {', '.join(listed(names) for names in group_alike(new))}"
         hint = f"{option('fresh', True)} keeps the module's own initialisation there"
         faults.append(Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=message, hint=hint))
-    return tuple(new), tuple(computed), faults
+    return Unfilled(new=tuple(new), computed=tuple(computed), made=made, faults=faults)
+
+
+def make_recipes(
+    made: Mapping[str, Make],
+    targets: Mapping[str, Described],
+    dtypes: Mapping[str, torch.dtype],
+    config: Mapping[str, object],
+    known: Mapping[str, int],
+) -> tuple[tuple[Recipe, ...], list[Fault]]:
+    """How the targets that the table gives the content of come about, and what does not fit.
+
+    Args:
+        made: their names, each with its line of [make].
+        targets: their shapes.
+        dtypes: their dtypes.
+        config: the config, as :func:`porting.plan.config.effective` gives it.
+        known: the sizes that [sizes] gives.
+    """
+    found: list[Recipe] = []
+    faults: list[Fault] = []
+    for name, make in made.items():
+        shape = tuple(targets[name].shape)
+        try:
+            content = content_of(make, config)
+            _require_shape(make, shape, known)
+        except NotationError as error:
+            faults.append(Fault(code=error.code, where=make.where, message=str(error), hint=error.hint))
+            continue
+        except Mismatch as error:
+            message = f"{name!r} {list(shape)}: {error}, in '{make.term}'"
+            faults.append(Fault(code=Code.SHAPE_MISMATCH, where=make.where, message=message))
+            continue
+        wrong = content.fault(shape, dtypes[name])
+        if wrong:
+            message = f"{name!r} {list(shape)} cannot be {content}: {wrong}"
+            faults.append(Fault(code=Code.SHAPE_MISMATCH, where=make.where, message=message))
+        found.append(Recipe(name=name, shape=shape, work=dtypes[name], dtype=dtypes[name], content=content))
+    return tuple(found), faults
+
+
+def made_by(table: Table, names: Iterable[str]) -> dict[str, Make]:
+    """Those of the names that a table gives the content of, each with its line of [make]."""
+    matcher = Matcher((((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix)
+    found = {name: matcher.read(name) for name in names}
+    return {name: table.makes[matches[0].key[0]] for name, matches in found.items() if matches}
+
+
+def content_of(make: Make, config: Mapping[str, object]) -> Content:
+    """What a line of [make] gives under a config.
+
+    Raises:
+        NotationError: its number cannot be computed.
+    """
+    if isinstance(make.value, Content):
+        return make.value
+    try:
+        return Content(number=float(make.value.evaluate(config)))
+    except NotationError as error:
+        raise NotationError(error.code, f"'{make.term}' = {make.value.text!r}: {error}", hint=error.hint) from error
+
+
+def _require_shape(make: Make, shape: tuple[int, ...], known: Mapping[str, int]) -> None:
+    """Raises: Mismatch when a tensor has another shape than the table states."""
+    axes = make.term.axes
+    if axes is None:
+        return
+    if len(axes) != len(shape):
+        raise Mismatch(f"the table states {len(axes)} axes, and it has {len(shape)}")
+    solve_all(list(zip(axes, shape, strict=True)), dict(known))
 
 
 def _by_rule(lones: Iterable[Lone], accounted: Callable[[str], bool]) -> Iterator[tuple[list[Lone], list[str]]]:
     """For each rule, the lone applications with names that nothing accounts for, and these names."""
-    groups: dict[int, tuple[list[Lone], list[str]]] = {}
+    groups: dict[tuple[int, str], tuple[list[Lone], list[str]]] = {}
     for lone in lones:
         names = [name for name in lone.names if not accounted(name)]
         if names:
-            found = groups.setdefault(id(lone.rule), ([], []))
+            alike = numberless(names[0]) if lone.rule.rest else ""  # such a rule names all sorts of tensors
+            found = groups.setdefault((id(lone.rule), alike), ([], []))
             found[0].append(lone)
             found[1].extend(names)
     yield from groups.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Literal
 
@@ -12,7 +12,7 @@ from porting.errors import Code, Fault
 from porting.notation.name import Decimal, Name, Value
 from porting.notation.rule import Rule, Term
 from porting.plan.fault_grouping import Nearest
-from porting.plan.matching import Matcher
+from porting.plan.matching import Match, Matcher
 
 Key = tuple[Value, ...]
 Members = dict[Key, str]
@@ -61,8 +61,11 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
     patterns = [((number, place), term.key) for number, one in enumerate(terms) for place, term in enumerate(one)]
     matcher = Matcher(patterns, prefix)
     found = Sorted([[{} for _ in one] for one in terms])
+    besides = _Besides(rules, side, prefix)
     for name in names:
         matches = matcher.read(name)
+        if besides.needed and matches:
+            matches = besides(name, matches)
         if not matches:
             found.unmatched.append(name)
             continue
@@ -81,6 +84,30 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
         else:
             members[inner] = name
     return found
+
+
+class _Besides:
+    """Leaves a line of [rest] what no other rule names: neither another line nor another section.
+
+    Args:
+        rules: the rules, lines of [rest] among them.
+        side, prefix: whose names are sorted.
+    """
+
+    def __init__(self, rules: Sequence[Rule], side: Side, prefix: str) -> None:
+        sides = ((number, rule.sources if side == "source" else rule.targets) for number, rule in enumerate(rules))
+        self._rest = {number: len(terms[0].name.front) for number, terms in sides if rules[number].rest}
+        self.needed = bool(self._rest)
+        listed = next((rule.besides[side == "target"] for rule in rules if rule.rest), ())
+        self._listed = Matcher((((number, 0), name) for number, name in enumerate(listed)), prefix)
+
+    def __call__(self, name: str, matches: list[Match]) -> list[Match]:
+        """Of the rules that spell a name, those that are meant."""
+        named = [match for match in matches if match.key[0] not in self._rest]
+        if named:
+            return named
+        longest = max(matches, key=lambda match: self._rest[match.key[0]])
+        return [] if self._listed.read(name) else [longest]
 
 
 def _claimed(name: str, claims: list[tuple[Rule, Term]], side: Side) -> Fault:
@@ -145,20 +172,23 @@ def gaps(rules: Sequence[Rule], found: Sorted) -> Iterator[Fault]:
     ``layers.{i}.experts`` instead.
     """
     counted: dict[tuple[str, str], tuple[Rule, set[Value]]] = {}
+    lowest: dict[tuple[str, str], int] = {}
     for rule, terms in zip(rules, found.terms, strict=True):
         for term, by_key in zip(rule.sources, terms, strict=True):
             own = [index for index in rule.outer if index in term.name.indices]
             for place, part in enumerate(term.key.parts):
                 stem = Name(term.key.parts[:place])
                 if isinstance(part, Decimal) and {part.index, *stem.indices} <= set(own):
-                    number = str(replace(part, index="i"))
                     for outer, values in _numbers(by_key, own, stem.indices, part.index).items():
                         before = stem.spell(dict(zip(stem.indices, outer, strict=True)))
-                        counted.setdefault((before, number), (rule, set()))[1].update(values)
+                        spot = (before, part.place)
+                        counted.setdefault(spot, (rule, set()))[1].update(values)
+                        lowest[spot] = min(lowest.get(spot, part.low), part.low)
     for (before, number), (rule, values) in counted.items():
         numbers = [value for value in values if isinstance(value, int)]
-        if len(numbers) <= max(numbers):
-            yield gap(f"'{before}{number}'", "i", numbers, "source", rule.where)
+        low = lowest[before, number]
+        if len(numbers) <= max(numbers) - low:
+            yield gap(f"'{before}{number}'", "i", numbers, "source", rule.where, low)
 
 
 def _numbers(by_key: Iterable[Key], own: list[str], stem: Sequence[str], index: str) -> dict[Key, set[Value]]:
@@ -170,16 +200,16 @@ def _numbers(by_key: Iterable[Key], own: list[str], stem: Sequence[str], index: 
     return found
 
 
-def gap(pattern: str, index: str, values: Iterable[int], side: Side, where: str) -> Fault:
-    """The fault of an index that leaves numbers out."""
+def gap(pattern: str, index: str, values: Iterable[int], side: Side, where: str, low: int = 0) -> Fault:
+    """The fault of an index that leaves numbers out; ``low`` is the first that may be there."""
     present = set(values)
     seen = sorted(present)
-    missing = list(islice((one for one in range(seen[-1]) if one not in present), MOST_MISSING + 1))
+    missing = list(islice((one for one in range(low, seen[-1]) if one not in present), MOST_MISSING + 1))
     listed = ", ".join(map(str, missing[:MOST_MISSING])) + (", ..." if len(missing) > MOST_MISSING else "")
     found = ", ".join(map(str, seen)) if len(seen) <= 8 else f"{seen[0]} to {seen[-1]}"
     verb = "is" if len(missing) == 1 else "are"
     message = f"{pattern} has {index} = {found} in the {_NOUN[side]}: {listed} {verb} missing"
-    hint = "every number from 0 on must be there"
+    hint = f"every number from {low} on must be there"
     if missing == [0]:
         hint = f"an index counts from 0: where names begin with 1, write {{{index}+1}}"
     return Fault(code=Code.INDEX_GAP, where=where, message=message, hint=hint)

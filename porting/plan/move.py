@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from porting.ops import NOTHING, Arithmetic
+from porting.ops import NOTHING, Arithmetic, Content
 from porting.plan.align import Step
 from porting.plan.clipping import ENDLESS, clip, window
 from porting.plan.copies import Copy, whole
@@ -47,6 +47,12 @@ class Window:
     def numel(self) -> int:
         """How many elements it has."""
         return math.prod(self.sizes)
+
+    def holding(self, content: Content, shape: Sequence[int]) -> Tensor:
+        """Its elements, in one row, of a tensor of this shape that holds ``content``."""
+        if self.shape == (ENDLESS,):
+            return content.row(shape, self.starts[0], self.starts[0] + self.sizes[0])
+        return content.box(self.starts, self.sizes).reshape(-1)
 
     def clip(self, copy: Copy) -> Iterator[Copy]:
         """What a move brings into it."""
@@ -96,7 +102,7 @@ def compute(
         base: the same of the moves that bring the elements of ``recipe.base``.
         take: gives memory for so many elements of a dtype, in one row: for the elements in ``recipe.work``, in float64
             where something is computed, and in ``recipe.dtype`` where that is another; its own when left out.
-        casts: puts values to their places.  A recipe that counts (``arange``) needs a window of one row.
+        casts: puts values to their places.
 
     Returns:
         A 1-D tensor of ``recipe.dtype``: the elements in row-major order.
@@ -152,10 +158,8 @@ def _apply(recipe: Recipe, where: Window, block: Tensor, wide: Tensor, casts: Ca
 
 def _begin(recipe: Recipe, where: Window, block: Tensor, base: ReadParts | None, casts: Casts) -> None:
     """What stands in a window before any move."""
-    if recipe.arange:
-        last = recipe.shape[-1] if recipe.shape else 1
-        start = where.starts[0]
-        block.copy_(torch.arange(start, start + where.numel).remainder_(last))
+    if recipe.content is not None:
+        block.copy_(where.holding(recipe.content, recipe.shape))
     elif recipe.covered:
         return
     elif recipe.base and base is not None:
@@ -198,7 +202,7 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
     if len(moves) == 1 and moves[0].numel == recipe.numel and recipe.arithmetic.sum is None:
         return recipe.arithmetic.applied(_box(moves[0], read(moves[0].source)).reshape(recipe.shape))
     if device is None:
-        device = read(moves[0].source).device
+        device = read(moves[0].source).device if moves else torch.device("cpu")
 
     def whole_of(tensors: Read) -> ReadParts:
         return lambda copy: [(_box(copy, tensors(copy.source)), copy)]

@@ -12,7 +12,10 @@ from porting.errors import Fault, PortingError
 from porting.notation.table import Table
 from porting.ops import Arithmetic
 from porting.plan.align import Step
-from porting.plan.recipe import Described
+from porting.plan.recipe import Described, Recipe
+
+MADE = "the table makes it"
+"""Why a tensor of the module is not in a checkpoint, when [make] says what it holds."""
 
 
 class PlanError(PortingError):
@@ -26,12 +29,18 @@ class LeftOut:
     Attributes:
         name: the tensor.
         reason: why, in the table's words.
-        equals: what it has to equal, ``"arange"``, ``"zeros"`` or a tensor of the source; empty when nothing is said.
+        equals: what it has to equal, a word such as ``"arange"`` (:class:`porting.ops.Content`) or a tensor beside it;
+            empty when nothing is said.
     """
 
     name: str
     reason: str
     equals: str = ""
+
+    @property
+    def made(self) -> bool:
+        """Whether it is a tensor of the module that [make] gives."""
+        return self.reason == MADE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,7 @@ class Plan:
         left_out: the source tensors that are not loaded.
         fresh: the parameters that the checkpoint does not have, which the table lists and the caller accepted.
         computed: the buffers that it does not have, which the table lists: the module computes them.
+        made: the targets that the source does not have and whose content [make] gives.
         tied: target name -> the target name that it shares its storage with and that is written.
         dtype: what floating-point tensors are cast to; None to keep the checkpoint's.
         warnings: what is allowed and should be known.
@@ -65,6 +75,7 @@ class Plan:
     left_out: tuple[LeftOut, ...] = ()
     fresh: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
+    made: tuple[Recipe, ...] = ()
     tied: Mapping[str, str]
     dtype: torch.dtype | None = None
     warnings: tuple[Fault, ...] = ()
@@ -74,6 +85,11 @@ class Plan:
         return step.rule.arithmetic(self.config)
 
     @property
+    def contents(self) -> dict[str, str]:
+        """What [make] gives: the name of each target and its content, in the table's words."""
+        return {recipe.name: str(recipe.content) for recipe in self.made}
+
+    @property
     def summary(self) -> str:
         """One line: how much is loaded, left out, tied and new."""
         read = sum(len(step.sources) for step in self.steps)
@@ -81,6 +97,7 @@ class Plan:
         parts = [f"{read} of {len(self.sources)} tensors fill {written} of {len(self.targets)} places"]
         parts += [f"{len(self.left_out)} left out"] if self.left_out else []
         parts += [f"{len(self.tied)} tied"] if self.tied else []
+        parts += [f"{len(self.made)} made"] if self.made else []
         parts += [f"{len(self.fresh)} new"] if self.fresh else []
         parts += [f"{len(self.computed)} computed"] if self.computed else []
         return ", ".join(parts)

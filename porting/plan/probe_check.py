@@ -17,7 +17,7 @@ INSIDE = ("scores", "probabilities")
 
 
 def doubtful(table: Table, sources: Collection[str], module: nn.Module) -> Iterator[Fault]:
-    """Entries of [inputs] and [probes] that name nothing in the module; warnings, since loading does without them.
+    """Entries of [arguments], [inputs] and [probes] that name nothing in the module: warnings, loading needs none.
 
     Args:
         table: the table.
@@ -26,6 +26,10 @@ def doubtful(table: Table, sources: Collection[str], module: nn.Module) -> Itera
     """
     parameters = inspect.signature(module.forward).parameters
     taken = [name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
+    for name in table.arguments:
+        if name not in taken and len(taken) == len(parameters):
+            message = f"[arguments] gives {name!r}, and the module's forward takes {', '.join(taken)}"
+            yield Fault(code=Code.NO_INPUTS, where=table.where, message=message, hint=nearest(name, taken))
     for rule in table.inputs:
         name, kind = str(rule.targets[0].name), rule.targets[0].output
         if kind not in ("", *MASK_KINDS):

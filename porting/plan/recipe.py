@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from porting.ops import NOTHING, Arithmetic
+from porting.ops import NOTHING, Arithmetic, Content
 from porting.plan.align import Step
 from porting.plan.clipping import window
 from porting.plan.copies import Copy, grouped, whole
@@ -50,7 +50,7 @@ class Recipe:
         copies: the moves that bring its elements; disjoint boxes of it, except in a sum.
         arithmetic: what is computed of the elements that moves bring, and of no others.
         fill: the value of elements that no move writes.
-        arange: it counts from 0 along its last axis, and is read from nowhere.
+        content: what it holds throughout, when it is read from nowhere.
         base: the tensor whose elements stand where no move writes, as it was before; empty for none.
         blanks: moves whose targets become zero after ``base`` was copied.
     """
@@ -62,7 +62,7 @@ class Recipe:
     copies: tuple[Copy, ...] = ()
     arithmetic: Arithmetic = NOTHING
     fill: float | None = None
-    arange: bool = False
+    content: Content | None = None
     base: str = ""
     blanks: tuple[Copy, ...] = ()
 
@@ -85,6 +85,10 @@ class Recipe:
     def covered(self) -> bool:
         """Whether its moves write all of it."""
         return self.arithmetic.sum is not None or sum(copy.numel for copy in self.copies) == self.numel
+
+    def in_dtype(self, dtype: torch.dtype) -> Recipe:
+        """The same tensor, gathered and left in another dtype."""
+        return replace(self, work=dtype, dtype=dtype)
 
     def origin(self, position: int) -> tuple[str, int] | None:
         """The first tensor, and the place in it, that the element at ``position`` is read from; None for a fill."""

@@ -104,6 +104,7 @@ class Shown:
         differing: those whose values are not the checkpoint's.
         parts: those that were shown by activation in part, and whose rest nothing showed.
         rows: of those that were shown in part, the rows of which nothing was shown, where these are few.
+        made: those that no checkpoint has and that hold a constant of the table's, with the constant.
     """
 
     activation: Mapping[str, float]
@@ -112,6 +113,7 @@ class Shown:
     differing: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    made: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

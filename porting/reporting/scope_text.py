@@ -60,6 +60,9 @@ def trial_lines(report: Outcome) -> Iterator[str]:
 MOST_DIFFERING = 4
 """So many batches on which the output differs are named."""
 
+MOST_PLACES = 2
+"""So many places in code are named, and the others counted."""
+
 
 def _batches(report: Outcome) -> Iterator[str]:
     """What the batches were."""
@@ -147,8 +150,9 @@ def _limits(report: Outcome) -> Iterator[str]:
         more = f" and {len(report.idle) - 3} more modules" if len(report.idle) > 3 else ""
         yield f"{', '.join(report.idle[:3])}{more}, which never ran"
     if report.not_taken:
-        count, first = len(report.not_taken), report.not_taken[0].where
-        yield f"the branch at {first}" if count == 1 else f"{count} branches of its code"
+        places = list(dict.fromkeys(one.where for one in report.not_taken))
+        others = [f"{len(places) - MOST_PLACES} more"] if len(places) > MOST_PLACES else []
+        yield f"the branch{'es' if len(places) > 1 else ''} at {_listed([*places[:MOST_PLACES], *others])}"
     inside = tuple(f"{path}." for path in report.idle)
     copied = [name for name in report.shown.copy if not name.startswith(inside)] if inside else report.shown.copy
     for names, how in ((copied, " (compared by value only)"), (report.shown.nothing, ""), (report.shown.parts, "")):

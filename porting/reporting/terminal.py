@@ -59,7 +59,8 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
         every_probe: a row for each probe in place of one for each layer.
         verbose: everything that is known; without it a row for each layer that differs, and no details of what ran.
     """
-    above = verdict_lines(report)
+    first, *rest = verdict_lines(report)
+    above = (first, *summary_lines(report), *rest)
     below = (
         *culprit_lines(report, verbose=verbose),
         *cause_lines(report.causes, listed),
@@ -109,6 +110,21 @@ def verdict_lines(report: Outcome) -> Iterator[Text]:
         ratio = max((probe.rounding[dtype].worst for probe in report.probes), default=0.0)
         text = f"{dtype}: {ratio:.1f} x the reference's own rounding error at most (bound {ROUNDING:.0f}); "
         yield Text(f"{text}that noise floor is up to {noise:.1e} of the scale")
+
+
+def summary_lines(report: Outcome) -> Iterator[Text]:
+    """What to mend: the first module that is wrong, the line of its code, the cause and the fix; all that is known."""
+    if report.guilty:
+        others = len(report.guilty) - 1
+        more = f" and {others} more" if others else ""
+        yield Text.assemble("  module: ", (listed([report.guilty[0].port]), "bold red"), more)
+        found = report.divergence
+        if found is not None and found.line:
+            yield Text(f"  line: {found.line}{f'   {found.code}' if found.code else ''}")
+    cause = next((one for one in report.causes if one.name), None)
+    if cause is not None:
+        yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}")
+        yield Text(f"  fix: {cause.fix}")
 
 
 def _largest(probes: Iterable[Probe]) -> float:
@@ -297,6 +313,8 @@ def shown_lines(report: Outcome) -> Iterator[Text]:
         yield Text(f"  in part: {listed(named)}; the rest of them is {rest}")
     for name, rows in list(shown.rows.items())[:MOST_NAMED]:
         yield Text(f"  nothing of row{'s' if len(rows) > 1 else ''} {_ranges(rows)} of {name} was shown at work")
+    if shown.made:
+        yield Text(f"constants of the table's: {listed([f'{name} = {value}' for name, value in shown.made.items()])}")
     if shown.copy:
         yield Text(f"equal by copy only: {listed(shown.copy)}", "yellow")
     if report.idle:

@@ -2,6 +2,16 @@
 
 from porting.sharding.filling import Filled, fill, is_sharded, require_equal, unequal
 from porting.sharding.together import Crew, RankError
-from porting.sharding.writing import write_shards
+from porting.sharding.writing import require_made, write_shards
 
-__all__ = ["Crew", "Filled", "RankError", "fill", "is_sharded", "require_equal", "unequal", "write_shards"]
+__all__ = [
+    "Crew",
+    "Filled",
+    "RankError",
+    "fill",
+    "is_sharded",
+    "require_equal",
+    "require_made",
+    "unequal",
+    "write_shards",
+]

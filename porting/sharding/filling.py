@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault
+from porting.ops import Content
 from porting.plan.copies import Copy
+from porting.plan.leftovers import differs
 from porting.plan.move import Window, compute
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
@@ -82,6 +84,7 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
                 faults.append(Fault(code=Code.DTYPE_CHANGE, where=recipe.name, message=message, hint=hint))
                 continue
             values[recipe.name] = _part(recipe, target, reader)
+    values |= {recipe.name: _part(recipe, tensors[recipe.name], reader) for recipe in plan.made}
     if faults:
         raise TargetError(faults)
     return Filled(values=values, nbytes=reader.nbytes)
@@ -145,12 +148,7 @@ def unequal(plan: Plan, checkpoint: Checkpoint, rank: int, count: int) -> tuple[
 def require_equal(plan: Plan, names: Iterable[str]) -> None:
     """Raises: PlanError for tensors that one process or another found to be different from what they should equal."""
     found = set(names)
-    faults = []
-    for left in plan.left_out:
-        if left.name in found:
-            message = f"was to be dropped because it equals {left.equals!r}, and it does not"
-            hint = "a module that ties them cannot hold this checkpoint" if left.equals in plan.sources else ""
-            faults.append(Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint=hint))
+    faults = [differs(left, plan.sources) for left in plan.left_out if left.name in found]
     if faults:
         raise PlanError(faults)
 
@@ -161,17 +159,15 @@ def _equal(left: LeftOut, plan: Plan, reader: Ranges, rank: int, count: int) -> 
     shape = tuple(described.shape)
     numel = torch.Size(shape).numel()
     each = -(-numel // count)
-    last = shape[-1] if shape else 1
+    content = None if left.equals in plan.sources else Content.parse(left.equals)
     step = max(PIECE // described.dtype.itemsize, 1)
     for start in range(min(rank * each, numel), min((rank + 1) * each, numel), step):
         stop = min(start + step, (rank + 1) * each, numel)
         mine = reader.row(left.name, start, stop)
-        if left.equals in plan.sources:
-            expected = reader.row(left.equals, start, stop)
-        elif left.equals == "arange":
-            expected = (torch.arange(start, stop) % last).to(mine.dtype)
+        if content is not None:
+            expected = content.row(shape, start, stop).to(mine.dtype)
         else:
-            expected = torch.zeros_like(mine)
+            expected = reader.row(left.equals, start, stop)
         if not torch.equal(mine.view(torch.uint8), expected.view(torch.uint8)):
             return False
     return True

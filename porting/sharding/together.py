@@ -40,15 +40,15 @@ class Crew:
         """
         if self.count == 1:
             return [news]
-        heard: list[News] = [news] * self.count
+        gathered: list[News] = [news] * self.count
         try:
-            dist.all_gather_object(heard, news)
+            dist.all_gather_object(gathered, news)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1][:120]
             message = f"{self.undone}, since another process has ended: {reason}"
             hint = "its own message says why"
             raise RankError(Fault(code=Code.RANK_LOST, where=self.where, message=message, hint=hint)) from error
-        return heard
+        return gathered
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint, TensorFile
 from porting.checkpoint.atomic import check_destination, new_directory, reserve, write_all
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, alike
 from porting.export_files import LARGEST
 from porting.opening import Member
+from porting.ops import Content
 from porting.plan.align import Step
 from porting.plan.clipping import clip, window
 from porting.plan.copies import Copy, order_copy
-from porting.plan.plan import LeftOut, Plan
+from porting.plan.leftovers import differs
+from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor
@@ -52,7 +54,7 @@ def write_shards(
 
     Args:
         module: the sharded module.
-        plan: the checkpoint held against it.
+        plan: how the checkpoint maps to it.
         checkpoint: the checkpoint that is followed.
         left_out: its tensors that the module does not hold.
         weights: the files of weights, of tensors without values.
@@ -73,6 +75,7 @@ def write_shards(
         temporary = Path()
         with crew.step():
             _require_values(module, plan)
+            require_made(module, plan)
             placed = layout(weights)
             if crew.rank == 0:
                 check_destination(path, overwrite=overwrite, sources=list(sources))
@@ -118,6 +121,27 @@ def _require_values(module: nn.Module, plan: Plan) -> None:
             faults.append(Fault(code=Code.DTYPE_CHANGE, where=step.rule.where, message=message, hint=hint))
     if faults:
         raise TargetError(faults)
+
+
+def require_made(module: nn.Module, plan: Plan) -> None:
+    """See that a module still holds what [make] says, as far as this process has it: no checkpoint has a place for it.
+
+    Args:
+        module: the module, whole or spread over processes.
+        plan: how the checkpoint maps to it.
+
+    Raises:
+        PlanError: some tensors are others.
+    """
+    tensors = dict(named_tensors(module))
+    faults = []
+    for recipe in plan.made:
+        content = recipe.content or Content()
+        parts = _held(recipe, tensors[recipe.name])
+        if not all(content.held_by(held, content.box(box.starts, box.sizes), rounded=True) for box, held in parts):
+            faults.append(differs(LeftOut(name=recipe.name, reason=MADE, equals=str(content)), ()))
+    if faults:
+        raise PlanError(alike(faults))
 
 
 def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:

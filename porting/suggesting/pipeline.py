@@ -132,12 +132,12 @@ def suggest(
     into = with_fields(into, config or {}, checkpoint.config)
     asker = Asker(None if ask is None else outside(ask))
     stage = "opening the checkpoint"
-    heard = outside(progress or (lambda what, done, total: None))
+    report_progress = outside(progress or (lambda what, done, total: None))
 
     def tell(what: str, done: int, total: int) -> None:
         nonlocal stage
         stage = what
-        heard(what, done, total)
+        report_progress(what, done, total)
 
     against = _against(checkpoint, architecture, asker)
     for one in against.warnings(checkpoint.tensors):
@@ -191,7 +191,7 @@ def _proposed(
     fold(found, asker)
     made, lines, unmapped = draft(subjects, found, name, (), close=bool(found.divergences))
     made, plain = with_probes(made, [*made.probes, *inner], found), with_probes(made, made.probes, found)
-    fresh = any(one.side == "module" for one in unmapped) or bool(found.idle)
+    fresh = any(one.side == "module" for one in unmapped)
     proof = prover.on_twin(made, fresh=fresh)
     wrong = differing(proof)
     if inner and wrong and all(ARROW in one for one in wrong):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from porting.tracing.float64 import LESS
 from porting.tracing.torch_modes import DispatchMode
 
 
@@ -60,6 +61,16 @@ class RoundingNoise(DispatchMode):
             if math.isfinite(moved.sum()):  # then each element is
                 return moved
             return torch.where(torch.isfinite(moved), moved, value.detach())
+
+
+class WithoutRounding(DispatchMode):
+    """Within it what is made in less than float64, out of integers too, is made in float64."""
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`DispatchMode.dispatch`."""
+        if kwargs.get("dtype") in LESS:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
 
 
 def _low(value: object) -> bool:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from porting.trials.combinations import covering, de_bruijn
-from porting.trials.inputs import DECODER, Case, lengthened
-from porting.trials.modalities import DECODER_IDS, IDS, POSITIONS, SEGMENTS
+from porting.trials.derived_inputs import is_right_padded
+from porting.trials.inputs import Case, integers, lengthened
+from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.trials.scope import Kind
 
@@ -91,6 +92,7 @@ class Model:
         numbers: what the port's code compares tensors with.
         likely: token ids that the port's code or the config may treat otherwise than others.
         full: the port takes no other rows than the longest.
+        right_padded: the masks whose padding has to be at the end of rows: the port takes their lengths.
     """
 
     config: Mapping[str, object]
@@ -106,6 +108,11 @@ class Model:
     numbers: Sequence[int] = ()
     likely: Sequence[int] = ()
     full: bool = False
+    right_padded: Collection[str] = ()
+
+    def accepts(self, case: Case) -> bool:
+        """Whether the port can be told where the padding of a batch is."""
+        return all(is_right_padded(case.inputs[name]) for name in self.right_padded if name in case.inputs)
 
 
 def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[Trial]:
@@ -125,6 +132,7 @@ def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[
         made = list(_Signals(model, seed).trials())
     else:
         made = list(_Rows(model, seed).trials())
+    made = [trial for trial in made if model.accepts(trial.case)]
     if model.full:
         made = [_lengthened(model, trial) for trial in made if trial.kind is not Kind.LENGTH]
     kinds: dict[Kind, list[int]] = {}
@@ -523,6 +531,9 @@ class _Signals:
             "zeros": torch.zeros_like,
             "ones": torch.ones_like,
             "values of the other sign": torch.neg,
+            "values that are not negative": torch.abs,
+            "values from 0 to 1": lambda one: torch.rand(one.shape, dtype=one.dtype, generator=generator),
+            "values from 0 to 255": lambda one: 255 * torch.rand(one.shape, dtype=one.dtype, generator=generator),
             "values ten times as large": lambda one: 10 * one,
             "values a hundred times as small": lambda one: one / 100,
         }
@@ -580,19 +591,6 @@ def _masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor
     hidden = torch.ones(3, width, dtype=torch.long)
     hidden[1] = 0
     yield "a row that is all padding", hidden
-
-
-def integers(config: Mapping[str, object]) -> list[int]:
-    """The whole numbers of a config, also those of its parts, that may be a length at which something turns."""
-    found: dict[int, None] = {}
-    for value in config.values():
-        parts = value if isinstance(value, list | tuple) else [value]
-        for one in parts:
-            if isinstance(one, Mapping):
-                found |= dict.fromkeys(integers(one))
-            elif isinstance(one, int) and not isinstance(one, bool) and one > 1:
-                found[one] = None
-    return list(found)
 
 
 def _number(config: Mapping[str, object], name: str, default: int) -> int:

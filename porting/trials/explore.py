@@ -109,7 +109,7 @@ class Explorer:
         for number, trial in enumerate(trials):
             self.tell(number, len(trials))
             results.append(table_only._tried(trial))
-        found = self._pure(trials, results, table)
+        found = self._pure(model, trials, results, table)
         scope = _scope(model, cases, trials, results)
         scope = replace(
             scope,
@@ -132,7 +132,7 @@ class Explorer:
                 return replace(again, said=OTHERWISE)
         return result
 
-    def _pure(self, trials: Sequence[Trial], results: Sequence[Result], table: Table) -> list[Impurity]:
+    def _pure(self, model: Model, trials: Sequence[Trial], results: Sequence[Result], table: Table) -> list[Impurity]:
         """In which ways the port is impure, on an unpadded batch and on padded ones that both sides take."""
         done = [(trial, one) for trial, one in zip(trials, results, strict=True) if not trial.past]
         taken = [trial.case for trial, one in done if one.status is Status.SAME]
@@ -146,14 +146,16 @@ class Explorer:
         others = [case for case in taken if plain and case is not plain[0]][:1]
         if not plain:
             return []
-        cases = [plain[0], _reversed(plain[0]), *(padded or others)]
+        cases = [one for one in (plain[0], _reversed(plain[0]), *(padded or others)) if model.accepts(one)]
         lengths = [trial.case for trial, one in done if trial.kind is Kind.LENGTH and one.status is Status.SAME]
         short = lengths[:STATES] or cases[:1]
         varied = [*_varied(short[-1])]
         if lengths:  # else it takes rows of one length alone
             varied += _growing(max(unpadded[:MANY], key=lambda case: len(case.inputs)))
+        varied = [one for one in varied if model.accepts(one)]
         alone = {len(short) + number: partial(self.plain, [case]) for number, case in enumerate(varied)}
-        largest = max(taken, key=lambda case: _tokens(case.inputs))
+        turned = [case for case in taken if model.accepts(_reversed(case))]
+        largest = max(turned, key=lambda case: _tokens(case.inputs))
         return impurities(
             lambda: self.plain(cases),
             self.dtype,
@@ -240,6 +242,9 @@ def _scope(model: Model, cases: Sequence[Case], trials: Sequence[Trial], results
     size = model.config.get("vocab_size")
     failed = [one for one in results if one.status is Status.PORT_FAILED]
     not_run = [NotRun(what=one.what, why=f"your model fails: {one.said}") for one in failed]
+    if model.right_padded:
+        why = "your model takes the lengths of rows, which cannot say so"
+        not_run.append(NotRun(what="padding elsewhere than at the end of rows", why=why))
     past = [one for trial, one in zip(trials, results, strict=True) if trial.past]
     not_run += [
         NotRun(what=one.what, why="the reference refuses it, and your model computes something")

@@ -23,7 +23,8 @@ from porting.notation.rule import MASK_KINDS, Rule
 from porting.opening import Folder
 from porting.plan.align import align
 from porting.plan.move import forward
-from porting.trials.modalities import DECODER_IDS, IDS, POSITIONS
+from porting.trials.derived_inputs import NAMES, source_of, with_derived
+from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS
 from porting.trials.padding import DECODER_MASK, MASK
 
 PADDED = "padded"
@@ -45,9 +46,6 @@ USUAL = (
     "decoder_attention_mask",
 )
 """Arguments of the reference that a table may speak of though a case does not give them."""
-
-DECODER = "decoder_"
-"""How the names of a decoder's inputs begin."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +278,19 @@ def decoder_words(config: Mapping[str, object]) -> int:
     return next((one for one in found if isinstance(one, int) and one > 0), 0)
 
 
+def integers(config: Mapping[str, object]) -> list[int]:
+    """The whole numbers of a config, also those of its parts, that may be a length at which something turns."""
+    found: dict[int, None] = {}
+    for value in config.values():
+        parts = value if isinstance(value, list | tuple) else [value]
+        for one in parts:
+            if isinstance(one, Mapping):
+                found |= dict.fromkeys(integers(one))
+            elif isinstance(one, int) and not isinstance(one, bool) and one > 1:
+                found[one] = None
+    return list(found)
+
+
 def _integer(config: Mapping[str, object], field: str, default: int | None = None) -> int:
     value = config.get(field, default)
     value = default if value is None else value
@@ -317,7 +328,7 @@ LARGEST = 256 << 20
 _SPECIAL = re.compile(r"\[[A-Z]+\]|<[a-z]+>")
 
 
-def heard(rules: Sequence[Rule], case: Case, *, masks: Collection[str] = ()) -> Case:
+def named_inputs(rules: Sequence[Rule], case: Case, *, masks: Collection[str] = ()) -> Case:
     """The case without what the table's [inputs] does not name: the port has no such input, so neither side gets it.
 
     When [inputs] names what the reference does not have, nothing is left out: :func:`for_port` says what is wrong.  The
@@ -328,7 +339,7 @@ def heard(rules: Sequence[Rule], case: Case, *, masks: Collection[str] = ()) -> 
         case: as the reference takes it.
         masks: of these the reference is given all, for a port that takes none and hides the padding token by itself.
     """
-    named = {str(rule.sources[0].key) for rule in rules}
+    named = {source_of(str(rule.sources[0].key)) for rule in rules}
     if not named or not named <= {*case.inputs, *USUAL}:
         return case
     if not any(name.startswith(DECODER) for name in named):
@@ -338,10 +349,10 @@ def heard(rules: Sequence[Rule], case: Case, *, masks: Collection[str] = ()) -> 
     return Case(name, {name: value for name, value in case.inputs.items() if name in named})
 
 
-def withheld(made: Sequence[Case], heard: Sequence[Case]) -> tuple[str, ...]:
-    """The arguments that :func:`heard` left out."""
+def withheld(made: Sequence[Case], given: Sequence[Case]) -> tuple[str, ...]:
+    """The arguments that :func:`named_inputs` left out."""
     return tuple(
-        sorted({name for case in made for name in case.inputs} - {name for case in heard for name in case.inputs})
+        sorted({name for case in made for name in case.inputs} - {name for case in given for name in case.inputs})
     )
 
 
@@ -350,7 +361,7 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
 
     Without rules they are the reference's.  A target ``mask -> bool`` gets True = attend, ``-> padding`` True =
     ignore, ``-> additive`` 0 = attend and the lowest number of ``dtype`` = ignore; without one of these the tensor is
-    passed as it is.
+    passed as it is.  A rule's source may be one of :mod:`porting.trials.derived_inputs`.
 
     Args:
         rules: the table's [inputs].
@@ -362,16 +373,17 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
     """
     if not rules:
         return dict(inputs)
+    inputs = with_derived((str(rule.sources[0].key) for rule in rules), inputs)
     faults = [
         Fault(
             code=Code.NO_INPUTS,
             where=rule.where,
             message=f"[inputs] takes {name!r}, the reference is given {', '.join(inputs)}",
-            hint=nearest(name, list(inputs)),
+            hint=nearest(name, [*inputs, *NAMES]),
         )
         for rule in rules
         for name in [str(rule.sources[0].key)]
-        if name not in inputs and name not in USUAL
+        if name not in inputs and name not in (*USUAL, *NAMES)
     ]
     faults += [
         Fault(

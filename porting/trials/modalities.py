@@ -24,7 +24,10 @@ PIXELS, SAMPLES, FEATURES, SERIES, SPECTROGRAM = (
     "past_values",
     "spectrogram",
 )
-IDS, DECODER_IDS = "input_ids", "decoder_input_ids"
+DECODER = "decoder_"
+"""How the names of a decoder's inputs begin."""
+
+IDS, DECODER_IDS = "input_ids", f"{DECODER}input_ids"
 SEGMENTS, POSITIONS = "token_type_ids", "position_ids"
 SIGNALS = (PIXELS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
 """What a model may take that is no token."""

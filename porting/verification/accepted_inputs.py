@@ -25,7 +25,7 @@ from porting.trials.modalities import (
     signals_of,
     with_places,
 )
-from porting.verification.references import Living, floating, stored
+from porting.verification.references import LiveReference, floating, stored
 
 TRIALS, SECONDS = 60, 30.0
 """So many layouts are tried on a reference at most, and for so long."""
@@ -58,7 +58,7 @@ class Asked:
     refused: VerifyError | None = None
 
 
-def ask(reference: Living, config: Mapping[str, object], maker: Maker | None) -> Asked:
+def ask(reference: LiveReference, config: Mapping[str, object], maker: Maker | None) -> Asked:
     """Find out what a reference runs with.
 
     Args:
@@ -148,7 +148,7 @@ def _ways(
     yield from chain(*every)
 
 
-def matters(reference: Living, inputs: Mapping[str, Tensor], signal: Signal) -> bool:
+def matters(reference: LiveReference, inputs: Mapping[str, Tensor], signal: Signal) -> bool:
     """Whether what a reference returns depends on the signal: it may take one that it never looks at."""
     names = signal.arguments(1, torch.Generator().manual_seed(0))
     other = {
@@ -159,13 +159,15 @@ def matters(reference: Living, inputs: Mapping[str, Tensor], signal: Signal) -> 
     return one is None or two is None or one.shape != two.shape or not torch.equal(one, two)
 
 
-def _returned(reference: Living, inputs: Mapping[str, Tensor]) -> Tensor | None:
+def _returned(reference: LiveReference, inputs: Mapping[str, Tensor]) -> Tensor | None:
     found: list[Tensor] = []
     trial(reference, inputs, found)
     return found[0] if found else None
 
 
-def trial(reference: Living, inputs: Mapping[str, Tensor], returned: list[Tensor] | None = None) -> VerifyError | None:
+def trial(
+    reference: LiveReference, inputs: Mapping[str, Tensor], returned: list[Tensor] | None = None
+) -> VerifyError | None:
     """What a reference says to a batch that it does not run with; None where it runs.
 
     Args:
@@ -219,6 +221,6 @@ def _beyond(value: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(value[:half]), value[half:] * FAR])
 
 
-def that_run(reference: Living, cases: Sequence[Case]) -> list[Case]:
+def that_run(reference: LiveReference, cases: Sequence[Case]) -> list[Case]:
     """The cases that a reference runs with."""
     return [case for case in cases if trial(reference, case.inputs) is None]

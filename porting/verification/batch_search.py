@@ -20,12 +20,13 @@ from porting.notation.table import Table
 from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
 from porting.tracing.running import Side
 from porting.tracing.trace import Point
+from porting.trials.derived_inputs import source_of
 from porting.trials.inputs import Case
 from porting.trials.pairing import Pair
 from porting.verification.batches import Batches
 from porting.verification.compare import Comparison
 from porting.verification.coverage import Observer
-from porting.verification.references import Living, floating, port_side, stored
+from porting.verification.references import LiveReference, floating, port_side, stored
 
 BUDGET = 16
 """So many batches are tried at most, each in a forward pass of the port."""
@@ -71,7 +72,7 @@ class Found:
 
 
 def search(
-    batch: Batches, table: Table, reference: Living, port: Side, comparison: Comparison, observer: Observer
+    batch: Batches, table: Table, reference: LiveReference, port: Side, comparison: Comparison, observer: Observer
 ) -> Found:
     """Look for batches that show more.
 
@@ -227,7 +228,9 @@ def omittable(
         inputs: what the reference is given.
         reference, port: the modules.
     """
-    named = {str(rule.sources[0].key): str(rule.targets[0].key) for rule in rules} or {name: name for name in inputs}
+    named = {source_of(str(rule.sources[0].key)): str(rule.targets[0].key) for rule in rules} or {
+        name: name for name in inputs
+    }
     theirs, ours = _optional(reference), _optional(port)
     yield from (name for name in inputs if name in theirs and named.get(name, "") in ours)
 

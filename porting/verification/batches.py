@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, VerifyError
 from porting.notation.field import spellings
+from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.plan.config import arguments
 from porting.tracing.running import Side
-from porting.trials.inputs import Case, Maker, heard, positions_of, special_tokens, withheld
+from porting.trials.derived_inputs import LENGTHS
+from porting.trials.inputs import Case, Maker, named_inputs, positions_of, special_tokens, withheld
 from porting.trials.modalities import (
     IDS,
+    SEGMENTS,
     SIGNALS,
     completed,
     parameters_of,
@@ -29,8 +32,8 @@ from porting.trials.modalities import (
 )
 from porting.trials.padding import MASK
 from porting.verification.accepted_inputs import Asked, ask, cases_with, that_run
-from porting.verification.reference import silent_fields, usual_fields
-from porting.verification.references import Living, floating, stored
+from porting.verification.reference import TYPES, silent_fields, usual_fields
+from porting.verification.references import LiveReference, floating, stored
 
 POSITIONS = "max_position_embeddings"
 
@@ -62,7 +65,7 @@ TOO_LONG = re.compile(
 """What models say of a row that is too long for them."""
 
 
-def that_fits(reference: Living, batch: Batches, make: Callable[[int], Batches]) -> Batches:
+def that_fits(reference: LiveReference, batch: Batches, make: Callable[[int], Batches]) -> Batches:
     """The batches, with a shorter longest row where the reference has no place for it.
 
     A family may count its positions from a number that no config tells, and a table may keep all rows of the position
@@ -124,10 +127,13 @@ def another(case: Case, batch: Batches, seed: int) -> Case:
     return Case("to confirm a cause", {name: _mixed(value, generator) for name, value in case.inputs.items()})
 
 
-def padded_in_front(case: Case) -> Case:
-    """The batch with its padding in front of the rows: there what counts tokens and what counts places differ."""
+def padded_in_front(case: Case, rules: Sequence[Rule]) -> Case:
+    """The batch with its padding in front of the rows: there what counts tokens and what counts places differ.
+
+    As it is where the port takes the lengths of rows, by the table's [inputs]: it cannot be told so.
+    """
     mask = case.inputs.get(MASK)
-    if mask is None or mask.ndim != 2:
+    if mask is None or mask.ndim != 2 or any(str(rule.sources[0].key) == LENGTHS for rule in rules):
         return case
     shifts = (mask == 0).sum(1).tolist()
     rolled = {
@@ -161,7 +167,7 @@ def make_batches(
     *,
     seed: int,
     choices: int | None,
-    reference: Living | None = None,
+    reference: LiveReference | None = None,
     masks: Collection[str] = (),
     full: bool = False,
 ) -> Batches:
@@ -198,6 +204,9 @@ def make_batches(
         known = positions_of(fields)
         fields |= {POSITIONS: known} if known is not None else {}
 
+    if TYPES not in fields and any(str(rule.sources[0].key) == SEGMENTS for rule in table.inputs):
+        taken = parameters_of(reference.module) if reference is not None else {}
+        fields |= {TYPES: 2} if SEGMENTS in taken else {}  # as in GPT-2, whose segments are words
     special = tuple(dict.fromkeys(special_tokens(checkpoint.path, fields)))
 
     def maker() -> Maker:
@@ -222,7 +231,7 @@ def make_batches(
         if asked.signals and not asked.alone:
             given = cases_with(asked, maker() if reads else None, seed, reference.module, fields)
             made = that_run(reference, list(given))
-            cases = tuple(heard(table.inputs, one, masks=masks) for one in made)
+            cases = tuple(named_inputs(table.inputs, one, masks=masks) for one in made)
             return Batches(cases=cases, fields=fields, withheld=withheld(made, cases))
     return replace(_reading(table, fields, reference, asked, maker(), seed, masks=masks), special=special)
 
@@ -230,7 +239,7 @@ def make_batches(
 def _reading(
     table: Table,
     fields: Mapping[str, object],
-    reference: Living | None,
+    reference: LiveReference | None,
     asked: Asked,
     maker: Maker,
     seed: int,
@@ -250,12 +259,12 @@ def _reading(
     made = [whole(one) for one in maker.first()]
     if reference is not None and asked.signals:
         made += that_run(reference, list(cases_with(asked, maker, seed, reference.module, fields)))
-    cases = tuple(heard(table.inputs, one, masks=masks) for one in made)
+    cases = tuple(named_inputs(table.inputs, one, masks=masks) for one in made)
     return Batches(
         cases=cases,
         fields=fields,
         withheld=withheld(made, cases),
-        more=lambda name, rows: heard(table.inputs, whole(maker.case(name, rows)), masks=masks),
+        more=lambda name, rows: named_inputs(table.inputs, whole(maker.case(name, rows)), masks=masks),
         longest=maker.longest,
     )
 
@@ -266,7 +275,7 @@ _ASKED: weakref.WeakKeyDictionary[nn.Module, Asked] = weakref.WeakKeyDictionary(
 """What references take that have been asked: they are asked once, however often batches are made."""
 
 
-def _asked(reference: Living, fields: Mapping[str, object], maker: Callable[[], Maker] | None) -> Asked:
+def _asked(reference: LiveReference, fields: Mapping[str, object], maker: Callable[[], Maker] | None) -> Asked:
     if reference.module not in _ASKED:
         _ASKED[reference.module] = ask(reference, fields, maker() if maker is not None else None)
     return _ASKED[reference.module]

@@ -18,7 +18,7 @@ from porting.causes.cause import Cause
 from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.non_finite import Broken, FirstBroken
 from porting.causes.repairs import Way, repair
 from porting.causes.replay import Rewrite, Stage, Values
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class CauseCase:
     """One case in one dtype.
 
     Attributes:
@@ -58,7 +58,7 @@ class Sight:
     _searches: dict[tuple[Cause, ...], Search] = field(default_factory=dict)
 
     @classmethod
-    def known(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> Sight:
+    def known(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> CauseCase:
         """Of a case that was compared."""
         return cls(
             reference=reference,
@@ -70,7 +70,7 @@ class Sight:
         )
 
     @classmethod
-    def new(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> Sight:
+    def new(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> CauseCase:
         """Of a case that no comparison has seen, in float64."""
         exact = {point: value for point, value in reference.record(case).items() if finite(value)}
         pairing = comparison.paired(exact, port.record(case))
@@ -83,7 +83,7 @@ class Sight:
         key = tuple(causes)
         if key not in self._searches:
             self._searches[key] = Search(
-                anatomy=self._anatomy,
+                model_parts=self._anatomy,
                 stage=self._stage,
                 causes=causes,
                 distance=lambda mark, altered: self._distance(mark.name, altered),
@@ -314,9 +314,9 @@ class Sight:
         return Stage(recorder.tape, read, lambda: exactly)
 
     @cached_property
-    def _anatomy(self) -> Anatomy:
+    def _anatomy(self) -> ModelParts:
         broken = any(not finite(value) for value in self._values.values())
-        return Anatomy(self._stage.tape, self.reference.arguments[self.case], broken=broken)
+        return ModelParts(self._stage.tape, self.reference.arguments[self.case], broken=broken)
 
 
 END = 1e-10

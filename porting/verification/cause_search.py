@@ -25,7 +25,7 @@ from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, ROOT, Point, split
-from porting.verification.cause_case import END, Sight
+from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
 
 Both = Callable[[torch.dtype], tuple[Side, Side]]
@@ -93,14 +93,14 @@ def name_causes(
     guilty = [probe for probe in probes if probe.guilty]
     if guilty:
         reference, port = both(torch.float64)
-        known = [Sight.known(comparison, reference, port, case) for case in _shortest_first(comparison, reference)]
+        known = [CauseCase.known(comparison, reference, port, case) for case in _shortest_first(comparison, reference)]
         held_out = _held_out(comparison, drawn)
         tied = _held_out(comparison, turned)
         trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
         found += _inverted(known, probes)
         repaired = trials.repaired = None if found else trials.repair()
-        for sight in known if not found else ():
-            found += trials.why(sight, [probe for probe in guilty if not _explained(probe, found)])
+        for cause_case in known if not found else ():
+            found += trials.why(cause_case, [probe for probe in guilty if not _explained(probe, found)])
             if all(_explained(probe, found) for probe in guilty):
                 break
         if repaired is not None:
@@ -109,10 +109,10 @@ def name_causes(
     if imprecise and dtypes:
         dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
         reference, port = both(dtype)
-        sight = Sight.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
+        cause_case = CauseCase.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
         loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
-        marks = sight.marks(loose)
-        found += [one.finding for one in sight.search(ROUNDING).find(list(marks.values()))]
+        marks = cause_case.marks(loose)
+        found += [one.finding for one in cause_case.search(ROUNDING).find(list(marks.values()))]
     return tuple(found), first_divergence(comparison, probes, both)
 
 
@@ -154,19 +154,19 @@ def first_divergence(comparison: Comparison, probes: Sequence[Probe], both: Both
         return None
     reference, port = both(torch.float64)
     for case in _shortest_first(comparison, reference):
-        sight = Sight.known(comparison, reference, port, case)
-        mark = sight.marks([first]).get(first.port)
+        cause_case = CauseCase.known(comparison, reference, port, case)
+        mark = cause_case.marks([first]).get(first.port)
         if mark is not None and mark.difference > mark.bound:
-            return sight.divergence(first)
+            return cause_case.divergence(first)
     return None
 
 
-def _held_out(comparison: Comparison, drawn: Both | None) -> Sight | None:
+def _held_out(comparison: Comparison, drawn: Both | None) -> CauseCase | None:
     """The case that was drawn, if both sides take it."""
     if drawn is None:
         return None
     try:
-        return Sight.new(comparison, *drawn(torch.float64), 0)
+        return CauseCase.new(comparison, *drawn(torch.float64), 0)
     except (VerifyError, RuntimeError):
         return None
 
@@ -174,14 +174,17 @@ def _held_out(comparison: Comparison, drawn: Both | None) -> Sight | None:
 POLARITY = '"-> padding" in [inputs] is True = ignore, as key_padding_mask of torch; "-> bool" is True = attend'
 
 
-def _inverted(known: Sequence[Sight], probes: Sequence[Probe]) -> list[Finding]:
+def _inverted(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Finding]:
     """Whether the port is right in every case when its masks of True and False are inverted: [inputs] says which."""
     guilty = [probe for probe in probes if probe.guilty]
     names = dict.fromkeys(
-        name for sight in known for name, one in sight.port.arguments[sight.case].items() if one.dtype == torch.bool
+        name
+        for cause_case in known
+        for name, one in cause_case.port.arguments[cause_case.case].items()
+        if one.dtype == torch.bool
     )
     for name in names:
-        left = [sight.left_when_inverted(name, probes) for sight in known]
+        left = [cause_case.left_when_inverted(name, probes) for cause_case in known]
         if any(one is not None for one in left) and all(one is None or one <= END for one in left):
             return [
                 Finding(
@@ -218,12 +221,12 @@ class _Trials:
 
     def __init__(
         self,
-        known: Sequence[Sight],
+        known: Sequence[CauseCase],
         probes: Sequence[Probe],
         until: float,
         *,
-        held_out: Sight | None,
-        tied: Sight | None,
+        held_out: CauseCase | None,
+        tied: CauseCase | None,
         weights_compared: bool,
     ) -> None:
         self._weights_compared = weights_compared
@@ -235,32 +238,32 @@ class _Trials:
         self._marks: dict[int, dict[Point, Mark]] = {}
         self.repaired: Way | None = None
 
-    def why(self, sight: Sight, guilty: Sequence[Probe]) -> list[Finding]:
+    def why(self, cause_case: CauseCase, guilty: Sequence[Probe]) -> list[Finding]:
         """The causes of the differences that a case shows."""
-        marks = self._marks_of(sight)
+        marks = self._marks_of(cause_case)
         shown = [one for one in guilty if one.port in marks and marks[one.port].difference > marks[one.port].bound]
         random = any(probe.random for probe in shown)
-        found = sight.silenced([marks[probe.port] for probe in shown]) if random else []
+        found = cause_case.silenced([marks[probe.port] for probe in shown]) if random else []
         named = {point for one in found for point in one.probes}
-        search = sight.search(CATALOGUE)
+        search = cause_case.search(CATALOGUE)
         search.innocent = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
         search.until = self._until
-        search.confirms = lambda mark, candidate: self._confirm(sight, mark, candidate)
+        search.confirms = lambda mark, candidate: self._confirm(cause_case, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
-            sight, mark, lambda one, there: one.turns(there, turned)
+            cause_case, mark, lambda one, there: one.turns(there, turned)
         )
         search.confirms_weights = lambda mark, module, matrix: self._all_others(
-            sight, mark, lambda one, there: one.maps(there, module, matrix)
+            cause_case, mark, lambda one, there: one.maps(there, module, matrix)
         )
         search.weights_compared = self._weights_compared
         search.solving = self.repaired is None  # what is solved for at a probe fits whatever was done before it
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
         explained = [self._untied(one) for one in explained]
-        whole = None if self.repaired else self._one_for_all(sight, explained)
+        whole = None if self.repaired else self._one_for_all(cause_case, explained)
         if whole is not None:
             return [*found, whole]
-        broken_there = sight.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
-        return found + [_with_line(one, broken_there) for one in self._whole(sight, explained)]
+        broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
+        return found + [_with_line(one, broken_there) for one in self._whole(cause_case, explained)]
 
     def repair(self) -> Way | None:
         """What the steps have in common that have to be the reference's for the port to return what it returns.
@@ -270,9 +273,9 @@ class _Trials:
         begun = time.thread_time()
         until = begun + min(REPAIRING, (self._until - begun) / 4)  # the rest is the catalogue's
         found: list[list[Way]] = []
-        sights = [*self._known, *([self._held_out] if self._held_out else [])]
-        for sight in sorted(sights, key=_size):
-            ways = sight.repaired(until)
+        cause_cases = [*self._known, *([self._held_out] if self._held_out else [])]
+        for cause_case in sorted(cause_cases, key=_size):
+            ways = cause_case.repaired(until)
             if time.thread_time() > until or len(found) > HELD_OUT:
                 break
             found += [] if ways is None else [ways]
@@ -297,27 +300,27 @@ class _Trials:
             return one
         return replace(passing[0], instead=tuple(passing[1:]))
 
-    def _marks_of(self, sight: Sight) -> dict[Point, Mark]:
-        return self._marks.setdefault(id(sight), sight.marks(self._probes))
+    def _marks_of(self, cause_case: CauseCase) -> dict[Point, Mark]:
+        return self._marks.setdefault(id(cause_case), cause_case.marks(self._probes))
 
-    def _confirm(self, sight: Sight, mark: Mark, candidate: Candidate) -> bool:
+    def _confirm(self, cause_case: CauseCase, mark: Mark, candidate: Candidate) -> bool:
         """Whether a candidate reproduces the port in cases that it was not fitted on."""
-        return self._all_others(sight, mark, lambda one, there: one.reproduces(there, candidate))
+        return self._all_others(cause_case, mark, lambda one, there: one.reproduces(there, candidate))
 
-    def _all_others(self, sight: Sight, mark: Mark, holds: Callable[[Search, Mark], bool]) -> bool:
+    def _all_others(self, cause_case: CauseCase, mark: Mark, holds: Callable[[Search, Mark], bool]) -> bool:
         """Whether something holds of a probe in the cases that it was not found in, and that reach the probe."""
-        for one in self._others(sight):
+        for one in self._others(cause_case):
             there = self._marks_of(one).get(mark.name)
             if there is not None and not holds(one.search(CATALOGUE), there):
                 return False
         return True
 
-    def _others(self, sight: Sight) -> list[Sight]:
-        others = [one for one in self._known if one is not sight][:HELD_OUT]
+    def _others(self, cause_case: CauseCase) -> list[CauseCase]:
+        others = [one for one in self._known if one is not cause_case][:HELD_OUT]
         return [*([self._held_out] if self._held_out else []), *others]
 
     @torch.no_grad()
-    def _one_for_all(self, sight: Sight, explained: Sequence[Explained]) -> Finding | None:
+    def _one_for_all(self, cause_case: CauseCase, explained: Sequence[Explained]) -> Finding | None:
         """One alteration that makes the reference return what the port returns, though it does not fit each probe.
 
         A part that is done in another order, or reads something else, computes nothing at a probe that stands between.
@@ -329,16 +332,16 @@ class _Trials:
         ]
         if not open_:
             return None
-        begun, before = time.thread_time(), sight.apart({})
+        begun, before = time.thread_time(), cause_case.apart({})
         if not END_TO_END < before.largest < math.inf:
             return None
         scopes = {_scope(point) for one in open_ for point in one.finding.probes}
         named = [Candidate(one.causes, one.alterations) for one in explained if one.chosen and not one.pinned]
-        for candidate in chain(named, sight.search(CATALOGUE).everything(scopes)):
+        for candidate in chain(named, cause_case.search(CATALOGUE).everything(scopes)):
             if time.thread_time() > min(self._until, begun + SECONDS):
                 break
-            left = sight.apart(candidate.rewrites).largest
-            if left <= END and self._returns(sight, candidate):
+            left = cause_case.apart(candidate.rewrites).largest
+            if left <= END and self._returns(cause_case, candidate):
                 cause = candidate.causes[0]
                 return Finding(
                     name=candidate.key[0],
@@ -352,15 +355,15 @@ class _Trials:
                 )
         return None
 
-    def _returns(self, sight: Sight, candidate: Candidate) -> bool:
+    def _returns(self, cause_case: CauseCase, candidate: Candidate) -> bool:
         """Whether a candidate makes the reference return what the port returns in other cases as well."""
-        for one in self._others(sight):
+        for one in self._others(cause_case):
             ways = [way.rewrites for way in one.search(CATALOGUE).again(candidate)] or [{}]
             if not any(one.apart(rewrites).largest <= END for rewrites in ways):
                 return False
         return True
 
-    def _whole(self, sight: Sight, explained: Sequence[Explained]) -> list[Finding]:
+    def _whole(self, cause_case: CauseCase, explained: Sequence[Explained]) -> list[Finding]:
         """What the findings are end to end: ties are told apart there, and what does not reproduce the port is none."""
         named = [one for one in explained if one.chosen]
         unknown = [point for one in explained if not one.finding.name for point in one.finding.probes]
@@ -373,7 +376,7 @@ class _Trials:
             return [_tied(one, one.instead) for one in explained]
         ways = [(one, *(two for tie in one.instead for two in (tie, *tie.instead))) for one in named]
         combined = [way for _, way in zip(range(COMBINED), product(*ways), strict=False)]
-        passing = [way for way in combined if sight.end_to_end(way, self._probes)]
+        passing = [way for way in combined if cause_case.end_to_end(way, self._probes)]
         if not passing:
             return [_doubted(one) if one.chosen else one.finding for one in explained]
         first = dict(zip(map(id, named), passing[0], strict=True))
@@ -385,8 +388,8 @@ class _Trials:
         return found
 
 
-def _size(sight: Sight) -> int:
-    return sum(value.numel() for value in sight.reference.arguments[sight.case].values())
+def _size(cause_case: CauseCase) -> int:
+    return sum(value.numel() for value in cause_case.reference.arguments[cause_case.case].values())
 
 
 def _repaired(way: Way) -> Finding:

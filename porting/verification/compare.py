@@ -114,6 +114,8 @@ class Comparison:
         leaks: view -> point -> what arrives there of the roundings that the float64 runs make all the same; None where
             that was not measured.
         leaked: the same by position.
+        own_leaks: point -> how far the reference's own roundings move it there, in isolation; empty where that was not
+            measured.
         found_from: the number of the first case that a search found; None where there is none.
         lifted: a side asked for less than float64 somewhere, and got it all the same.
         tried: the port's arguments that trials gave.
@@ -147,6 +149,7 @@ class Comparison:
         self.conditions: Conditions | None = None
         self.leaks: Mapping[str, Mapping[Point, float]] | None = None
         self.leaked: Mapping[Placed, Tensor] = {}
+        self.own_leaks: Mapping[Point, float] = {}
         self._positions: dict[Placed, Tensor] = {}
         self.noise64: Mapping[str, Mapping[Point, float]] = {END: {}, ALONE: {}}
         self.found_from: int | None = None
@@ -463,7 +466,13 @@ class Comparison:
         one rounding comes to; what is far smaller is another mistake.
         """
         leak = self.leaks[ALONE].get(point, 0.0) if self.leaks is not None else 0.0
-        return leak > 0.0 and self._meaning[ALONE].get(point, 0.0) >= leak / SHARE
+        least = min(leak, self.own_leaks.get(point, leak))
+        return leak > 0.0 and self._meaning[ALONE].get(point, 0.0) >= least / SHARE
+
+    def smaller_than_leaks(self) -> bool:
+        """Whether a difference of a module by itself is far smaller than what arrives of roundings."""
+        leaks = self.leaks[ALONE] if self.leaks is not None else {}
+        return any(MEANING < far < leaks.get(point, 0.0) / SHARE for point, far in self._meaning[ALONE].items())
 
     def _leak(self, point: Point) -> View | None:
         if self.leaks is None or point not in self.leaks[END]:

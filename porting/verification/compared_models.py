@@ -27,7 +27,7 @@ from porting.verification.batches import make_batches
 from porting.verification.functions import LivingFunction, computes
 from porting.verification.module_checkpoint import HeldWeights
 from porting.verification.recorded_trace import Recording, read_recording
-from porting.verification.references import Living, Recorded, Reference
+from porting.verification.references import LiveReference, Recorded, Reference
 from porting.verification.same_names import same_names, same_points, same_weights
 
 Source = str | os.PathLike[str] | Checkpoint | None
@@ -119,7 +119,7 @@ def _living(
     else:
         chosen = same_names(module, _built(into, module, checkpoint))
     return ComparedModels(
-        checkpoint=checkpoint, table=chosen, into=into, reference=Living.of(module, title), loaded=loaded
+        checkpoint=checkpoint, table=chosen, into=into, reference=LiveReference.of(module, title), loaded=loaded
     )
 
 

@@ -18,12 +18,12 @@ from porting.verification.batches import Batches, that_fits
 from porting.verification.compare import Comparison
 from porting.verification.coverage import Observer, Reach, reached
 from porting.verification.functions import has_parts
-from porting.verification.references import Living, Reference, port_side
+from porting.verification.references import LiveReference, Reference, port_side
 from porting.verification.rounding_propagation import measure_leaks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meant:
+class Float64Comparison:
     """What the float64 passes showed beside the differences.
 
     Attributes:
@@ -74,8 +74,8 @@ def anchored(
     try:
         comparison.anchor(reference())
     except VerifyError:
-        fitting = that_fits(theirs, batch, make) if isinstance(theirs, Living) and batch.more else batch
-        if fitting is batch or not isinstance(theirs, Living):
+        fitting = that_fits(theirs, batch, make) if isinstance(theirs, LiveReference) and batch.more else batch
+        if fitting is batch or not isinstance(theirs, LiveReference):
             raise
         comparison.exact.clear()
         cases[:] = [theirs.taken(case) for case in fitting.cases]
@@ -84,7 +84,7 @@ def anchored(
     return batch
 
 
-def meant(
+def compare_in_float64(
     comparison: Comparison,
     reference: Callable[[], Side],
     theirs: Reference,
@@ -94,7 +94,7 @@ def meant(
     cases: list[Case],
     seed: int,
     explore: Explore | None = None,
-) -> Meant:
+) -> Float64Comparison:
     """Run the port in float64, look for batches that show more, and run both sides on these.
 
     Args:
@@ -109,7 +109,7 @@ def meant(
     observer = Observer(port.module, seed)
     comparison.meaning(port, observer)
     found = Found()
-    if isinstance(theirs, Living) and batch.more is not None:
+    if isinstance(theirs, LiveReference) and batch.more is not None:
         found = search(batch, table, theirs, port, comparison, observer)
     if found.cases:
         comparison.found_from = len(cases)
@@ -118,7 +118,7 @@ def meant(
         _anchor_more(comparison, reference, theirs, table, cases, port.clock)
         comparison.meaning(port, observer)
     if comparison.lowers:
-        measure_leaks(comparison, reference if isinstance(theirs, Living) else None, port)
+        measure_leaks(comparison, reference if isinstance(theirs, LiveReference) else None, port)
     explored = Explored(scope=Scope()) if explore is None else explore(port, cases)
     if explored.cases:
         comparison.found_from = comparison.found_from or len(cases)
@@ -126,7 +126,7 @@ def meant(
         port = port_side(port.module, torch.float64, table, cases, port.clock)
         _anchor_more(comparison, reference, theirs, table, cases, port.clock)
         comparison.meaning(port, observer)
-    return Meant(
+    return Float64Comparison(
         shares=observer.shares(),
         rows=observer.rows(),
         failed=observer.said,

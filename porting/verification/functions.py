@@ -22,7 +22,7 @@ from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Visit, select, split
 from porting.trials.inputs import USUAL, Case
 from porting.verification.recorded_trace import refuse_with_recording, without_rounding
-from porting.verification.references import Living, Recorded, Reference, floating
+from porting.verification.references import LiveReference, Recorded, Reference, floating
 
 DTYPE = "dtype"
 """An argument of this name is given the dtype of the run."""
@@ -147,7 +147,7 @@ class _Held:
 
 
 @dataclass
-class LivingFunction(Living):
+class LivingFunction(LiveReference):
     """A function that is run here.
 
     Attributes:
@@ -288,9 +288,9 @@ class FunctionSide(Side):
         return found[0]
 
 
-def has_parts(reference: Reference | None) -> TypeGuard[Living]:
+def has_parts(reference: Reference | None) -> TypeGuard[LiveReference]:
     """Whether a reference is a module that is run here, whose parts and parameters can be looked at."""
-    return isinstance(reference, Living) and not isinstance(reference, LivingFunction)
+    return isinstance(reference, LiveReference) and not isinstance(reference, LivingFunction)
 
 
 def possible(

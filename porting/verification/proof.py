@@ -40,12 +40,12 @@ from porting.verification.compare import Comparison, Progress
 from porting.verification.compared_models import ComparedModels, Given, Inputs, Source, as_cases, resolve_models
 from porting.verification.counterparts import counterparts
 from porting.verification.coverage import shown, unseen
-from porting.verification.float64_tier import Explore, anchored, meant
+from porting.verification.float64_tier import Explore, anchored, compare_in_float64
 from porting.verification.functions import has_parts, possible
 from porting.verification.learning import learn
 from porting.verification.module_checkpoint import share
 from porting.verification.reference import PADDING, choices, load_reference
-from porting.verification.references import Living, Recorded, Reference, port_side
+from porting.verification.references import LiveReference, Recorded, Reference, port_side
 from porting.verification.rounding_propagation import measure_float64_noise
 from porting.verification.streamed_verify import verify_streamed
 from porting.verification.subject import (
@@ -211,7 +211,7 @@ def _verify(
     inputs = recorded.cases if recorded else inputs
     clock = Clock()
     batch, make, said = _batches(given, subject, theirs, inputs, seed=seed, longest=longest)
-    adapted = theirs.taken if isinstance(theirs, Living) and given.reference is not None else None
+    adapted = theirs.taken if isinstance(theirs, LiveReference) and given.reference is not None else None
     cases = [case if adapted is None else adapted(case) for case in batch.cases]
 
     tell("reference in float64", 1, stages)
@@ -241,7 +241,7 @@ def _verify(
 
     tell("port in float64", 2, stages)
     trier = _explorer(theirs, subject, chosen, batch, returned, comparison, seed, clock, trials, own=inputs is not None)
-    exact = meant(comparison, doubled, theirs, port(torch.float64), chosen, batch, cases, seed, trier)
+    exact = compare_in_float64(comparison, doubled, theirs, port(torch.float64), chosen, batch, cases, seed, trier)
 
     _round(comparison, reference, port, dtypes, autocast, lambda what, done: tell(what, 3 + done, stages))
     learned = None
@@ -257,7 +257,8 @@ def _verify(
         return reference(dtype, on), port(dtype, on)
 
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
-    drawn, turned = _drawn(theirs, both, another(cases[0], batch, seed))
+    seen = replace(seen, made=subject.plan.contents)
+    drawn, turned = _drawn(theirs, both, given.table, another(cases[0], batch, seed))
     weighed, seconds = given.weighed and not seen.differing, math.inf if causes is True else float(causes)
     found, diverges = name_causes(
         comparison, probes, both, dtypes, drawn=drawn, turned=turned, weights_compared=weighed, seconds=seconds
@@ -339,7 +340,7 @@ def _explorer(
         trials: as in :func:`verify`.
         own: the batches are the caller's.
     """
-    if trials is False or not isinstance(theirs, Living):
+    if trials is False or not isinstance(theirs, LiveReference):
         return None
     return partial(
         explore,
@@ -355,11 +356,13 @@ def _explorer(
     )
 
 
-def _drawn(theirs: Reference, both: Callable[..., tuple[Side, Side]], case: Case) -> tuple[Both | None, Both | None]:
+def _drawn(
+    theirs: Reference, both: Callable[..., tuple[Side, Side]], table: Table, case: Case
+) -> tuple[Both | None, Both | None]:
     """What makes both sides on one more case, and on the same padded in front; None for what has no parts."""
     if not has_parts(theirs):
         return None, None
-    ways = (case, padded_in_front(case))
+    ways = (case, padded_in_front(case, table.inputs))
     first, second = (partial(both, on=[theirs.taken(one)]) for one in ways)
     return first, second
 
@@ -374,7 +377,7 @@ def _batches(
     longest: int,
 ) -> tuple[Batches, Callable[[int], Batches], list[str]]:
     """The first batches, what makes them with another longest row, and what is to be reported of them."""
-    living = theirs if isinstance(theirs, Living) else None
+    living = theirs if isinstance(theirs, LiveReference) else None
     make: Callable[..., Batches] = partial(
         make_batches,
         given.table,
@@ -414,8 +417,8 @@ def _that_runs(
     try:
         reference().returned(0)
     except VerifyError:
-        fitting = that_fits(theirs, batch, make) if isinstance(theirs, Living) and batch.more else batch
-        if fitting is batch or not isinstance(theirs, Living):
+        fitting = that_fits(theirs, batch, make) if isinstance(theirs, LiveReference) and batch.more else batch
+        if fitting is batch or not isinstance(theirs, LiveReference):
             raise
         cases[:] = [theirs.taken(case) for case in fitting.cases]
         return fitting
@@ -440,7 +443,7 @@ def _that_the_port_takes(
     try:
         return batch, make, probe(), [*said]
     except VerifyError:
-        if not isinstance(theirs, Living) or batch.more is None:
+        if not isinstance(theirs, LiveReference) or batch.more is None:
             raise
         before, full = list(cases), make(batch.longest, full=True)
         cases[:] = [theirs.taken(case) for case in full.cases]
@@ -504,12 +507,14 @@ def _opponent(given: ComparedModels, subject: Subject) -> tuple[Reference, tuple
     theirs = given.reference
     if theirs is None:
         module = load_reference(given.checkpoint, subject.reference, torch.float64)
-        theirs = Living(module, f"transformers.{subject.reference}")
+        theirs = LiveReference(module, f"transformers.{subject.reference}")
     random: tuple[str, ...] = ()
     if has_parts(theirs):
         random = renew(subject, theirs.module)
     elif subject.plan.fresh:
-        where, what = ("", theirs.title) if isinstance(theirs, Living) else (theirs.recording.where, "the recording")
+        where, what = (
+            ("", theirs.title) if isinstance(theirs, LiveReference) else (theirs.recording.where, "the recording")
+        )
         message = f"{what} does not say what new parameters hold: {', '.join(subject.plan.fresh)}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=where, message=message))
     refuse_unknown(given.table, lambda terms: theirs.points(terms, given.table.prefix), subject.module)

@@ -33,7 +33,7 @@ from porting.verification.module_checkpoint import HeldWeights
 from porting.verification.recorded_trace import write_recording
 from porting.verification.reference import choices, load_reference
 from porting.verification.reference_class import reference_class
-from porting.verification.references import Living, stored
+from porting.verification.references import LiveReference, stored
 from porting.verification.same_names import every_point, same_names
 from porting.verification.subject import stored_dtype
 
@@ -132,7 +132,7 @@ class _Subject:
         stored: a dtype that holds the weights.
     """
 
-    living: Living
+    living: LiveReference
     checkpoint: Checkpoint
     table: Table
     batch: Batches
@@ -152,7 +152,7 @@ def _of_checkpoint(
     opened = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
     chosen = find_table(table, opened.config)
     kind = _architecture(chosen, opened, architecture)
-    living = Living(load_reference(opened, kind, torch.float64), f"transformers.{kind}")
+    living = LiveReference(load_reference(opened, kind, torch.float64), f"transformers.{kind}")
     return _Subject(
         living=living,
         checkpoint=opened,
@@ -181,7 +181,7 @@ def _of_living(
     title = f"{type(module).__module__}.{type(module).__qualname__}"
     opened = HeldWeights(module, title)
     chosen = same_names(module, module) if table is None else find_table(table, opened.config)
-    living = Living.of(module, title)
+    living = LiveReference.of(module, title)
     return _Subject(
         living=living,
         checkpoint=opened,
@@ -198,7 +198,7 @@ def _batch(
     seed: int,
     longest: int,
     several: int | None,
-    living: Living | None = None,
+    living: LiveReference | None = None,
 ) -> Batches:
     config = effective(table, opened.config)
     return make_batches(table, opened, config, inputs, seed=seed, longest=longest, choices=several, reference=living)
@@ -211,7 +211,7 @@ def _architecture(table: Table, checkpoint: Checkpoint, architecture: str | None
 
 
 def _traces(
-    living: Living,
+    living: LiveReference,
     terms: Sequence[Term],
     prefix: str,
     cases: Sequence[Case],

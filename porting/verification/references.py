@@ -16,13 +16,14 @@ from porting.target import named_tensors
 from porting.tracing.lazy_weights import with_lazy_weights
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, points, split
-from porting.trials.inputs import DECODER, Case, for_port
+from porting.trials.inputs import Case, for_port
+from porting.trials.modalities import DECODER
 from porting.verification.recorded_trace import Recording
 from porting.verification.subject import cast
 
 
 @dataclass
-class Living:
+class LiveReference:
     """A model that is run here.
 
     Attributes:
@@ -34,7 +35,7 @@ class Living:
     title: str
 
     @classmethod
-    def of(cls, module: nn.Module, title: str = "") -> Living:
+    def of(cls, module: nn.Module, title: str = "") -> LiveReference:
         """A copy of the user's own, in float64."""
         copied = cast(module, torch.float64)
         for tensor in {id(one): one for one in copied.parameters()}.values():
@@ -137,7 +138,7 @@ class Recorded:
         )
 
 
-Reference = Living | Recorded
+Reference = LiveReference | Recorded
 
 
 @dataclass(kw_only=True)

@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from porting.errors import VerifyError
 from porting.tracing.measure import by_position, error
-from porting.tracing.rounding_noise import RoundingNoise
+from porting.tracing.rounding_noise import RoundingNoise, WithoutRounding
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, Trace
 from porting.verification.compare import ALONE, END, Comparison, Errors, Placed
@@ -45,6 +46,8 @@ def measure_leaks(comparison: Comparison, reference: Callable[[], Side] | None, 
             one: leaked[one] + other[one] if one in leaked and one in other else (leaked | other)[one] for one in both
         }
     comparison.leaks, comparison.leaked = found, leaked
+    if comparison.reference_lowers and reference is not None and comparison.smaller_than_leaks():
+        comparison.own_leaks = _own(comparison, reference())
 
 
 def measure_float64_noise(comparison: Comparison, reference: Callable[[], Side]) -> None:
@@ -65,6 +68,18 @@ def measure_float64_noise(comparison: Comparison, reference: Callable[[], Side])
 
     _add(found, measured)
     comparison.noise64 = found
+
+
+def _own(comparison: Comparison, reference: Side) -> dict[Point, float]:
+    """How far the reference is, by itself, from what it computes without roundings; nothing if it cannot do without."""
+    errors: Errors = {}
+    try:
+        for case in range(len(comparison.exact)):
+            with WithoutRounding():
+                comparison.measure_reference(reference, case, True, errors, lambda point, found: None)
+    except VerifyError:  # some operations are given float32 and float64 then
+        return {}
+    return {point: max(one.largest for one in many) for point, many in errors.items()}
 
 
 def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], Mapping[Point, float]]) -> None:

@@ -24,7 +24,7 @@ from porting.verification.compare import Progress
 from porting.verification.compared_models import ComparedModels
 from porting.verification.coverage import reached, unseen
 from porting.verification.reference import choices, load_reference
-from porting.verification.references import Living, floating, port_side
+from porting.verification.references import LiveReference, floating, port_side
 from porting.verification.streaming import Streamed, lazy_port, lazy_reference
 from porting.verification.subject import prepare_lazily, stored_dtype, warned, writers
 
@@ -54,7 +54,7 @@ def verify_streamed(
         subject = prepare_lazily(checkpoint, given.into, table, architecture, fresh=fresh, trust=trust)
     plan = subject.plan
     stored = load_reference(checkpoint, subject.reference, stored_dtype(checkpoint), untouched=True)
-    theirs = Living(stored, f"transformers.{subject.reference}")
+    theirs = LiveReference(stored, f"transformers.{subject.reference}")
     refuse_unknown(table, lambda terms: theirs.points(terms, table.prefix), subject.module)
     running = time.perf_counter()
     batch = make_batches(
@@ -88,7 +88,8 @@ def verify_streamed(
     comparison = Streamed(table, sizes(table, checkpoint.config)[0])
     comparison.together(reference, port, dtypes, partial(tell, "all passes side by side"))
     found = reached(port(torch.float64, True), comparison.executed, comparison.conditions, comparison.ran)
-    seen = Shown(activation={}, copy=tuple(name for step in plan.steps for name in step.targets), nothing=())
+    copied = (*(name for step in plan.steps for name in step.targets), *plan.contents)
+    seen = Shown(activation={}, copy=copied, nothing=(), made=plan.contents)
     ended = time.perf_counter()
     return Report(
         source=checkpoint.location,

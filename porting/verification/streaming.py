@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, VerifyError, option
 from porting.plan.align import Step
-from porting.plan.move import forward
+from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
 from porting.target import named_tensors
 from porting.tracing.code_coverage import Executed
@@ -280,6 +280,10 @@ def lazy_port(module: nn.Module, plan: Plan, checkpoint: Checkpoint, dtype: torc
     for step in plan.steps:
         for name in step.targets:
             sources[id(tensors[name])] = partial(_moved, step, name, plan, checkpoint, dtype == torch.float64)
+    for recipe in plan.made:
+        exact = dtype == torch.float64 and recipe.work.is_floating_point
+        made = recipe.in_dtype(dtype) if exact else recipe
+        sources[id(tensors[recipe.name])] = partial(compute_whole, made, checkpoint.read)
     return with_lazy_weights(module, dtype, sources, hollow=hollow)
 
 

@@ -26,9 +26,9 @@ from porting.loading import (
 from porting.notation.table import Architecture, Table
 from porting.plan.align import Step, align
 from porting.plan.check import check
-from porting.plan.move import forward
+from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
-from porting.target import assign, named_tensors, plain_tensors
+from porting.target import assign, named_tensors, plain_tensors, with_arguments
 from porting.verification.reference_class import reference_class
 
 
@@ -83,8 +83,8 @@ def prepare(
             raise VerifyError(Fault(code=Code.BAD_TARGET, message="the module lost its provenance while it was loaded"))
         plan, kind = record.plan, record.architecture
     if reference:  # somebody said what it is compared with
-        return Subject(module=port.eval(), plan=plan, reference=reference)
-    return _against(port.eval(), plan, checkpoint, kind, architecture)
+        return Subject(module=with_arguments(port.eval(), table.arguments), plan=plan, reference=reference)
+    return _against(with_arguments(port.eval(), table.arguments), plan, checkpoint, kind, architecture)
 
 
 def prepare_lazily(
@@ -104,7 +104,8 @@ def prepare_lazily(
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     prove_left_out(fitted.plan, checkpoint)
     assign(fitted.module, initialised(fitted.plan, fitted.make, {}))
-    return _against(fitted.module, fitted.plan, checkpoint, fitted.architecture, architecture)
+    module = with_arguments(fitted.module, table.arguments)
+    return _against(module, fitted.plan, checkpoint, fitted.architecture, architecture)
 
 
 def refuse_beside_streaming(*, loaded: bool, gradients: bool, autocast: bool, into: Into, reference: bool) -> None:
@@ -224,6 +225,9 @@ def exactly(subject: Subject, checkpoint: Checkpoint) -> nn.Module:
         if all(same_bits(value, mine[name].cpu()) for name, value in loaded.items()):
             double = {name: one.double() for name, one in read.items()}
             assign(module, dict(forward(step, plan.targets, double.__getitem__, plan.arithmetic(step))))
+    for recipe in plan.made:
+        if recipe.work.is_floating_point and same_bits(compute_whole(recipe, checkpoint.read), mine[recipe.name].cpu()):
+            assign(module, {recipe.name: compute_whole(recipe.in_dtype(torch.float64), checkpoint.read)})
     return module
 
 

@@ -19,10 +19,12 @@ from porting.tracing.conditions import constants_of
 from porting.tracing.measure import LEAKED, MEANING
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, INNER, ROOT
-from porting.trials.battery import Model, integers
+from porting.trials.battery import Model
+from porting.trials.derived_inputs import LENGTHS, source_of
+from porting.trials.derived_inputs import NAMES as DERIVED
 from porting.trials.explore import Explored, Explorer
-from porting.trials.inputs import Case
-from porting.trials.modalities import IDS, POSITIONS, special_places
+from porting.trials.inputs import Case, integers
+from porting.trials.modalities import DECODER, IDS, POSITIONS, special_places
 from porting.trials.padding import MASK
 from porting.trials.run import returned_only
 from porting.trials.scope import Returned, Scope
@@ -31,7 +33,7 @@ from porting.verification.batches import POSITIONS as LIMIT
 from porting.verification.batches import Batches
 from porting.verification.compare import END, Comparison
 from porting.verification.functions import has_parts
-from porting.verification.references import Living, floating, port_points, port_side
+from porting.verification.references import LiveReference, floating, port_points, port_side
 from porting.verification.subject import cast
 
 COMPILED = 200
@@ -45,7 +47,7 @@ ROUNDED = 1e-9
 
 
 def explore(
-    theirs: Living,
+    theirs: LiveReference,
     module: nn.Module,
     table: Table,
     batch: Batches,
@@ -169,10 +171,12 @@ def _root(point: str) -> bool:
     return path == ROOT and output not in INNER
 
 
-def _model(theirs: Living, module: nn.Module, table: Table, batch: Batches, cases: Sequence[Case]) -> Model:
+def _model(theirs: LiveReference, module: nn.Module, table: Table, batch: Batches, cases: Sequence[Case]) -> Model:
     """What is known of the inputs."""
     base: Mapping[str, Tensor] = theirs.taken(cases[0]).inputs
-    named = {str(rule.sources[0].key): rule.targets[0].output for rule in table.inputs}
+    given = {str(rule.sources[0].key): rule.targets[0].output for rule in table.inputs}
+    derived = {source_of(name): MASK_KINDS[0] for name in given if name in DERIVED}  # of any kind of mask
+    named = {**given, **derived}
     limit = batch.fields.get(LIMIT)
     widths = [one.shape[-1] for case in cases for one in case.inputs.values() if not one.is_floating_point()]
     taken = inspect.signature(theirs.module.forward).parameters
@@ -188,4 +192,5 @@ def _model(theirs: Living, module: nn.Module, table: Table, batch: Batches, case
         internal=MASK in base and bool(named) and MASK not in named,
         special=batch.special,
         mask_kinds=named.get(MASK, "") not in MASK_KINDS,
+        right_padded=[source_of(name) for name in given if name.removeprefix(DECODER) == LENGTHS],
     )

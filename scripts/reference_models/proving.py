@@ -26,7 +26,7 @@ from porting.verification import Case, Report, verify
 from porting.verification.batches import make_batches, that_fits
 from porting.verification.module_checkpoint import HeldWeights
 from porting.verification.reference import load_reference
-from porting.verification.references import Living
+from porting.verification.references import LiveReference
 from porting.verification.same_names import same_names
 from scripts.reference_models.shrinking import LEVELS, shrunk
 
@@ -182,7 +182,7 @@ def _config(kind: Any, model_type: str, level: str) -> Any:
 
 def _cases(reference: nn.Module) -> list[Case]:
     """The batch that is made for a reference; others, and the search for further ones, are left out: they take long."""
-    living = Living.of(reference)
+    living = LiveReference.of(reference)
     held = HeldWeights(reference, "the reference")
     table = same_names(reference, reference)
     make = partial(make_batches, table, held, held.config, None, seed=0, choices=None, reference=living)

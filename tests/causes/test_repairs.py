@@ -77,6 +77,28 @@ MISTAKES = {
         ("another function",),
         "mul, where transformer.h.{i}.attn of the reference has",
     ),
+    "mask rolled by a token": Wrong(
+        "bert",
+        {"mask[:, None, None, :] == 0": "mask.roll(1, -1)[:, None, None, :] == 0"},
+        ("other mask",),
+        "that the reference hides",
+    ),
+    "one padding token is seen": Wrong(
+        "bert",
+        {
+            "mask[:, None, None, :] == 0": "torch.cat((torch.ones_like(mask[:, :1]), mask[:, :-1]), 1)[:, None, None, :] == 0"
+        },
+        ("other mask",),
+        "shows",
+    ),
+    "a token before the last is hidden": Wrong(
+        "gpt2",
+        {
+            "scores = scores.masked_fill(~allowed, -1e30)": "scores = scores.masked_fill(~allowed | torch.ones_like(allowed).tril(-1).triu(-1), -1e30)"
+        },
+        ("other mask",),
+        "that the reference shows",
+    ),
     "feed-forward network of the attention's norm": Wrong(
         "gpt2",
         {LAYER: "y = self.ln_1(x)\n        x = x + self.attn(y, mask)\n        return x + self.mlp(y)"},

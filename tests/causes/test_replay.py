@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Stage
 from porting.causes.tape import Recorder
 
@@ -43,6 +44,34 @@ def test_every_call_is_there_with_its_module() -> None:
         ("linear", "first"), ("gelu", ""), ("add", ""), ("chunk", ""), ("cat", ""), ("linear", "second"),
     ]  # fmt: skip
     assert set(recorder.tape.weights.values()) == {"first.weight", "first.bias", "second.weight", "second.bias"}
+
+
+class Mapped(Small):
+    """Each head of each row by itself, as `torch.vmap` writes it."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        heads = self.first(given).unflatten(-1, (2, 3))
+        mixed = torch.vmap(torch.vmap(lambda head: head.softmax(-1) @ head[:, None]))(heads)
+        result: Tensor = self.second(mixed.expand(-1, -1, 3).flatten(1))
+        return result
+
+
+def test_a_vmap_is_one_call_that_can_be_made_again() -> None:
+    torch.manual_seed(0)
+    model, given = Mapped().double(), torch.randn(3, 4, dtype=torch.float64)
+    with torch.no_grad(), Recorder(model) as recorder:
+        recorder.mark("last", model(given))
+    tape = recorder.tape
+    assert [call.name for call in tape.calls] == ["linear", "unflatten", "vmap", "expand", "flatten", "linear"]
+    assert not any(is_functorch_wrapped_tensor(one) for one in tape.values)
+    doubled = {0: lambda values, call: 2 * tape[call.result]}
+    played = Stage(tape, {}).play("last", doubled)
+    with torch.no_grad():
+        for one in model.first.parameters():
+            one.mul_(2)
+        assert played is not None
+        assert torch.equal(played, model(given))
+    assert torch.vmap(torch.neg)(given).equal(-given)  # as before
 
 
 def test_what_is_changed_in_place_keeps_both_its_values() -> None:
@@ -94,7 +123,7 @@ def test_an_activation_is_known_by_what_it_computes(function: object, name: str)
     given = torch.randn(5, 4, dtype=torch.float64)
     with torch.no_grad(), Recorder(model) as recorder:
         model(given)
-    (found,) = Anatomy(recorder.tape, {}).activations
+    (found,) = ModelParts(recorder.tape, {}).activations
     assert found.name == name
     assert found.call.name in ("div", "__truediv__")
 

@@ -127,6 +127,8 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("memo bomb", lambda: with_pickle(b"\x80\x02}r\xff\xff\xff\x7f."), "it holds no tensor"),
     ("string bomb", lambda: with_pickle(b"\x80\x02X\xff\xff\xff\xff."), "a string of 4294967295 bytes"),
     ("pickle cut short", lambda: with_pickle(pickle_of()[:-20]), "it ends in the middle"),
+    ("65 sizes in a list", lambda: with_pickle(b"\x80\x02ctorch\nSize\n](" + b"K\x01" * 65 + b"e\x85R."),
+     "a call of torch.Size with unknown arguments"),
     ("stack underflow", lambda: with_pickle(b"\x80\x02R."), "too few values on the stack"),
     ("memo missing", lambda: with_pickle(b"\x80\x02h\x07."), "the memo has no entry 7"),
     ("control character in a name", lambda: saved({"a\nb": torch.zeros(1)}), "control character U+000A"),

@@ -98,6 +98,7 @@ def test_what_the_gguf_package_wrote(tmp_path: Path) -> None:
 
 ONE = described("a", (4,), 0, 0)
 BEHIND = described("b", (4,), 0, 32)
+ALIGNED = text(ALIGNMENT) + struct.pack("<II", 4, 32)
 
 HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("another magic", lambda: b"GGML" + bytes(60), "this does not begin as a GGUF file does"),
@@ -120,6 +121,8 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("an unknown type", lambda: gguf(described("a", (32,), 999, 0), 1, bytes(99)), "the unknown type 999, which"),
     ("no alignment", lambda: gguf(ONE, 1, b"", settings=text(ALIGNMENT) + bytes([4, 0, 0, 0, 0, 0, 0, 0]), number=1),
      "general.alignment is no multiple of 8"),
+    ("two alignments", lambda: gguf(ONE, 1, bytes(99), settings=2 * ALIGNED, number=2),
+     "general.alignment is there twice"),
     ("lists in a list", lambda: listed(9, 1, bytes(9)), "a setting of the type 9"),
     ("a list of 2^62 strings", lambda: listed(8, 2**62), "it ends in the middle of its header"),
     ("5 million empty strings", lambda: listed(8, 5 * 10**6, bytes(40 * 10**6)), "as much as one command may spend"),

@@ -23,7 +23,7 @@ from torch import nn
 from porting.checkpoint import CheckpointError, inspect_checkpoint, open_checkpoint
 from porting.errors import Code, PortingError
 from tests.checkpoint.test_bin_against_torch import bits, bytes_changed, pickle_changed
-from tests.checkpoint.test_bin_file import RunsCode, changed, entries, pickle_of, saved, with_pickle, zipped
+from tests.checkpoint.test_bin_file import RunsCode, changed, entries, pickle_of, saved, tiny, with_pickle, zipped
 
 WEIGHTS = {"layer.weight": torch.arange(12.0).view(3, 4), "layer.bias": torch.arange(3.0)}
 
@@ -261,6 +261,51 @@ def crowd() -> bytes:
     return with_pickle(b"\x80\x02}X\x05\x00\x00\x00model](" + objects + b"es.")
 
 
+FLAT = tiny(b"K\x0c\x85", b"K\x01\x85")[2:-1]
+"""The opcodes that make a state dict of one tensor."""
+
+
+def beside(opcodes: bytes) -> bytes:
+    """A state dict at ``model``, and what these opcodes make beside it."""
+    return with_pickle(b"\x80\x04}X\x05\x00\x00\x00model" + FLAT + b"sX\x05\x00\x00\x00other" + opcodes + b"s.")
+
+
+def doubled() -> bytes:
+    """Modules that hold the one before twice: tensors as many as two to the power of 20 000."""
+    held = b"}(X\x0b\x00\x00\x00_parameters}X\x08\x00\x00\x00_buffers}X\x08\x00\x00\x00_modules}("
+    level = b"cmine\nBlock\n)\x81" + held + b"X\x01\x00\x00\x00ah\x01X\x01\x00\x00\x00bh\x01uubq\x01"
+    return with_pickle(b"\x80\x02" + FLAT + b"q\x01" + level * 20_000 + b".")
+
+
+def many_places() -> bytes:
+    """40 000 keys that lead to one dictionary, in which one long key leads on."""
+    inner = {"k" * 4000: {"a": torch.ones(1), "b": torch.ones(1)}}
+    return saved({**dict.fromkeys(map(str, range(40_000)), inner), "n": 1})
+
+
+def long_keys() -> bytes:
+    """Two hundred dictionaries with one key of a megabyte, which leads to no tensor."""
+    key = "k" * 1_000_000
+    return saved({"model": {str(number): {"w": torch.ones(1), key: 1} for number in range(200)}, "n": 1})
+
+
+def long_class() -> bytes:
+    """Classes whose module has a name of a megabyte."""
+    calls = b"".join(b"h\x01\x8c\x02%02d\x93)R" % number for number in range(50))
+    return beside(b"](X\x40\x42\x0f\x00" + b"m" * 1_000_000 + b"q\x01" + calls + b"e")
+
+
+def copied_pairs() -> bytes:
+    """Ordered dictionaries that are all made of one list of pairs."""
+    return beside(b"](](" + b"](NNe" * 100_000 + b"eq\x01" + b"ccollections\nOrderedDict\nh\x01\x85R" * 12 + b"e")
+
+
+def long_sizes() -> bytes:
+    """A tensor whose sizes are numbers of 8 MB: a machine takes seconds for their product."""
+    size = b"\x8b\x00\x00\x80\x00" + b"\x7f" * (8 << 20) + b"q\x01h\x01\x86"
+    return with_pickle(b"\x80\x02}X\x05\x00\x00\x00model" + tiny(size, b"K\x01K\x01\x86")[2:-1] + b"s.")
+
+
 def script(raw: bytes, method: int = ZIP_STORED) -> bytes:
     """An archive with the mark of TorchScript."""
     return zipped({**entries(raw), "archive/constants.pkl": b"\x80\x02)."}, method)
@@ -276,6 +321,12 @@ HOSTILE_INSIDE: list[tuple[str, Callable[[], bytes], str]] = [
     ("a billion tensors from forty dictionaries", laughs, "as much as one command may spend"),
     ("50 000 tensors with names of 4000 characters", long_names, "as much as one command may spend"),
     ("half a million objects", crowd, "as much as one command may spend"),
+    ("tensors as many as 2^20000, of shared modules", doubled, "(1,000,000,000 tensors)"),
+    ("40 000 state dicts behind one name of 4000 characters", many_places, "as much as one command may spend"),
+    ("200 entries of a name of a megabyte", long_keys, "as much as one command may spend"),
+    ("classes with names of a megabyte", long_class, "a name without end"),
+    ("dictionaries made of one list of 100 000 pairs", copied_pairs, "as much as one command may spend"),
+    ("sizes that are numbers of 8 MB", long_sizes, "its sizes overflow 64 bits"),
     ("a tensor beside it that is outside of its storage", other_storage, "its storage is said to have 36 bytes"),
     ("a sparse tensor", lambda: saved({"model": {"a": SPARSE}, "n": 1}), "tensor 'a': it is a sparse tensor, which"),
     ("a path to one tensor", lambda: saved({"model": torch.ones(1), "n": 1}), "it holds no tensor whose name begins"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,59 @@ def test_a_link_of_one_rank_that_leaves_the_directory_is_refused(tmp_path: Path)
         (tmp_path / "run" / f"r{number}").mkdir()
         (tmp_path / "run" / f"r{number}" / "pytorch_model.bin").symlink_to(tmp_path / "outside.bin")
     refused(f"{tmp_path}/run/r{{r}}", "outside the checkpoint")
+
+
+def test_a_rank_that_is_a_link_leads_nowhere_outside(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    torch.save({"w": torch.ones(1)}, tmp_path / "outside" / "w.pt")
+    run = tmp_path / "run"
+    (run / "r0").mkdir(parents=True)
+    for path in (run / "m0.pt", run / "r0" / "w.pt"):
+        torch.save({"w": torch.zeros(1)}, path)
+    (run / "m1.pt").symlink_to(tmp_path / "outside" / "w.pt")
+    (run / "r1").symlink_to(tmp_path / "outside")
+    refused(f"{run}/m{{r}}.pt", "m1.pt: a link to", "outside the checkpoint (copy the file here")
+    refused(f"{run}/r{{r}}/w.pt", "r1: a link where a directory should be (copy the directory here")
+    refused(f"{run}/r{{r}}", "holds no weights")
+    for pattern in ("m{r}.pt", "r{r}/w.pt"):
+        trusted = open_checkpoint(f"{run}/{pattern}", follow_links=True)
+        assert [float(trusted.read(f"rank{number}.w")) for number in range(2)] == [0, 1]
+    (run / "m1.pt").unlink()
+    (run / "m1.pt").symlink_to("m0.pt")
+    assert open_checkpoint(f"{run}/m{{r}}.pt").ranks == 2
+
+
+def test_each_rank_looks_after_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w": torch.ones(1)}, tmp_path / "m0.pt")
+    for number in range(1, 100):
+        (tmp_path / f"m{number}.pt").hardlink_to(tmp_path / "m0.pt")
+    asked: list[object] = []
+    before = os.stat
+
+    def counted(path: str, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
+        asked.append(path)
+        return before(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(os, "stat", counted)
+    assert open_checkpoint(f"{tmp_path}/m{{r}}.pt").ranks == 100
+    assert len(asked) < 1500, "as many for each rank, however many there are"
+
+
+def test_ranks_in_the_cache_of_the_hub_are_links_to_its_blobs(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    for number in range(2):
+        torch.save({"w": torch.ones(1)}, blobs / f"{number}")
+        for path in (snapshot / f"m{number}.pt", snapshot / f"r{number}" / "w.pt"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(blobs / f"{number}")
+    assert open_checkpoint(f"{snapshot}/m{{r}}.pt").ranks == 2
+    assert open_checkpoint(f"{snapshot}/r{{r}}/w.pt").ranks == 2
+
+
+def test_a_home_of_nobody_is_an_ordinary_name() -> None:
+    for path in ("~nobody at all/m{r}.pt", "~nobody at all/m.pt", "~nobody at all/m.pt#model"):
+        refused(path, "nobody at all")
 
 
 def test_a_file_that_changes_in_between_is_noticed(tmp_path: Path) -> None:

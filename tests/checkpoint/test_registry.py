@@ -109,8 +109,8 @@ def test_the_table_on_the_page_is_the_registry() -> None:
 
 TOLD = {
     "porting.cli.options": "the help of the source, --to and --inputs, and a recording, which is a safetensors file",
-    "porting.cli.output": "the package safetensors, whose version is named",
     "porting.cli.record": "a recording, which is a safetensors file",
+    "porting.cli.report_bug": "the package safetensors, whose version is named",
     "porting.tracing.running": "the package safetensors, which is no user's code",
 }
 

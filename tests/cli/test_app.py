@@ -14,7 +14,7 @@ GROUPS = {
     "Start here": ["suggest", "verify", "load", "export"],
     "Look": ["inspect", "attention", "fill-mask", "next-sentence", "generate", "classify", "translate"],
     "Move": ["convert", "diff", "hash", "verify-files"],
-    "More": ["check", "tables", "explain", "record", "mutate"],
+    "More": ["check", "tables", "explain", "record", "mutate", "report-bug"],
 }
 
 
@@ -52,7 +52,7 @@ def test_the_help_of_a_command_has_examples_a_line_each(run: Run, command: str) 
     assert (
         "SOURCE" in result.stdout
         or "--source" in result.stdout
-        or command in {"tables", "explain", "diff", "mutate", "verify-files"}
+        or command in {"tables", "explain", "diff", "mutate", "verify-files", "report-bug"}
     )
 
 

@@ -117,7 +117,11 @@ def test_every_command_takes_it(run: Run) -> None:
 
 
 def test_no_command_is_forgotten() -> None:
-    tried = {words[0] for words, _ in COMMANDS.values()} | {"hash", "translate"}  # the checkpoint is no encoder-decoder
+    tried = {words[0] for words, _ in COMMANDS.values()} | {
+        "hash",
+        "translate",
+        "report-bug",
+    }  # no encoder-decoder; no checkpoint
     assert tried == {command.name for command in app.registered_commands}
 
 

@@ -201,7 +201,8 @@ def test_an_unexpected_exception_is_one_line_and_a_report(folder: Path, tmp_path
     assert len(line) < 500
     (report,) = tmp_path.glob("porting-report-*.txt")
     assert line.startswith(f"error: {said}")
-    assert line.endswith(f"(this is a fault of porting: please send {report} to the maintainers) [unexpected]")
+    said = f"this is a fault of porting, recorded in {report}: porting report-bug prepares what to send"
+    assert line.endswith(f"({said}) [unexpected]")
     content = report.read_text(encoding="utf-8")
     assert "Traceback" in content
     assert "porting 0" in content

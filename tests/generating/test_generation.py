@@ -12,6 +12,7 @@ import torch
 import transformers
 
 import porting
+from porting.generating.settings import GenerationError
 from porting.loading import PortingWarning
 from tests.causes.decoder import Decoder
 from tests.causes.decoders import FAMILIES
@@ -186,6 +187,33 @@ def test_a_malformed_generation_config_is_refused(tmp_path: Path, text: str) -> 
     folder = checkpoints.gpt2(tmp_path / "c")
     (folder / "generation_config.json").write_text(text)
     assert "generation_config.json" in refusal(TEXTS[0], folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"min_length": NaN}',
+        '{"min_new_tokens": Infinity}',
+        '{"no_repeat_ngram_size": -Infinity}',
+        '{"repetition_penalty": 1' + 30 * "0" + "}",
+        '{"length_penalty": 1e308}',
+        '{"length_penalty": -1e308}',
+        '{"length_penalty": 1' + 30 * "0" + "}",  # a whole number: its power would be made for ever
+        '{"suppress_tokens": [99], "vocab_size": 1000}',
+        '{"forced_eos_token_id": 99, "vocab_size": "many"}',
+        '{"bad_words_ids": [[-1000]]}',
+        '{"eos_token_id": "' + 100_000 * "x" + '"}',
+        '{"bad_words_ids": [' + 100_000 * '"x",' + '"x"]}',
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_number_that_means_nothing_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    folder = checkpoints.gpt2(tmp_path / "c")
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(GenerationError) as caught:
+        porting.generate(TEXTS[0], folder, num_beams=2, **GPT)
+    assert " expected (take the file from where" in str(caught.value)
+    assert len(str(caught.value)) < 500 + len(str(folder))
 
 
 def test_the_page_shows_what_was_generated(tmp_path: Path) -> None:

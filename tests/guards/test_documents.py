@@ -62,7 +62,7 @@ def test_every_target_is_used_by_ci_or_told_to_contributors(target: str) -> None
 
 def test_ci_runs_every_check() -> None:
     called = re.findall(r"^make ([\w-]+)", read(".ci/run"), re.MULTILINE)
-    assert called == ["test", "test-slow", "lint", "types", "verify", "wheel", "sbom", "audit"]
+    assert called == ["test", "test-slow", "lint", "types", "docs", "verify", "wheel", "sbom", "audit"]
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
@@ -71,7 +71,7 @@ def test_no_file_names_a_place_that_only_one_machine_has() -> None:
     here = [rf"(?<![\w.]){re.escape(str(folder))}/" for folder in (ROOT, Path.home()) if folder.name]
     index = [r"--(?:extra-)?index-url[ =]", r"--find-links[ =]", r"pypi[.]org", r"pythonhosted[.]org"]
     pattern = re.compile("|".join([*here, *index]))
-    texts = list(files("porting", "models", "mappings", "tests", "scripts", "docs", "notebooks", ".ci"))
+    texts = list(files("porting", "models", "mappings", "tests", "scripts", "docs", "notebooks", ".ci", ".github"))
     texts += [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     wrong = [
         f"{path.relative_to(ROOT)}: {found.group()}"

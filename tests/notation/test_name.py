@@ -115,7 +115,10 @@ def test_what_is_no_name_is_refused_at_its_place(text: str, code: Code, message:
 def test_the_hint_shows_what_placeholders_look_like() -> None:
     with pytest.raises(NotationError) as caught:
         Name.parse("a.{i/2}")
-    assert caught.value.hint == "write {i}, {i+1}, {2*i+1}, {p:query,key,value}, {w:weight/gamma,bias/beta} or {*rest}"
+    assert (
+        caught.value.hint
+        == "write {i}, {i+1}, {2*i+1}, {i:03}, {i:3..60}, {p:query,key,value}, {w:weight/gamma,bias/beta} or {*rest}"
+    )
 
 
 def test_a_value_outside_of_the_spellings_leaves_the_placeholder() -> None:
@@ -224,3 +227,24 @@ def test_what_is_spelled_is_read_again(drawn: tuple[Name, dict[str, int | str]])
     assert name.read(name.spell(bindings)) == bindings
     assert name._walk(name.spell(bindings)) == bindings  # the same by both ways of reading
     assert Name.parse(str(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "values"),
+    [
+        ("a{i:03}", {"a007": 7, "a000": 0, "a1000": 1000, "a7": None, "a0007": None, "a01000": None}),
+        ("a{i+1:02}.w", {"a01.w": 0, "a10.w": 9, "a00.w": None, "a1.w": None}),
+        ("a{i:3..60}", {"a2": None, "a3": 3, "a60": 60, "a61": None, "a03": None}),
+        ("a{2*i+1:3..7}", {"a1": None, "a3": 1, "a4": None, "a7": 3, "a9": None}),
+        ("a{i:02,3..60}", {"a03": 3, "a3": None, "a02": None, "a60": 60}),
+    ],
+)
+def test_numbers_that_are_padded_or_bounded(pattern: str, values: dict[str, int | None]) -> None:
+    name = Name.parse(pattern)
+    assert str(name) == pattern
+    for text, value in values.items():
+        found = name.read(text)
+        assert found == (None if value is None else {"i": value}), text
+        assert name._walk(text) == found
+        if value is not None:
+            assert name.spell({"i": value}) == text

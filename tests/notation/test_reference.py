@@ -25,7 +25,7 @@ ALONE = [table for (kind, table), (after, _) in FOLLOWED if kind == "toml" and a
 def tensors(text: str) -> dict[str, Shape]:
     return {
         name: tuple(int(extent) for extent in shape.split(","))
-        for name, shape in re.findall(r"([\w.]+) \[([\d, ]+)\]", text)
+        for name, shape in re.findall(r"([\w./-]+) \[([\d, ]+)\]", text)
     }
 
 
@@ -65,7 +65,7 @@ def test_an_example_does_what_it_says(table: str, effect: str) -> None:
 
 
 def test_the_page_has_examples_of_everything() -> None:
-    assert len(EXAMPLES) == 19
+    assert len(EXAMPLES) == 21
     assert len(ALONE) == 1
 
 
@@ -75,6 +75,8 @@ def test_the_table_with_every_section_is_read() -> None:
     for field in ("architectures", "config", "defaults", "constants", "require", "sizes", "rules", "drops", "ties"):
         assert getattr(table, field), field
     assert table.fresh
+    assert table.makes
+    assert any(rule.rest for rule in table.rules)
     assert table.inputs
     assert table.probes
 

@@ -158,8 +158,10 @@ FAULTS = [
     (
         "\n  [zzz]\n",
         (
-            "t.toml:2:3: unknown section [zzz] (known: approximate, architectures, config, constants, defaults, drop, "
-            "extends, fresh, inputs, mapping, optional, probes, require, rule, sizes, tensors, ties) [unknown-key]"
+            "t.toml:2:3: unknown section [zzz] (known: approximate, architectures, arguments, config, constants, "
+            "defaults, drop, extends, fresh, inputs, make, mapping, optional, probes, require, rest, rule, sizes, "
+            "tensors, ties) "
+            "[unknown-key]"
         ),
     ),
     ("x = 1\n[mapping]\n", "t.toml:1:1: unknown section [x] (known: "),
@@ -376,6 +378,13 @@ def test_an_import_path_is_text_until_it_is_asked_for() -> None:
     """Parsing a table imports nothing; :func:`porting.target.import_path` refuses what is not ours."""
     table = parse_table('[architectures]\nX = "os:system"\n')
     assert table.architectures[0].target == "os:system"
+
+
+def test_arguments_are_numbers_flags_texts_and_none() -> None:
+    table = parse_table('[arguments]\nstart = 0\nrate = 0.5\nflag = false\nkind = "causal"\ncache = "None"')
+    assert table.arguments == {"start": 0, "rate": 0.5, "flag": False, "kind": "causal", "cache": None}
+    with pytest.raises(TableError, match=r"t\.toml:2:9: .*a number, true or false, or a text"):
+        parse_table("[arguments]\nstart = [0]", where="t.toml")
 
 
 def test_an_approximation_has_a_reason_and_a_bound() -> None:

@@ -92,7 +92,7 @@ def test_a_parameter_that_nothing_writes() -> None:
     assert refused(None, target(l__0__gate=(4, 4), l__1__gate=(4, 4))) == [
         (
             "toy.toml: 'l.0.gate' and 1 more like it [4, 4] of the module: nothing writes it "
-            "(map it in [tensors], or list it in [ties] or [fresh]) [unwritten-parameter]"
+            "(map it in [tensors], or list it in [ties], [make] or [fresh]) [unwritten-parameter]"
         )
     ]
 

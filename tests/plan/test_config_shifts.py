@@ -28,7 +28,7 @@ def test_what_is_no_whole_number_is_left_for_the_target_to_refuse(value: object)
     assert arguments(parse_table(TEXT), {"max_position_embeddings": value}) == {"positions": value}
 
 
-@pytest.mark.parametrize("value", ["positions * 2", "2 + positions", "positions + ", "positions + two", "a.b", ""])
+@pytest.mark.parametrize("value", ["positions * 2", "2 + positions", "positions + ", "positions + two", "a..b", ""])
 def test_what_is_no_field_with_a_shift_is_refused(value: str) -> None:
     expected = 'expected a field of the target, several as "dim/width", or one with a shift such as "positions + 2"'
     with pytest.raises(TableError) as caught:

@@ -63,6 +63,11 @@ def test_a_good_table_leaves_no_doubt() -> None:
             "t.toml:5:1: [inputs] gives 'token', and the module's forward takes tokens, mask (did you mean 'tokens'?)",
         ),
         (
+            "[inputs]",
+            "[arguments]\nmsk = 1\n[inputs]",
+            "t.toml: [arguments] gives 'msk', and the module's forward takes tokens, mask (did you mean 'mask'?)",
+        ),
+        (
             "attn -> scores",
             "attn -> scors",
             (

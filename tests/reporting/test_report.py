@@ -164,7 +164,7 @@ def test_what_is_in_a_name_cannot_move_the_cursor() -> None:
     hostile = "a\x1b[2J\u202eb"
     probes = (Probe(reference=hostile, port=hostile, meaning=View(end_to_end=1.0, isolated=1.0), span=(hostile, "c")),)
     text = str(small(source=hostile, probes=probes, noise={}, warnings=(hostile,), environment={"torch": hostile}))
-    assert text.count("a\\x1b[2J\\u202eb") == 7
+    assert text.count("a\\x1b[2J\\u202eb") == 8
     assert text.replace("\n", "").isprintable()
 
 

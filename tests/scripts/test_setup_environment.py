@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from scripts import setup_environment
-from scripts.setup_environment import CONSTRAINTS, HASHES, RefusedError, check_torch, entry, pip, pip_install
+from scripts.setup_environment import (
+    CONSTRAINTS,
+    HASHES,
+    RefusedError,
+    check_torch,
+    entry,
+    lowest,
+    pip,
+    pip_install,
+    requirements,
+)
 
 PYTHON = Path(sys.executable)
 PIN = "porting-demo==1.0"
@@ -117,3 +127,11 @@ def test_the_list_with_hashes_has_the_versions_of_the_constraints() -> None:
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_lowest_versions_are_those_of_the_peers_that_are_stated() -> None:
+    asked = requirements("dev")
+    changed = {one: other for one, other in zip(asked, lowest(asked), strict=True) if one != other}
+    assert changed == {
+        f"{name}>={least}": f"{name}=={least}.*" for name, least in (("torch", "2.6"), ("transformers", "5.0"))
+    }

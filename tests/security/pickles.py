@@ -189,11 +189,28 @@ def ranks(*numbers: str) -> Callable[[Path], Words]:
     return make
 
 
+def with_rank(second: Callable[[Path], object]) -> Callable[[Path], Words]:
+    """The first of two ranks, and something in the place of the other."""
+
+    def make(folder: Path) -> Words:
+        torch.save(WEIGHTS, folder / "m0.pt")
+        second(folder / "m1.pt")
+        return ["inspect", "m{r}.pt"]
+
+    return make
+
+
 RANKS = [
     ("no rank at all", "no name in '.' has a number in the place of {r}", ranks()),
     ("a rank that is missing", "there is no rank 1", ranks("0", "2")),
     ("a rank that is there twice", "rank 1 is 'm01.pt' and 'm1.pt'", ranks("0", "1", "01")),
     ("rank 999999999", "rank 999999999, where at most 4096 are read", ranks("0", "999999999")),
+    (
+        "a rank that is a link that leads out",
+        "outside the checkpoint",
+        with_rank(lambda p: p.symlink_to("/etc/passwd")),
+    ),
+    ("a rank that is a FIFO", "found a named pipe", with_rank(os.mkfifo)),
 ]
 
 PICKLES: list[Row] = [

@@ -235,7 +235,6 @@ class WithoutSegments(Plain):
         return super().forward(ids, keep, torch.zeros_like(ids))
 
 
-@into(SAID, "what is returned, but for one batch")
 class ItsOwnGain(Plain):
     """One that is one now, and that the checkpoint does not have."""
 

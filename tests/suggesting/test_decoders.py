@@ -93,6 +93,41 @@ def test_a_cache_inference_mode_and_an_inner_size_of_its_own(
         assert_remembers(reference, tmp_path, build, found)
 
 
+class Offset(Llama):
+    """As the first Llama was published: a place to start from has to be given, and here a cache and a flag as well."""
+
+    def forward(  # type: ignore[override]  # it takes more
+        self, tokens: Tensor, start_pos: int, caches: list[Tensor] | None, use_cache: bool
+    ) -> Tensor:
+        assert start_pos == 0
+        assert caches is None
+        assert use_cache is False
+        return super().forward(tokens)
+
+
+def test_what_no_input_stands_for_is_given_in_each_call(tmp_path: Path) -> None:
+    reference = source("LlamaForCausalLM", {**FIELDS, "intermediate_size": 144}, tmp_path)
+    build = rounded(kind=Offset, remember=False)
+    found = drafted(tmp_path, build)
+    assert found.table.arguments == {"start_pos": 0, "caches": None, "use_cache": False}
+    tokens = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    given: dict[str, Any] = {"tokens": tokens, **found.table.arguments}
+    module = build(113, 48, 3, 6, 2, 64, 1e-5).double()
+    assert apart(reference, tmp_path, module, found, {"input_ids": tokens}, given) < BOUND
+
+
+@pytest.mark.slow
+def test_suggest_and_verify_give_it_too_and_leave_the_module_as_it_is(tmp_path: Path) -> None:
+    source("LlamaForCausalLM", {**FIELDS, "intermediate_size": 144}, tmp_path)
+    build = rounded(kind=Offset, remember=False)
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.EXACT, str(found)
+    module = build(113, 48, 3, 6, 2, 64, 1e-5)
+    assert porting.verify(tmp_path, into=module, table=found.table).faithful
+    with pytest.raises(TypeError, match="start_pos"):
+        module(torch.zeros(1, 2, dtype=torch.long))
+
+
 def test_what_is_written_into_is_no_weight() -> None:
     attention = Remembering(24, 4, 2).double()
     attention.kept = attention.kept.double()
@@ -239,15 +274,15 @@ class Headed(Small):
 
 
 @pytest.mark.parametrize("normed", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_bias_of_a_tied_head_is_what_is_too_much(tmp_path: Path, *, normed: bool) -> None:
+def test_a_bias_of_a_tied_head_that_the_checkpoint_lacks_is_made(tmp_path: Path, *, normed: bool) -> None:
     source("GPT2LMHeadModel", GPT, tmp_path)
 
     def build(vocab_size: int, n_embd: int, n_layer: int, n_head: int, n_positions: int) -> nn.Module:
         return Headed(vocab_size, n_embd, n_layer, n_head, n_positions, normed=normed)
 
     found = suggest(tmp_path, build)
-    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
-    assert "the module adds head.bias, which the checkpoint does not have" in str(found)
+    assert found.verdict is (Verdict.EXACT if normed else Verdict.IMPOSSIBLE), str(found)
+    assert '"head.bias" = "zeros"' in found.text
     assert ("the module has no transformer.ln_f before embed.weight" in str(found)) is not normed
     assert "nothing of the checkpoint is due there" not in str(found)
 

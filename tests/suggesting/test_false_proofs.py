@@ -12,7 +12,7 @@ from torch import Tensor
 from porting.suggesting import pipeline, suggest
 from porting.suggesting.verdict.proof import probed
 from tests.suggesting import oracle
-from tests.suggesting.attacks import LARGE, SAID, SEEN, VERDICTS
+from tests.suggesting.attacks import LARGE, SAID, SEEN, VERDICTS, ItsOwnGain
 from tests.suggesting.styles import drawn
 from tests.suggesting.test_verdicts import Plain
 from tests.suggesting.variants import builder
@@ -56,6 +56,15 @@ def test_what_no_batch_can_show_is_said(source: Path, name: str) -> None:
     assert found.proven, str(found)
     assert any(said in one for one in found.limits), found.limits
     assert said in " ".join(found.text.replace("\n# ", " ").split()), found.text
+
+
+@pytest.mark.slow
+def test_a_gain_that_the_checkpoint_does_not_have_is_filled_with_the_only_value_that_fits(source: Path) -> None:
+    """It is no guess: the table says the value, and the proof runs with it."""
+    found = suggest(source, ItsOwnGain)
+    assert found.proven, str(found)
+    assert "[make]" in found.text
+    assert '"gain" = "ones"' in found.text
 
 
 class Folded(Plain):

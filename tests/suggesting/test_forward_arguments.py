@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.argument_names import Unmasked, roles
+from porting.suggesting.subjects.argument_names import Unmasked, constant_arguments, roles
 from porting.suggesting.subjects.forward_arguments import find_argument_mapping, hides_padding
 from porting.suggesting.subjects.questions import Asker
 from porting.trials.modalities import SAMPLES, SEGMENTS
@@ -102,9 +102,102 @@ class Square(Causal):
         return found
 
 
+class Windowed(Square):
+    """Its mask has a row for each window of two tokens."""
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(ids, None if mask is None else mask.view(len(ids), 2, -1))
+
+
 def test_a_mask_of_a_shape_of_its_own_is_left_at_its_default() -> None:
-    found = find_argument_mapping(Square(), (IDS, "attention_mask"), 97, 0, causal=False, ask=Asker())
+    found = find_argument_mapping(Windowed(), (IDS, "attention_mask"), 97, 0, causal=False, ask=Asker())
     assert (found.named, found.loose, found.unmasked) == ((IDS,), ("mask",), Unmasked.ABSENT)
+
+
+def attention(ids: Tensor, words: Tensor, seen: Tensor) -> Tensor:
+    """What the modules below compute, with what each token sees [b q k]."""
+    x = words[ids]
+    return (x @ x.mT).masked_fill(~seen, -1e9).softmax(-1) @ x
+
+
+class Bool(Causal):
+    """True where a token is seen, [b 1 q k]; nothing else hides later tokens."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]  # it has to be given
+        assert mask.dtype == torch.bool
+        assert mask.shape == (len(ids), 1, ids.shape[1], ids.shape[1])
+        return attention(ids, self.words.weight, mask[:, 0])
+
+
+class Added(Causal):
+    """Added to the scores, [b q k]."""
+
+    def forward(self, ids: Tensor, attn_mask: Tensor) -> Tensor:  # type: ignore[override]
+        assert attn_mask.is_floating_point()
+        assert attn_mask.shape == (len(ids), ids.shape[1], ids.shape[1])
+        return attention(ids, self.words.weight, attn_mask == 0)
+
+
+class Hidden(Causal):
+    """True where a token is hidden, [q k]: the same for each row."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        assert mask.shape == (ids.shape[1], ids.shape[1])
+        return attention(ids, self.words.weight, ~mask.bool().expand(len(ids), -1, -1))
+
+
+class Lengths(Causal):
+    """The number of tokens of each row."""
+
+    def forward(self, ids: Tensor, valid_lens: Tensor) -> Tensor:  # type: ignore[override]
+        seen = torch.arange(ids.shape[1]) < valid_lens[:, None]
+        return attention(ids, self.words.weight, seen[:, None].expand(-1, ids.shape[1], -1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal", "line"),
+    [
+        (Bool, True, ("causal_attention_mask [b q k]", "mask -> bool [b 1 q k]")),
+        (Bool, False, ("square_attention_mask [b q k]", "mask -> bool [b 1 q k]")),
+        (Added, True, ("causal_attention_mask [b q k]", "attn_mask -> additive [b q k]")),
+        (Hidden, True, ("causal_mask [q k]", "mask -> padding [q k]")),
+        (Lengths, False, ("lengths [b]", "valid_lens [b]")),
+    ],
+)
+def test_a_mask_that_is_made_from_the_reference_s(kind: type[Causal], line: tuple[str, str], *, causal: bool) -> None:
+    found = find_argument_mapping(kind(), (IDS, MASK), 97, 0, causal=causal, ask=Asker())
+    assert found.rules[1] == line
+    assert found.causal == (line[1].partition(" ")[0] if causal else "")
+    ids = torch.arange(10).view(2, 5)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    module = kind()
+    seen = mask[:, None].bool() if line[0] != "causal_mask [q k]" else torch.ones(2, 1, 5, dtype=torch.bool)
+    seen = seen & torch.ones(5, 5).tril().bool() if causal else seen.expand(-1, 5, -1)
+    theirs = attention(ids, module.words.weight, seen)
+    ours = module(**found.given({IDS: ids, MASK: mask}))
+    kept = mask.bool()
+    assert torch.equal(ours[kept], theirs[kept])
+
+
+class Both(nn.Module):
+    """An encoder and a decoder; the decoder hides later tokens only where its mask does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(97, 8).double()
+
+    def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor, tgt_mask: Tensor) -> Tensor:
+        x, y = self.words(src), self.words(tgt)
+        y = (y @ y.mT).masked_fill(tgt_mask == 0, -1e9).softmax(-1) @ y
+        found: Tensor = (y @ x.mT).masked_fill(src_mask == 0, -1e9).softmax(-1) @ x
+        return found
+
+
+def test_a_decoder_s_mask_hides_later_tokens_where_nothing_else_does() -> None:
+    found = find_argument_mapping(Both(), BOTH, 97, 0, causal=False, ask=Asker())
+    assert dict(found.rules)["decoder_causal_attention_mask [b q k]"] == "tgt_mask [b q k]"
+    assert dict(found.rules)["attention_mask [b s]"] == "src_mask [b 1 s]"
 
 
 class Hiding(Causal):
@@ -124,6 +217,30 @@ def test_each_side_has_its_mask() -> None:
     found, _ = roles(SourceTarget(), BOTH)
     assert found["src_mask"] == "attention_mask"
     assert found["trg_mask"] == "decoder_attention_mask"
+
+
+class Many(nn.Module):
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        start: int,
+        shift: int | None,
+        cached: bool,
+        memory: Tensor | None,
+        other: Tensor,
+        depth: int = 3,
+    ) -> None: ...
+
+
+class Unannotated(nn.Module):
+    def forward(self, ids, mask, start_pos, past, targets, state):  # type: ignore[no-untyped-def]
+        ...
+
+
+def test_arguments_that_no_input_stands_for_have_a_value_by_their_type_or_name() -> None:
+    assert constant_arguments(Many()) == {"start": 0, "shift": 0, "cached": False, "memory": None}
+    assert constant_arguments(Unannotated()) == {"start_pos": 0, "past": None}
 
 
 class Embeddings(nn.Module):

@@ -144,3 +144,5 @@ def test_transformers_own_other_names_for_fields_are_understood() -> None:
     config = completed_config({"num_local_experts": 5}, "MixtralModel")
     assert field_for("num_experts", config) == "num_local_experts"
     assert field_for("hidden_size", completed_config({"d_model": 24}, "BartModel")) == "d_model"
+    images = {"hidden_size": 24, "num_channels": 3}
+    assert [field_for("channels", images, others) for others in ((), ("dim", "channels"))] == list(images)

@@ -17,7 +17,7 @@ from porting.causes.dropout import Silence
 from porting.causes.events import Inventory
 from porting.causes.fault_injection import cure, plant, watch
 from porting.causes.heads import CAUSES
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.mutants import planted
 from porting.causes.non_finite import FirstBroken
 from porting.causes.replay import Stage
@@ -289,10 +289,10 @@ def test_the_search_for_a_cause_finds_it_and_plays_it_with_another_scale(form: F
     one.spelled_out = True
     with Recorder(form.model) as recorder:
         one.run(0, recorder.mark)
-    (known,) = Anatomy(recorder.tape, {"x": X}).attentions
+    (known,) = ModelParts(recorder.tape, {"x": X}).attentions
     torch.testing.assert_close(recorder.tape[known.softmax.result].view(B, H, S, S), form.scores(X).softmax(-1))
     twice = next(cause for cause in CAUSES if cause.name == "1/sqrt(d) twice")
-    (altered,) = twice.alterations(Anatomy(recorder.tape, {"x": X}))
+    (altered,) = twice.alterations(ModelParts(recorder.tape, {"x": X}))
     played = Stage(recorder.tape, {}).play(".", altered.rewrites)
     assert played is not None
     torch.testing.assert_close(played, form.result(X, form.scores(X, SCALE**2).softmax(-1)))

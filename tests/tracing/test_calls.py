@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.causes.fault_injection import cure, plant, watch
-from porting.causes.model_parts import Anatomy
+from porting.causes.model_parts import ModelParts
 from porting.causes.mutants import PLANTS
 from porting.causes.tape import Recorder
 from porting.tracing.calls import argument, changed, in_order
@@ -105,10 +105,10 @@ def test_the_search_for_a_cause_finds_parts_whose_arguments_are_passed_by_name()
     model = Named().double()
     with Recorder(model) as recorder:
         model(IDS)
-    anatomy = Anatomy(recorder.tape, {"input_ids": IDS})
-    assert (len(anatomy.linears), len(anatomy.norms), len(anatomy.embeddings)) == (4, 1, 1)
-    assert [one.name for one in anatomy.activations] == ["exact GELU"]
-    (known,) = anatomy.attentions
+    model_parts = ModelParts(recorder.tape, {"input_ids": IDS})
+    assert (len(model_parts.linears), len(model_parts.norms), len(model_parts.embeddings)) == (4, 1, 1)
+    assert [one.name for one in model_parts.activations] == ["exact GELU"]
+    (known,) = model_parts.attentions
     assert known.scale == 0.5
     assert len(known.linears) == 3
-    assert len(anatomy.residuals) == 1
+    assert len(model_parts.residuals) == 1

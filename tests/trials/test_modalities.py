@@ -22,7 +22,7 @@ from porting.verification import Report, verify
 from porting.verification.batches import Batches, make_batches
 from porting.verification.module_checkpoint import HeldWeights
 from porting.verification.reference import load_reference
-from porting.verification.references import Living
+from porting.verification.references import LiveReference
 from porting.verification.same_names import same_names
 
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -39,7 +39,7 @@ def made(kind: Any, config: Any) -> nn.Module:
 def batches(reference: nn.Module, longest: int = 30) -> Batches:
     held = HeldWeights(reference, "held")
     return make_batches(same_names(reference, reference), held, held.config, None, seed=0, longest=longest,
-                        choices=None, reference=Living.of(reference))  # fmt: skip
+                        choices=None, reference=LiveReference.of(reference))  # fmt: skip
 
 
 def proven(kind: Any, config: Any) -> tuple[nn.Module, Report]:
@@ -210,7 +210,7 @@ def test_a_decoder_with_a_vocabulary_of_its_own() -> None:
 
 def test_the_encoder_of_an_encoder_decoder_is_given_no_decoders_tokens() -> None:
     config = transformers.T5Config(d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=4, vocab_size=40)
-    living = Living(made(transformers.T5EncoderModel, config), "T5")
+    living = LiveReference(made(transformers.T5EncoderModel, config), "T5")
     case = Case("both", {name: torch.zeros(1, 2) for name in ("input_ids", "decoder_input_ids")})
     assert set(living.taken(case).inputs) == {"input_ids"}
 

@@ -20,9 +20,9 @@ from porting.tracing import running
 from porting.tracing.conditions import constants_of
 from porting.tracing.running import Side
 from porting.trials import Kind, Status, purity, run
-from porting.trials.battery import Model, battery, integers
+from porting.trials.battery import Model, battery
 from porting.trials.combinations import covering, de_bruijn
-from porting.trials.inputs import Case, lengthened
+from porting.trials.inputs import Case, integers, lengthened
 from porting.trials.padding import attended, hides_token
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
 
@@ -93,7 +93,7 @@ def test_a_condition_on_tensors_with_one_outcome_is_part_of_the_scope(
     assert report.faithful, str(report)
     assert any(named in one.condition for one in report.not_taken), report.not_taken
     assert named in " ".join(str(report).split())
-    assert "branches of its code" in " ".join(str(report).split())
+    assert "; the branches at " in " ".join(str(report).split())
 
 
 def test_a_condition_with_both_outcomes_in_the_trials_is_no_limit_of_the_scope() -> None:
@@ -301,6 +301,20 @@ def test_each_two_values_of_two_properties_meet_in_a_batch() -> None:
     for one, other in combinations(properties, 2):
         met = {(choice[one], choice[other]) for choice in chosen}
         assert met == set(product(properties[one], properties[other]))
+
+
+def test_images_are_tried_in_the_ranges_that_they_come_in() -> None:
+    images = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    made = {one.what: one.case.inputs["pixel_values"] for one in battery(
+        Model(config={}, base={"pixel_values": images}, longest=0), seed=0, tokens=10**6
+    )}  # fmt: skip
+    ranges = {what: (float(one.min()), float(one.max())) for what, one in made.items()}
+    assert ranges["new values"][0] < 0
+    assert ranges["values that are not negative"][0] >= 0
+    least, most = ranges["values from 0 to 1"]
+    assert 0 <= least < 0.2
+    assert 0.8 < most <= 1
+    assert 200 < ranges["values from 0 to 255"][1] <= 255
 
 
 def test_the_numbers_of_a_config_are_lengths_to_try() -> None:

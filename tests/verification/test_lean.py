@@ -15,7 +15,7 @@ from porting.trials.inputs import Case
 from porting.verification import VerifyError, module_checkpoint, references, verify
 from porting.verification.module_checkpoint import share
 from porting.verification.reference import load_reference
-from porting.verification.references import Living
+from porting.verification.references import LiveReference
 from tests.small_checkpoint import write_checkpoint
 
 
@@ -35,13 +35,13 @@ def test_the_report_is_the_same(
     assert "kept for what they show" in before.search  # batches that are run on a lean reference
     request.getfixturevalue("small")
     lean: list[object] = []
-    made = Living.lean
+    made = LiveReference.lean
 
-    def counted(self: Living, *arguments: object) -> object:
+    def counted(self: LiveReference, *arguments: object) -> object:
         lean.append(made(self, *arguments))  # type: ignore[arg-type]  # handed on as they are
         return lean[-1]
 
-    monkeypatch.setattr(Living, "lean", counted)
+    monkeypatch.setattr(LiveReference, "lean", counted)
     after = verify(path, architecture="BertModel", trials=False)
     assert [type(one).__name__ for one in lean] == ["Side"]
     assert after.faithful
@@ -65,7 +65,7 @@ class Odd(nn.Module):
 
 
 def test_a_lean_run_is_the_run() -> None:
-    living = Living.of(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)))
+    living = LiveReference.of(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)))
     living.keep(torch.float32)
     case = Case("", {"input": torch.randn(5, 3)})
     assert living.lean(torch.float64, (), "", [case], Clock()) is None  # a copy is small
@@ -73,7 +73,7 @@ def test_a_lean_run_is_the_run() -> None:
     references_large, references.LARGE = references.LARGE, 0
     try:
         lean = living.lean(torch.float64, (), "", [case], Clock())
-        odd = Living.of(Odd())
+        odd = LiveReference.of(Odd())
         odd.keep(torch.float32)
         refused = odd.lean(torch.float64, (), "", [Case("", {"x": torch.randn(5, 3)})], Clock())
     finally:

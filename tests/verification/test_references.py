@@ -14,7 +14,7 @@ from porting.models.bert_heads import BertForPreTraining
 from porting.notation.table import parse_table
 from porting.plan import PlanError
 from porting.verification import Case, VerifyError, verify
-from porting.verification.references import Living
+from porting.verification.references import LiveReference
 from tests.small_checkpoint import CONFIG
 from tests.verification.planted import Swapped, tanh_gelu
 from tests.verification.user_bert import FUSED_TABLE, HEADED_TABLE, HeadedBert, MyBert
@@ -187,7 +187,7 @@ def test_a_constant_that_the_weights_dtype_cannot_hold_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Module())
     model[1].register_buffer("scale", torch.tensor(24**0.5, dtype=torch.float64))
     model[1].register_buffer("small", torch.tensor(0.5, dtype=torch.float64))
-    living = Living.of(model.double())
+    living = LiveReference.of(model.double())
     living.keep(torch.float32)
     held = dict(living.module.named_buffers())
     assert float(held["1.scale"]) == 24**0.5

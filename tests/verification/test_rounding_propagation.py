@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from porting.tracing.measure import LEAKED
 from porting.verification import Case, Report, verify
+from porting.verification.compare import SHARE
 
 LENGTH = 400
 
@@ -35,6 +36,25 @@ class Placed(nn.Module):
 
 class Exact(Placed):
     dtype = torch.float64
+
+
+class Later(Placed):
+    """The table is read behind a layer, and its angles are whole numbers, which float32 holds exactly."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1]).to(self.dtype)[:, None] * torch.ones(1, 8, dtype=self.dtype)
+        table = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
+        hidden = self.second(torch.tanh(self.first(x)) + table)
+        result: Tensor = self.out(torch.tanh(hidden) * self.factor)
+        return result
+
+
+class LaterExact(Later):
+    dtype = torch.float64
+
+
+class LaterMistaken(LaterExact):
+    factor = 1 + 1e-11
 
 
 class Mistaken(Exact):
@@ -73,6 +93,19 @@ def test_the_bound_follows_from_what_arrives_of_the_leak() -> None:
         f"tolerance raised to {here.bound.isolated:.0e} here, since its rounding moves it by "
         f"{here.leak.isolated:.0e} of its scale" in text
     )
+
+
+def test_a_table_that_rounds_far_less_than_it_could_is_no_mistake() -> None:
+    """A unit in the last place of an angle is a thousand times what its sine is rounded by."""
+    report = compared(Later, LaterExact)
+    assert report.faithful, str(report)
+    (second,) = [probe for probe in report.probes if probe.port == "second"]
+    assert second.meaning.isolated is not None
+    assert second.leak is not None
+    assert second.leak.isolated is not None
+    assert 0 < second.meaning.isolated < second.leak.isolated / SHARE
+    wrong = compared(Later, LaterMistaken)
+    assert [probe.port for probe in wrong.guilty] == ["out"]
 
 
 def test_the_port_s_own_leak_is_measured_in_the_port() -> None:

@@ -99,8 +99,7 @@ def draft(
     written = {one for move in found.moves for one in move.writes}
     drops, copies = _left_out(subjects, used | set(found.ignored_biases) | _counts(twin))
     drops |= dict.fromkeys(_numbered(found.ignored_biases), SOFTMAX_IGNORES)
-    fresh, ties, rest = _unwritten(module, written | set(found.idle))
-    fresh |= dict.fromkeys(_numbered(found.idle), SOFTMAX_IGNORES)
+    fresh, ties, rest = _unwritten(module, written | set(found.made))
     tied = {name: other for name, other in found.seconds.items() if name in fresh}
     fresh |= {name: f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()}
     shapes = {name: slot.shape for name, slot in slots(module).items() if name in rest}
@@ -133,14 +132,26 @@ def draft(
             drops=drops,
             copies=copies,
             ties=ties,
+            makes=_makes(found.made),
             fresh=fresh,
             inputs=_inputs((*subjects.way.rules, *subjects.way.more)),
+            arguments=subjects.built.constants,
             probes=compared,
             returned=returned,
         ),
         made,
         unmapped,
     )
+
+
+def _makes(made: Mapping[str, str]) -> dict[str, str]:
+    """The lines of [make], one for all layers where these hold the same."""
+    patterns: dict[str, str] = {}
+    for word in dict.fromkeys(made.values()):
+        names = [name for name, one in made.items() if one == word]
+        some = _numbered(names)
+        patterns |= dict.fromkeys(names if patterns.keys() & set(some) else some, word)
+    return patterns
 
 
 def _inputs(rules: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -33,8 +33,10 @@ class TableDraft:
         drops: pattern -> reason, or ``equals ...``.
         copies: dropped tensor -> what it equals.
         ties: tied name -> the name that is written.
+        makes: name -> what it holds, of what the checkpoint does not have.
         fresh: name -> reason.
         inputs, probes: lines of these sections.
+        arguments: forward arguments that no input stands for, with their values.
         returned: more lines of [probes], for what the module returns, where that is several tensors.
         approximate: why the module is not quite the reference, and how far it may be off; nothing for most.
     """
@@ -51,14 +53,19 @@ class TableDraft:
     drops: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
+    makes: Mapping[str, str] = field(default_factory=dict)
     fresh: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[tuple[str, str]] = ()
+    arguments: Mapping[str, object] = field(default_factory=dict)
     probes: Sequence[tuple[str, str]] = ()
     returned: Sequence[tuple[str, str]] = ()
     approximate: tuple[str, float] | None = None
 
 
 _TURNED = "# padding: the module's mask is 1 or True where the checkpoint's is 0, at what is not to be attended to"
+
+
+_NEUTRAL = "# parameters that the checkpoint does not have: with these values they change nothing"
 
 
 def quoted(text: str) -> str:
@@ -86,7 +93,9 @@ def write(draft: TableDraft) -> str:
     left += [(quoted(name), quoted(f"equals {other}")) for name, other in draft.copies.items()]
     parts.append(_section("drop", left))
     parts.append(_section("ties", ((quoted(name), quoted(other)) for name, other in draft.ties.items())))
+    parts.append(_section("make", ((quoted(name), quoted(word)) for name, word in draft.makes.items()), _NEUTRAL))
     parts.append(_section("fresh", ((quoted(name), quoted(reason)) for name, reason in draft.fresh.items())))
+    parts.append(_section("arguments", ((name, _plain(value)) for name, value in draft.arguments.items())))
     for section, pairs, comment in (
         ("inputs", draft.inputs, _TURNED if any("-> padding" in ours for _, ours in draft.inputs) else ""),
         (

@@ -261,6 +261,8 @@ class WeightSearch(ScoreTableSearch):
                     CandidateRule((RuleTerm(others[0], others[:1]),), (RuleTerm(ours[0], ours[:1]),), why="its place")
                 )
         self._uneven(unit, mate)
+        if unit.weights and not mate.weights:
+            self._make(dict.fromkeys(unit.weights, "ones"))
         values = self._values(pieces)
         if is_turned(unit, mate, self.found.basis):
             turned = [based(move, self.found.basis, "e", ("e", "e")) for move in pieces]
@@ -383,13 +385,14 @@ class WeightSearch(ScoreTableSearch):
         best: tuple[float, list[CandidateRule], dict[str, Tensor]] | None = None
         before = {name: self.port.leaves[name].detach().clone() for one in group for name in one.names}
         tried: list[tuple[tuple[CandidateRule, ...], float]] = []
+        biases = {name for one in group for name in one.biases if self._is_open(one)} - self._filled
         later = list(self.found.reference.units)
         for moves in self._by_habit(self._in_basis(group, mates, ways)):
             values = self._values(moves)
             if values is None:
                 continue
             self.found.trials += 1
-            self._put(values)
+            self._put(values | self._made_values({name: "zeros" for name in biases if name not in values}))
             far = self._verdict(group, mates, moves, following, later)
             tried.append((moves, far))
             if best is None or far < best[0] * 0.5:
@@ -516,6 +519,8 @@ class WeightSearch(ScoreTableSearch):
         """
         mate = min(like, key=lambda one: self._apart(unit, one), default=None)
         if mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate):
+            if self._settle_neutral(unit, trace):
+                return []
             own = unit.kind is WeightUse.NORM and self._is_own(unit)
             self._note("surplus norm" if own else "extra", unit, None)
             self._filled |= set(unit.names)
@@ -534,6 +539,32 @@ class WeightSearch(ScoreTableSearch):
             self._note("activation", unit, mate, far, near=self._nearest(unit, like))
         self._force(unit, mate)
         return [one for one in like if same_activation(one, mate)]
+
+    def _settle_neutral(self, unit: Unit, trace: OperationTrace) -> bool:
+        """Make what the reference has nothing for do nothing, if some content of it does; whether one does.
+
+        Scales, shifts and gates are tried.  What comes behind has to be the reference's with that content, and must not
+        be with the values that stand there now: else nothing shows what the content should be.
+        """
+        names = [name for name in unit.names if name in self.port.loadable - self._filled]
+        if not names or any(
+            math.prod(self.port.shapes[name]) != max(self.port.shapes[name], default=1) for name in names
+        ):
+            return False
+        following = self._next([unit], trace)
+        later = [one for one in self.found.reference.units if self._free(one)]
+        before = {name: self.port.leaves[name].detach().clone() for name in names}
+        if self._verdict([unit], (), (), following, later) <= SAME:
+            return False
+        for word in ("ones", "zeros"):
+            words = {name: word if name in unit.weights else "zeros" for name in names}
+            self.found.trials += 1
+            self._put(self._made_values(words))
+            if self._verdict([unit], (), (), following, later) <= SAME:
+                self._make(words)
+                return True
+        self._put(before)
+        return False
 
     def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: OperationTrace) -> bool:
         """Whether nothing of the reference is due: a norm like none of its, where the module has more of them."""

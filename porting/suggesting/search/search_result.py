@@ -89,7 +89,7 @@ class SearchResult:
         basis: the order of the residual stream's features.
         choices: what was tried, place after place.
         ignored_biases: biases of the reference's that the module has not, and that softmax does not see.
-        idle: biases of the module's that the reference has not, and that softmax does not see.
+        made: tensors of the module's that the reference has not, with the content that makes them do nothing.
         rounded: how far the module's positions are from the reference's, in whose place they were during the search.
         seconds: the module's tensors that need the values of another one, for which the checkpoint has one tensor.
     """
@@ -107,7 +107,7 @@ class SearchResult:
     basis: FeatureOrder = field(default_factory=FeatureOrder)
     choices: list[Choice] = field(default_factory=list)
     ignored_biases: list[str] = field(default_factory=list)
-    idle: list[str] = field(default_factory=list)
+    made: dict[str, str] = field(default_factory=dict)
     rounded: float = 0.0
     seconds: dict[str, str] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from porting.ops import Content
 from porting.suggesting.search import embedding_candidates
 from porting.suggesting.search.activation_matching import (
     alike,
@@ -214,7 +215,7 @@ class SearchState:
                 self._forced.operands[other.number] = self._forced.operands[unit.number]
 
     def _uneven(self, unit: Unit, mate: Unit) -> None:
-        """Note a bias that one side has and the other has not."""
+        """Note a bias that the module lacks; one that the reference lacks adds nothing when it is zero."""
         if mate.biases and not unit.biases:
             if is_ignored_by_softmax(self.reference, mate.biases, mate.weights):
                 self.found.ignored_biases += mate.biases
@@ -224,13 +225,18 @@ class SearchState:
             self._used |= set(mate.biases)
             self._silence([mate])
         elif unit.biases and not mate.biases and set(unit.biases) - self._filled:
-            if is_ignored_by_softmax(self.port, unit.biases, unit.weights):
-                self.found.idle += unit.biases
-                self._filled |= set(unit.biases)
-                return
-            self._note("surplus", unit, mate)
-            self._filled |= set(unit.biases)
-            self._put({name: torch.zeros_like(self.port.leaves[name]) for name in unit.biases})
+            self._make(dict.fromkeys(unit.biases, "zeros"))
+
+    def _make(self, words: Mapping[str, str]) -> None:
+        """Fill tensors of the module that the reference has nothing for with what makes them do nothing."""
+        known = {name: word for name, word in words.items() if name not in self._filled}
+        self._put(self._made_values(known))
+        self.found.made.update({name: word for name, word in known.items() if name in self.port.loadable})
+        self._filled |= set(known)
+
+    def _made_values(self, words: Mapping[str, str]) -> dict[str, Tensor]:
+        known = {name: (Content.parse(word) or Content(), self.port.leaves[name]) for name, word in words.items()}
+        return {name: content.whole(leaf.shape, leaf.dtype) for name, (content, leaf) in known.items()}
 
     def _silence(self, mates: Sequence[Unit]) -> None:
         """Go on as if the reference had no biases there, since the module has none."""
@@ -320,7 +326,7 @@ class SearchState:
     ) -> None:
         before = tuple(name for move in self.found.moves[-4:] for name in move.writes)
         theirs = "" if mate is None else (mate.biases if what == "bias" else mate.names)[0]
-        ours = (unit.biases if what == "surplus" else unit.names)[0]
+        ours = unit.names[0]
         self.found.divergences.append(
             DifferingPlace(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause, near=near)
         )

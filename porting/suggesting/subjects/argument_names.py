@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,8 +18,9 @@ from porting.frames import place_of
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.subjects.config_fields import normal
 from porting.suggesting.subjects.questions import Asker, what_argument
+from porting.trials.derived_inputs import CAUSAL, CAUSAL_ATTENTION, LENGTHS, NAMES, SQUARE_ATTENTION, source_of
 from porting.trials.inputs import for_port
-from porting.trials.modalities import DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS
+from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK
 
 SOUNDS = (FEATURES, SAMPLES)
@@ -29,7 +31,8 @@ _WORDS = {
     SEGMENTS: r"token_type.*|segment.*|segs?(_.*)?|types?|kinds?|type_ids|sentence.*",
     POSITIONS: r"position.*|pos|pos_ids",
     DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
-    MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid|lengths?",
+    MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid",
+    LENGTHS: r"((valid|src|source|seq|sequence|input|text|token|x)_)?(lens|lengths)|valid_len",
     FEATURES: r"(log_)?mels?.*|input_features|features|audio.*|sounds?|spectrograms?|fbank|frames",
     SAMPLES: r"input_values|wav.*|signals?|samples|raw_.*",
     PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
@@ -71,12 +74,27 @@ class ArgumentMapping:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The reference's arguments that it takes."""
-        return tuple(theirs.partition(" [")[0] for theirs, _ in self.rules)
+        """The reference's arguments that it takes, or of which what it takes is made."""
+        return tuple(dict.fromkeys(self.sources.values()))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """For each of the module's arguments the reference's that it is made from."""
+        return {ours.partition(" ")[0]: _source(theirs) for theirs, ours in self.rules}
+
+    @property
+    def causal(self) -> str:
+        """The module's argument that is given a causal mask; empty where none is."""
+        hiding = {prefix + name for prefix in ("", DECODER) for name in (CAUSAL, CAUSAL_ATTENTION)}
+        return next((ours.partition(" ")[0] for one, ours in self.rules if one.partition(" [")[0] in hiding), "")
+
+    def rules_of(self, theirs: str) -> tuple[tuple[str, str], ...]:
+        """The rules of one of the reference's arguments."""
+        return tuple(rule for rule in self.rules if _source(rule[0]) == theirs)
 
     def argument(self, theirs: str) -> str:
         """The module's argument that stands for one of the reference's; empty where none does."""
-        return next((ours.partition(" ")[0] for name, ours in self.rules if name.partition(" [")[0] == theirs), "")
+        return next((ours for ours, source in self.sources.items() if source == theirs), "")
 
     @property
     def parsed(self) -> tuple[Rule, ...]:
@@ -85,8 +103,41 @@ class ArgumentMapping:
 
     def given(self, inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """The forward's arguments from the reference's inputs."""
-        heard = {name: value for name, value in inputs.items() if name in self.named}
-        return for_port(self.parsed, heard, dtype)
+        taken = {name: value for name, value in inputs.items() if name in self.named}
+        return for_port(self.parsed, taken, dtype)
+
+
+def constant_arguments(module: nn.Module) -> dict[str, object]:
+    """Arguments that a forward cannot be called without and that are no batch's: an offset, a flag, an empty cache.
+
+    A whole number is 0, a flag False, and what may be None is None unless its name says that it is an input.
+    """
+    try:
+        hints = typing.get_type_hints(module.forward)
+    except Exception:  # noqa: BLE001  # an annotation may be any expression, of names that are nowhere
+        hints = {}
+    found: dict[str, object] = {}
+    for name, one in inspect.signature(module.forward).parameters.items():
+        if one.default is not one.empty or one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+            continue
+        kinds = set(typing.get_args(hints.get(name))) or {hints.get(name)}
+        word = normal(name)
+        if bool in kinds or int in kinds:
+            found[name] = False if bool in kinds else 0
+        elif kinds == {None} and _OFFSET.fullmatch(word):  # not annotated
+            found[name] = 0
+        elif not any(re.fullmatch(words, word) for words in _WORDS.values()):
+            unset = type(None) in kinds or (kinds == {None} and _NEVER.fullmatch(word))
+            found |= {name: None} if unset else {}
+    return found
+
+
+_OFFSET = re.compile(r"start_?pos|(pos(ition)?_)?(offset|start)|cur(rent)?_pos|past_len(gth)?|cache_pos(ition)?")
+
+
+def _source(term: str) -> str:
+    """The reference's argument of a line of [inputs]."""
+    return source_of(term.partition(" [")[0])
 
 
 def roles(
@@ -105,15 +156,16 @@ def roles(
     ask = ask or Asker()
     found: dict[str, str] = {}
     loose, unknown = [], []
+    bound = getattr(module.forward, "keywords", {})  # of what constant_arguments() gives
     for name, one in inspect.signature(module.forward).parameters.items():
-        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} or name in bound:
             continue
         required = one.default is one.empty
         word = normal(name)
         role = _role(word, available, found.values())
         if not required and (_NEVER.fullmatch(word) or role == POSITIONS):
             continue
-        if role is None or role in found.values() or role not in available:
+        if role is None or role in found.values() or source_of(role) not in available:
             first = required and not found and role is None
             if first:
                 found[name] = next(one for one in (IDS, *SOUNDS, PIXELS) if one in available)
@@ -165,23 +217,59 @@ def _say(available: Sequence[str]) -> str:
     return f"{how}; the reference takes {', '.join(available)}"
 
 
+_Layout = Mapping[str, tuple[str, str]]
+"""For each mask of the reference what the module's is made from, and its axes there."""
+
+
 def argument_mappings(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
     """The [inputs] that may be meant, the most usual first."""
-    masks = {name for name, role in found.items() if role in {MASK, DECODER_MASK}}
-    for turned, kind, axes in product((False, True), ("", "bool", "padding", "additive"), _MASK_AXES):
-        if not masks and (kind or axes != _MASK_AXES[0]):
+    masks = [role for role in found.values() if role in {MASK, DECODER_MASK}]
+    layouts = [{role: (f"{role} [b s]", axes) for role in masks} for axes in _MASK_AXES]
+    return _mappings(found, layouts if masks else [{}])
+
+
+def square_mask_mappings(found: Mapping[str, str], *, causal: bool) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The same with square masks.
+
+    Args:
+        found: what each of the forward's parameters stands for.
+        causal: the reference hides later tokens, so the mask has to.
+    """
+    masks = [role for role in found.values() if role in {MASK, DECODER_MASK}]
+    return _mappings(found, _square_layouts(masks, causal=causal) if masks else [])
+
+
+def _mappings(found: Mapping[str, str], layouts: Sequence[_Layout]) -> Iterator[tuple[tuple[str, str], ...]]:
+    for turned, kind, layout in product((False, True), ("", "bool", "padding", "additive"), layouts):
+        if kind and not layout:
             continue
         rules = []
         for name, role in found.items():
-            if name in masks:
-                ours = f"{name} -> {kind} {axes}" if kind else f"{name} {axes}"
-                rules.append((f"{role} [b s]", ours))
+            if role in layout:
+                theirs, axes = layout[role]
+                rules.append((theirs, f"{name} -> {kind} {axes}" if kind else f"{name} {axes}"))
             elif role in {PIXELS, *SOUNDS}:
                 rules.append((role, name))
+            elif role == LENGTHS:
+                rules.append((f"{LENGTHS} [b]", f"{name} [b]"))
             else:
                 axis = "t" if role == DECODER_IDS else "s"
                 rules.append((f"{role} [b {axis}]", f"{name} [{axis} b]" if turned else f"{name} [b {axis}]"))
         yield tuple(rules)
+
+
+def _square_layouts(masks: Collection[str], *, causal: bool) -> list[_Layout]:
+    """Square masks: of each mask what it is made from, and its axes in the module.
+
+    A decoder's hides later tokens, beside an encoder's of one row; else the reference decides.
+    """
+    hiding = [(f"{CAUSAL_ATTENTION} [b q k]", axes) for axes in _SQUARE_AXES] + [(f"{CAUSAL} [q k]", "[q k]")]
+    seeing = [(f"{SQUARE_ATTENTION} [b q k]", axes) for axes in _SQUARE_AXES]
+    if DECODER_MASK not in masks:
+        return [{MASK: one} for one in (hiding if causal else seeing)]
+    decoders = [(DECODER + theirs, axes) for theirs, axes in hiding]
+    encoders = [(f"{MASK} [b s]", axes) for axes in _MASK_AXES[:3]] + seeing
+    return [{MASK: one, DECODER_MASK: other} for one, other in product(encoders, decoders)]
 
 
 def without_optional_masks(module: nn.Module, found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
@@ -199,6 +287,7 @@ def optional_masks(module: nn.Module, found: Mapping[str, str]) -> tuple[str, ..
 
 
 _MASK_AXES = ("[b s]", "[b 1 1 s]", "[b 1 s]", "[s b]")
+_SQUARE_AXES = ("[b 1 q k]", "[b q k]")
 
 
 def given_argument_mapping(module: nn.Module, available: Sequence[str], inputs: Mapping[str, str]) -> ArgumentMapping:
@@ -209,14 +298,15 @@ def given_argument_mapping(module: nn.Module, available: Sequence[str], inputs: 
     """
     taken = inspect.signature(module.forward).parameters
     anything = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    made = [name for name in NAMES if source_of(name) in available]
     faults = []
     for theirs, ours in inputs.items():
         for name, known, side in (
-            (theirs.partition(" [")[0].strip(), list(available), "the reference"),
+            (theirs.partition(" [")[0].strip(), [*available, *made], "the reference"),
             (re.split(r" ->| \[", ours)[0].strip(), list(taken), f"{type(module).__name__}.forward"),
         ):
-            if name not in known and not (anything and known != list(available)):
-                hint = nearest(name, known) or f"it has {', '.join(known)}"
+            if name not in known and not (anything and side != "the reference"):
+                hint = nearest(name, known) or f"it has {', '.join(available if side == 'the reference' else known)}"
                 message = f"{side} has no argument {name!r}"
                 faults.append(Fault(code=Code.NO_INPUTS, where=place_of(module.forward), message=message, hint=hint))
     if faults:

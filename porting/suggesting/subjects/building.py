@@ -23,9 +23,10 @@ from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, told
 from porting.frames import place_of, users_line
 from porting.notation.field import value_of
+from porting.suggesting.subjects.argument_names import constant_arguments
 from porting.suggesting.subjects.config_fields import Role, field_for, role_of
 from porting.suggesting.subjects.guarded_run import is_device_error
-from porting.target import TargetError, named_tensors
+from porting.target import TargetError, named_tensors, with_arguments
 
 Builder = nn.Module | Callable[..., nn.Module]
 
@@ -43,11 +44,13 @@ class BuiltModule:
         module: it, in eval mode, on the CPU.
         asked: what the builder asked for -> the config's field that it got.
         given: whether the module was passed built, so that its sizes are what they are.
+        constants: arguments of its forward that no batch has, with the values that they are given in each call.
     """
 
     module: nn.Module
     asked: Mapping[str, str] = field(default_factory=dict)
     given: bool = False
+    constants: Mapping[str, object] = field(default_factory=dict)
 
 
 class Fields(Mapping[str, Any]):
@@ -183,15 +186,19 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
             hint = "pass a function that builds it"
             where = place_of(type(into))
             raise TargetError(Fault(code=Code.BAD_TARGET, where=where, message=message, hint=hint)) from error
-        return BuiltModule(module=_module(type(into), copied).to("cpu").eval(), given=True)
+        return _built(_module(type(into), copied), given=True)
     maker: object = into
     if not callable(maker):
         message = f"{into!r} is no module, and nothing that builds one"
         hint = "pass a torch.nn.Module, a class, or a function that builds one"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     made, asked = _called(into, config, given)
-    module = _module(into, made)
-    return BuiltModule(module=module.to("cpu").eval(), asked=asked)
+    return _built(_module(into, made), asked=asked)
+
+
+def _built(module: nn.Module, **more: Any) -> BuiltModule:  # the other fields
+    constants = constant_arguments(module)
+    return BuiltModule(module=with_arguments(module.to("cpu").eval(), constants), constants=constants, **more)
 
 
 def shapes_for(into: Callable[..., Any], config: Mapping[str, object], within: Bounds) -> dict[str, tuple[int, ...]]:

@@ -89,7 +89,7 @@ WORDS: Mapping[Role, tuple[str, ...]] = {
     ),
     Role.PADDING: ("pad_token_id", "padding_idx", "pad_id", "pad_idx", "pad", "pad_index", "padding_index"),
     Role.CHANNELS: ("num_channels", "in_channels", "in_chans", "n_channels"),
-    Role.IMAGE: ("image_size", "img_size", "input_resolution", "resolution", "image"),
+    Role.IMAGE: ("image_size", "img_size", "input_resolution", "resolution", "image", "side"),
     Role.PATCH: ("patch_size", "patch"),
     Role.LABELS: ("num_labels", "num_classes", "n_classes", "n_labels", "classes", "labels", "output_dim"),
     Role.EXPERTS: ("num_local_experts", "num_experts", "n_routed_experts", "n_experts", "experts"),
@@ -215,12 +215,15 @@ def field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...] 
         return str(aliases[asked])
     word = normal(asked)
     role = role_of(word) or composed_role(word)
-    if word == "hidden_dim" and not any(role_of(one) is Role.HIDDEN for one in others if normal(one) != word):
-        role = Role.HIDDEN
-    elif word == "hidden_dim":
-        role = Role.INNER
+    if word in _OTHERWISE:
+        wide = any(role_of(one) is Role.HIDDEN for one in others if normal(one) not in _OTHERWISE)
+        role = _OTHERWISE[word] if wide else Role.HIDDEN
     found = None if role is None else next(fields_of(role, config), None)
     return _computed(config) if role is Role.HEAD_SIZE and found is None else found
+
+
+_OTHERWISE = {"hidden_dim": Role.INNER, "channels": Role.CHANNELS}
+"""What words mean that are the width by themselves and something else beside another name for it."""
 
 
 def _computed(config: Mapping[str, object]) -> str | None:

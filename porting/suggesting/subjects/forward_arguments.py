@@ -26,6 +26,7 @@ from porting.suggesting.subjects.argument_names import (
     argument_mappings,
     optional_masks,
     roles,
+    square_mask_mappings,
     without_optional_masks,
 )
 from porting.suggesting.subjects.guarded_run import STAY, is_device_error
@@ -33,6 +34,7 @@ from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
+from porting.trials.derived_inputs import LENGTHS
 from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK, hides_token
 
@@ -78,7 +80,11 @@ def find_argument_mapping(
     found, loose = roles(module, available, ask)
     if PIXELS in found.values():
         return ArgumentMapping(rules=next(argument_mappings(found)), loose=loose)
-    rules = chain(argument_mappings(found), without_optional_masks(module, found) if causal else ())
+    rules = chain(
+        argument_mappings(found),
+        without_optional_masks(module, found) if causal else (),
+        square_mask_mappings(found, causal=causal),
+    )
     ways = [ArgumentMapping(rules=one, loose=loose) for one in rules]
     again = _copies(module)
     tried = _Tried.of(ways, again, vocabulary, padding, causal=causal)
@@ -177,13 +183,20 @@ def _unmasked(
         if not _seen(again, way, vocabulary, padding):
             return way, Unmasked.STALE
     inputs = sample_batch(first.named, vocabulary, padding)
-    holes = torch.ones(BATCH, LENGTH, dtype=torch.long)
-    holes[:, 2] = holes[:, LENGTH - 1] = 0
     for way in working:
-        given = [outputs_of(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
+        given = [outputs_of(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way))]
         if not all(map(torch.equal, *given)):
             return way, Unmasked.PARTLY
     return first, Unmasked.IGNORED
+
+
+def _other_mask(way: ArgumentMapping) -> Tensor:
+    """A mask [b s] that hides some tokens: at the end of rows, and elsewhere too where the module can be told so."""
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    mask[:, LENGTH - 1] = 0
+    if not any(theirs.startswith(LENGTHS) for theirs, _ in way.rules):
+        mask[:, 2] = 0
+    return mask
 
 
 def optional(module: nn.Module, way: ArgumentMapping, reference: nn.Module) -> tuple[tuple[str, str], ...]:
@@ -300,6 +313,11 @@ def _seen(
         other = torch.where(where, (inputs[IDS] + 5) % (vocabulary - 4) + 3, inputs[IDS])
         return outputs_of(module(), way, {**inputs, IDS: other})
 
+    def decoded() -> list[Tensor]:
+        ids = inputs[DECODER_IDS].clone()
+        ids[:, -1] = (ids[:, -1] + 5) % (vocabulary - 4) + 3
+        return outputs_of(module(), way, {**inputs, DECODER_IDS: ids})
+
     def differ(others: list[Tensor], where: Tensor) -> bool:
         return any(_differ(a, b, where) for a, b in zip(base, others, strict=True))
 
@@ -321,7 +339,15 @@ def _seen(
     end[2, LENGTH - 1] = before[2, : LENGTH - 1] = True
     if causal and differ(changed(end), before):
         found.add(AHEAD)
+    if DECODER_IDS in inputs and _looks_ahead(base, decoded()):
+        found.add(AHEAD)
     return found
+
+
+def _looks_ahead(base: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether outputs of a decoder [b t ...] change in front of its last token, which is another one."""
+    shaped = (pair for pair in zip(base, others, strict=True) if pair[0].shape[:2] == (BATCH, OTHERS))
+    return any(_far(one[:, :-1], other[:, :-1]) for one, other in shaped)
 
 
 def _differ_any(values: list[Tensor], where: Tensor) -> bool:
@@ -396,12 +422,10 @@ def without_ignored_mask(module: nn.Module, way: ArgumentMapping, vocabulary: in
     if MASK not in way.named:
         return way
     inputs = sample_batch(way.named, vocabulary, padding)
-    holes = torch.ones(BATCH, LENGTH, dtype=torch.long)
-    holes[:, 2] = holes[:, LENGTH - 1] = 0
-    rules = tuple((theirs, ours) for theirs, ours in way.rules if not theirs.startswith(f"{MASK} ["))
+    rules = tuple(rule for rule in way.rules if rule not in way.rules_of(MASK))
     without = replace(way, rules=rules)
     try:
-        given = [outputs_of(module, way, {**inputs, MASK: one}) for one in (inputs[MASK], holes)]
+        given = [outputs_of(module, way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way))]
         given.append(outputs_of(module, without, inputs))
     except Exception:  # noqa: BLE001  # a mask of another kind, or one that must be given
         return way

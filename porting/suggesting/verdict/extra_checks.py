@@ -88,7 +88,7 @@ def defaults(subjects: ModelPair) -> Iterator[str]:
     taken = inspect.signature(module.forward).parameters
     inputs |= {SEGMENTS: torch.zeros_like(inputs[SEGMENTS])} if SEGMENTS in inputs else {}
     given = way.given(inputs)
-    told = dict(zip(given, way.named, strict=False))
+    told = way.sources
     first = _called(module, given)
     for name in given:
         optional = name in taken and taken[name].default is not inspect.Parameter.empty
@@ -105,8 +105,8 @@ def defaults(subjects: ModelPair) -> Iterator[str]:
 def _batch(subjects: ModelPair) -> dict[str, Tensor]:
     config = subjects.twin.config
     vocabulary, padding = config_number(config, Role.VOCABULARY, 97), config_number(config, Role.PADDING)
-    heard = [name for name in subjects.available if name in subjects.way.named]
-    return sample_batch(heard, vocabulary, padding, seed=1, shapes=shapes_of(config), end=end_token(config))
+    taken = [name for name in subjects.available if name in subjects.way.named]
+    return sample_batch(taken, vocabulary, padding, seed=1, shapes=shapes_of(config), end=end_token(config))
 
 
 def _in_float32(into: Builder, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
@@ -321,6 +321,9 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
         yield f"rows of more than {longest} tokens, of {most} that the checkpoint takes"
     if reports and ROOT not in probed(reports[0]):
         yield "what is returned, but for one batch: no rule says how it comes from what the reference returns"
+    if subjects.way.causal:
+        name = subjects.way.causal
+        yield f"calls without a causal mask as {name!r}: the module hides later tokens only where this mask does"
     yield from behind.limits
     whats = [{_what(one) for one in report.unseen} for report in reports]
     if own is not None and own.whole:  # verify's own batches: what these did not show, verify reports as well

@@ -364,9 +364,6 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
             case "bias" if not _zero(checkpoint, subjects, one.reference):
                 said = f"{one.port} has no bias, and the checkpoint's {one.reference} is not zero"
                 yield Reason(kind="bias", said=said, shown=True)
-            case "surplus":
-                said = f"the module adds {one.port}, which the checkpoint does not have: build it without"
-                yield Reason(kind="surplus bias", said=said, shown=True)
             case "missing":
                 said = f"the module has no {one.reference.rpartition('.')[0] or one.reference} before {one.port}"
                 yield Reason(kind="missing norm", said=said, shown=True)

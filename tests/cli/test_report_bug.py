@@ -1,0 +1,149 @@
+"""``report-bug``: what is sent of an unexpected error, and what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from porting.cli.report_bug import Shortened, unexpected
+from tests.cli.conftest import Run
+
+THEIRS = """
+def build_my_secret():
+    raise ValueError("cannot read '/home/ada/a b/plan.toml', weights.bin or ./secret/run-7.safetensors of ada")
+"""
+
+PRIVATE = ("ada", "secret", "weights", "run-7", "plan.toml", "a b", "mine.py", "my_")
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for temporary files, and another one to work in, both of a user with a name."""
+    folder = tmp_path / "ada" / "temporary"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("LOGNAME", "ada")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return folder
+
+
+def crash(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Path:
+    """A record of an error in the user's own file, by a command of these words."""
+    (folder.parent / "mine.py").write_text(THEIRS)
+    code = compile(THEIRS, str(folder.parent / "mine.py"), "exec")
+    names: dict[str, object] = {}
+    exec(code, names)  # noqa: S102 - it stands for what --into imports
+    monkeypatch.setattr(sys, "argv", ["/home/ada/.venv/bin/porting", *words])
+    before = set(folder.iterdir())
+    try:
+        names["build_my_secret"]()  # type: ignore[operator]  # a function, of the text above
+    except ValueError as error:
+        unexpected(error)
+    (made,) = set(folder.iterdir()) - before
+    return made
+
+
+def test_the_report_has_what_is_needed_and_nothing_of_its_users(
+    run: Run, records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = "verify ./secret/run-7.safetensors --into mine.py:my_build --table bert --dtype float32 --seed 7"
+    record = crash(records, monkeypatch, *typed.split(), "--inputs=weights.bin")
+    assert all(one in record.read_text() for one in PRIVATE)  # so that there is something to leave out
+
+    result = run("report-bug")
+    text = Path("porting-bug-report.md").read_text()
+    command = (
+        "porting verify <path 1>.safetensors --into <path 2>.py:<word 1> --table bert --dtype float32 --seed 7 "
+        "--inputs=<path 3>.bin"
+    )
+    message = "ValueError: cannot read '<path 6>.toml', <path 3>.bin or <path 1>.safetensors of <user>"
+    for line in (f"typed: {command}", '  File "<path 5>.py", line 3', message, "Traceback (most recent call last):"):
+        assert line in text.splitlines()
+    assert [one for one in PRIVATE if one in text + result.stdout] == []
+    assert "build_my_secret" not in text
+    assert f"porting {porting_version()}" in text
+
+    shown = result.stdout.splitlines()
+    assert len(shown) <= 11
+    assert f"typed      {command}" in shown
+    assert f"stopped    {message}" in shown
+    assert "left out   6 paths, 1 word, the code of 2 frames" in shown
+    assert "written    porting-bug-report.md: look through it before you send it" in shown
+    assert shown[-1] == "next: porting explain unexpected"
+
+
+def porting_version() -> str:
+    from importlib.metadata import version
+
+    return version("porting")
+
+
+def test_code_of_the_library_stays_in_a_traceback() -> None:
+    here = str(Path(__file__).parents[2] / "porting" / "build.py")
+    other = "/home/ada/.venv/lib/python3.12/site-packages/torch/nn/modules/module.py"
+    trace = f'  File "{here}", line 3, in build\n    made = build(kind)\n           ^^^^\n'
+    trace += f'  File "{other}", line 9, in _call\n    return x\n  File "<frozen runpy>", line 1, in f\nE: build\n'
+    shortened = Shortened()
+    shortened.word("build")
+    assert shortened.traceback(trace).splitlines() == [
+        '  File "porting/build.py", line 3, in build',
+        "    made = build(kind)",
+        "           ^^^^",
+        '  File "torch/nn/modules/module.py", line 9, in _call',
+        "    return x",
+        '  File "<frozen runpy>", line 1, in f',
+        "E: <word 1>",
+    ]
+
+
+def test_the_last_record_of_ones_own_is_taken(run: Run, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others can write to the folder as well: a link, a file that all may write, and a newer one of another user."""
+    old = crash(records, monkeypatch, "inspect")
+    os.utime(old, (1, 1))
+    new = crash(records, monkeypatch, "check")
+    (records / "porting-report-link.txt").symlink_to(old)
+    shared = crash(records, monkeypatch, "load")
+    shared.chmod(0o666)
+    (records / "porting-report-folder.txt").mkdir()
+    assert "typed      porting check" in run("report-bug").stdout.splitlines()
+    assert "typed      porting inspect" in run("report-bug", "--record", old).stdout.splitlines()
+    monkeypatch.setattr(os, "geteuid", lambda: new.stat().st_uid + 1)
+    assert "no unexpected error is recorded" in run("report-bug").stdout
+
+
+def test_without_a_record_there_are_the_versions(run: Run, records: Path) -> None:
+    del records
+    result = run("report-bug", "--out", "report.md")
+    assert "stopped    no unexpected error is recorded" in result.stdout
+    assert result.stdout.splitlines()[-1] == "next: porting verify"
+    assert "None is recorded on this machine." in Path("report.md").read_text()
+
+
+def test_no_file_is_overwritten(run: Run, records: Path) -> None:
+    del records
+    assert run("report-bug").exit_code == run("report-bug").exit_code == 0
+    assert sorted(one.name for one in Path().iterdir()) == ["porting-bug-report-2.md", "porting-bug-report.md"]
+    again = run("report-bug", "--out", "porting-bug-report.md")
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "porting-bug-report.md: File exists" in again.stderr
+
+
+def test_as_json(run: Run, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash(records, monkeypatch, "check", "x.bin")
+    found = json.loads(run("report-bug", "--json").stdout)
+    assert found["text"] == Path(found["file"]).read_text()
+    assert found["packages"]["porting"] == porting_version()
+
+
+@pytest.mark.parametrize("content", ["", "typed: 7", "typed: [", "\x1b[2J\n\nx", "typed: []\n\nE\n"])
+def test_a_record_that_was_changed_is_taken_as_it_is(run: Run, records: Path, content: str) -> None:
+    (records / "porting-report-x.txt").write_text(content)
+    (records / "porting-report-x.txt").chmod(0o600)
+    assert run("report-bug").exit_code == 0
+    assert "\x1b" not in Path("porting-bug-report.md").read_text()

@@ -1,0 +1,165 @@
+"""A conversion into another library's format: its config.json is written from [config], and read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import porting
+
+TABLE = """\
+[mapping]
+name = "own_llama"
+model_types = ["own_llama"]
+
+[config]
+dim = "hidden_size"
+n_layers = "num_hidden_layers"
+n_heads = "num_attention_heads"
+n_kv_heads = "num_key_value_heads"
+hidden_dim = "intermediate_size"
+vocab_size = "vocab_size"
+norm_eps = "rms_norm_eps"
+positions = "max_position_embeddings - 2"
+"rope.theta" = "rope_parameters.rope_theta"
+
+[constants]
+model_type = "llama"
+architectures = ["LlamaForCausalLM"]
+tie_word_embeddings = false
+
+[sizes]
+h = "n_heads"
+g = "n_kv_heads"
+s = 2
+
+[tensors]
+"tok_embeddings.weight" = "model.embed_tokens.weight"
+"layers.{i}.attention.wq.weight [(h d s) e]" = "model.layers.{i}.self_attn.q_proj.weight [(h s d) e]"
+"layers.{i}.attention.wk.weight [(g d s) e]" = "model.layers.{i}.self_attn.k_proj.weight [(g s d) e]"
+"layers.{i}.attention.{p:wv,wo}.weight" = "model.layers.{i}.self_attn.{p:v,o}_proj.weight"
+"layers.{i}.feed_forward.{p:w1,w2,w3}.weight" = "model.layers.{i}.mlp.{p:gate,down,up}_proj.weight"
+"layers.{i}.{p:attention,ffn}_norm.weight" = "model.layers.{i}.{p:input,post_attention}_layernorm.weight"
+"norm.weight" = "model.norm.weight"
+"output.weight" = "lm_head.weight"
+"""
+CONFIG = {
+    "model_type": "own_llama", "dim": 24, "n_layers": 2, "n_heads": 6, "n_kv_heads": 2, "hidden_dim": 40,
+    "vocab_size": 31, "norm_eps": 1e-3, "positions": 62, "rope": {"theta": 500.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def model() -> transformers.LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=40,
+        vocab_size=31, rms_norm_eps=1e-3, max_position_embeddings=64, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    )  # fmt: skip
+    made: transformers.LlamaForCausalLM = transformers.LlamaForCausalLM(config)
+    for parameter in made.parameters():
+        parameter.data.normal_(0, 0.3)
+    made.train(False)
+    return made
+
+
+@pytest.fixture
+def source(tmp_path: Path, model: transformers.LlamaForCausalLM) -> Path:
+    """The model in the format of its first authors, whose rotary pairs are neighbours."""
+    theirs = model.state_dict()
+    own = {"tok_embeddings.weight": theirs["model.embed_tokens.weight"], "norm.weight": theirs["model.norm.weight"]}
+    own["output.weight"] = theirs["lm_head.weight"]
+    for i in range(2):
+        for ours, name, heads in (("wq", "q", 6), ("wk", "k", 2), ("wv", "v", 0), ("wo", "o", 0)):
+            value = theirs[f"model.layers.{i}.self_attn.{name}_proj.weight"]
+            value = value.view(heads, 2, 2, 24).transpose(1, 2).reshape(-1, 24) if heads else value
+            own[f"layers.{i}.attention.{ours}.weight"] = value.contiguous()
+        for ours, name in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
+            own[f"layers.{i}.feed_forward.{ours}.weight"] = theirs[f"model.layers.{i}.mlp.{name}_proj.weight"]
+        for ours, name in (("attention", "input"), ("ffn", "post_attention")):
+            own[f"layers.{i}.{ours}_norm.weight"] = theirs[f"model.layers.{i}.{name}_layernorm.weight"]
+    folder = tmp_path / "source"
+    folder.mkdir()
+    save_file(own, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 3}')
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def config_of(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / "config.json").read_text())
+    return found
+
+
+def test_the_target_s_own_library_loads_what_is_written(
+    source: Path, tmp_path: Path, model: transformers.LlamaForCausalLM
+) -> None:
+    done = porting.convert(source, tmp_path / "there", porting.parse_table(TABLE), derive=True)
+    assert done.warnings == ()
+    loader: Any = transformers.AutoModelForCausalLM
+    loaded, info = loader.from_pretrained(tmp_path / "there", output_loading_info=True)
+    assert type(loaded) is transformers.LlamaForCausalLM
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert loaded.generation_config.eos_token_id == 3
+    assert (tmp_path / "there" / "tokenizer.json").read_text() == "{}"
+    words = torch.randint(0, 31, (2, 17))
+    torch.testing.assert_close(loaded(words).logits, model(words).logits, rtol=0, atol=0)
+    assert loaded.config.max_position_embeddings == 64
+    assert config_of(tmp_path / "there")["dtype"] == "float32"
+
+
+def test_the_way_back_writes_the_checkpoint_s_config(source: Path, tmp_path: Path) -> None:
+    table = porting.parse_table(TABLE)
+    porting.convert(source, tmp_path / "there", table, derive=True)
+    assert porting.diff(source, tmp_path / "there", table).equal
+    assert porting.digest(source, table).tensors == porting.digest(tmp_path / "there", table).tensors
+    (tmp_path / "there" / "provenance.json").unlink()
+    done = porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert done.warnings == ()
+    assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    first = load_file(source / "model.safetensors")
+    assert back.keys() == first.keys()
+    assert all(torch.equal(back[name], one) for name, one in first.items())
+    porting.convert(tmp_path / "there", tmp_path / "like", table, reverse=True, like=source)
+    assert (tmp_path / "like" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_a_checkpoint_that_transformers_wrote_goes_back(
+    tmp_path: Path, source: Path, model: transformers.LlamaForCausalLM
+) -> None:
+    model.save_pretrained(tmp_path / "theirs")
+    done = porting.convert(tmp_path / "theirs", tmp_path / "back", porting.parse_table(TABLE), reverse=True)
+    assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
+    (said,) = done.warnings
+    assert "no line of [config] names attention_bias, attention_dropout, " in said
+    assert "hidden_size" not in said
+
+
+def test_fields_that_the_table_does_not_know_are_named(source: Path, tmp_path: Path) -> None:
+    (source / "config.json").write_text(json.dumps({**CONFIG, "multiple_of": 8, "use_biases": False}))
+    done = porting.convert(source, tmp_path / "there", porting.parse_table(TABLE), derive=True)
+    said = "config.json: no line of [config] names multiple_of, use_biases, so what is written does not say it"
+    assert done.warnings == (said,)
+    some = {name: value for name, value in CONFIG.items() if name != "positions"}
+    (source / "config.json").write_text(json.dumps(some))
+    less = porting.convert(source, tmp_path / "less", porting.parse_table(TABLE), derive=True)
+    said = "config.json: nothing says max_position_embeddings, so what is written does not: add it by hand"
+    assert less.warnings == (said,)
+    assert not {"multiple_of", "dim"} & config_of(tmp_path / "there").keys()
+
+
+def test_a_table_that_names_no_other_model_keeps_the_config(source: Path, tmp_path: Path) -> None:
+    porting.convert(
+        source, tmp_path / "there", porting.parse_table(TABLE.replace('"llama"', '"own_llama"')), derive=True
+    )
+    assert config_of(tmp_path / "there") == CONFIG
