@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import get_args, get_origin, get_type_hints
 
+import torch
 from torch import nn
 
 from porting.build import Bounds, bounded, one_line
@@ -38,15 +39,20 @@ class UnknownFieldError(AttributeError, KeyError):
 class Named(dict[str, object]):
     """A config whose fields are its items and its attributes: a builder may read them either way.
 
+    A field that holds further ones is such a config as well, and the name of a dtype is the dtype.
+
     >>> Named(width=4).width
     4
+    >>> Named({"attention": {"heads": 2}, "dtype": "float32"}).attention.heads
+    2
     """
 
     __slots__ = ("__dict__", "_into")  # a builder may keep what it computes as attributes, and look through them
 
     def __init__(self, fields: Mapping[str, object] | None = None, into: object = None, **more: object) -> None:
         """Take the fields, and what builds the module: its own files say what the fields do not."""
-        super().__init__(fields or {}, **more)
+        given = {**(fields or {}), **more}
+        super().__init__({name: _nested(name, value, into) for name, value in given.items()})
         self._into = into
 
     def __missing__(self, name: str) -> object:
@@ -59,6 +65,20 @@ class Named(dict[str, object]):
         if name.startswith("__"):
             raise AttributeError(name)
         return self[name]
+
+
+def _nested(name: str, value: object, into: object) -> object:
+    return Named(value, into) if isinstance(value, dict) else typed(name, value)
+
+
+def typed(name: str, value: object) -> object:
+    """A field's value as a builder wants it: the dtype that a text names, where the field is one.
+
+    >>> typed("dtype", "float32"), typed("activation", "float32")
+    (torch.float32, 'float32')
+    """
+    named = getattr(torch, value, None) if isinstance(value, str) and name.endswith("dtype") else None
+    return named if isinstance(named, torch.dtype) else value
 
 
 def call(
@@ -113,7 +133,7 @@ def _called(into: Callable[..., nn.Module], config: Callable[[], object], fields
     required = [name for name, one in parameters.items() if one.default is one.empty]
     unknown = [name for name in required if name not in fields]
     if not unknown:
-        return into(**{name: fields[name] for name in parameters if name in fields})
+        return into(**{name: typed(name, fields[name]) for name in parameters if name in fields})
     if len(required) == 1 and parameters[required[0]].kind is not inspect.Parameter.KEYWORD_ONLY:
         return into(_of_class(into, required[0], config()))
     listed = ", ".join(repr(name) for name in unknown)
@@ -132,7 +152,7 @@ def _of_class(into: Callable[..., nn.Module], parameter: str, config: object) ->
     needs = parameters_of(kind)
     if any(one.default is one.empty and name not in config for name, one in needs.items()):
         return config
-    made: object = kind(**{name: config[name] for name in needs if name in config})
+    made: object = kind(**{name: _of_class(kind, name, config[name]) for name in needs if name in config})
     return made
 
 
@@ -171,7 +191,9 @@ def _configs(into: object) -> Iterator[object]:
     named = [getattr(one, "__module__", None) for one in vars(own).values()] if own is not None else []
     for module in dict.fromkeys([own, *(sys.modules.get(str(one)) for one in named)]):
         if module is not None and _is_own(module.__name__):
-            yield from vars(module).values()
+            for value in vars(module).values():
+                yield value
+                yield from (inner for inner in value.values() if isinstance(inner, dict)) if type(value) is dict else ()
 
 
 def _values(one: object) -> Mapping[str, object]:

@@ -43,6 +43,23 @@ def test_what_it_does_otherwise_is_named(
     assert said in found.reasons[0].said
 
 
+KEPT = 'self.get_buffer("{}")[:length, None]'
+ANGLES = {
+    "torch.arange(0, size, 2).float()": "torch.arange(0, size, 2).double()",
+    "torch.arange(length).float()": "torch.arange(length).double()",
+    **{KEPT.format(one): f"{KEPT.format(one)}.to(self.norm.weight)" for one in ("cos", "sin")},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("base", "verdict"), [(1.0, Verdict.EXACT), (1.0001, Verdict.APPROXIMATE)])
+def test_angles_that_are_made_in_float64_are_no_difference(tmp_path: Path, base: float, verdict: Verdict) -> None:
+    """The reference makes its own in float32; another base is as small a difference, and is one."""
+    source("LlamaForCausalLM", llama.FIELDS, tmp_path)
+    found = suggest(tmp_path, edited({**ANGLES, "1.0 / base **": f"1.0 / (base * {base}) **"}).builder())
+    assert found.verdict is verdict, str(found)
+
+
 def edited(changes: Mapping[str, str]) -> ModuleType:
     """The file of the Llama with other code in places."""
     text = Path(llama.__file__ or "").read_text(encoding="utf-8")

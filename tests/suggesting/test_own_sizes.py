@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -247,6 +248,17 @@ def test_what_two_say_differently_or_no_config_says_is_asked_for(
         ("position_embedding_type", None),
         ("top_k_experts", "num_experts_per_tok"),
         ("num_routed_experts", "num_local_experts"),
+        ("n_mlp", "intermediate_size"),
+        ("head_n", "num_attention_heads"),
+        ("seqlen", "max_position_embeddings"),
+        ("context_window", "max_position_embeddings"),
+        ("d_vocab", "vocab_size"),
+        ("number_of_layers", "num_hidden_layers"),
+        ("activated_experts", "num_experts_per_tok"),
+        ("expert_hidden_dim", "intermediate_size"),
+        ("ffn_expansion_factor", "intermediate_size // hidden_size"),
+        ("n_text_layer", "num_hidden_layers"),
+        ("image_path", None),
     ],
 )
 def test_a_name_that_is_made_of_usual_words_is_understood(name: str, field: str | None) -> None:
@@ -255,6 +267,85 @@ def test_a_name_that_is_made_of_usual_words_is_understood(name: str, field: str 
         "max_position_embeddings": 40, "rms_norm_eps": 1e-6, "num_experts_per_tok": 2, "num_local_experts": 4,
     }  # fmt: skip
     assert field_for(name, config) == field
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("n_audio_layer", "encoder_layers"),
+        ("n_text_layer", "decoder_layers"),
+        ("dec_heads", "decoder_attention_heads"),
+        ("n_text_ctx", "max_target_positions"),
+        ("n_audio_ctx", "max_source_positions"),
+        ("n_text_state", "d_model"),
+        ("n_mels", "num_mel_bins"),
+        ("tgt_vocab_size", "vocab_size"),
+    ],
+)
+def test_the_side_that_a_name_speaks_of_decides_between_two_fields(name: str, field: str) -> None:
+    config = {
+        "vocab_size": 50, "num_mel_bins": 8, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3,
+        "encoder_attention_heads": 3, "decoder_attention_heads": 4, "max_source_positions": 30,
+        "max_target_positions": 20, "num_hidden_layers": 2,
+    }  # fmt: skip
+    assert field_for(name, config) == field
+
+
+def test_a_config_inside_the_config_has_the_sizes_of_its_part() -> None:
+    inner = {"hidden_size": 24, "num_hidden_layers": 2}
+    config = {"text_config": inner, "vision_config": {"hidden_size": 40, "image_size": 8}}
+    assert field_for("vision_width", config) == "vision_config.hidden_size"
+    assert field_for("text_width", config) == "text_config.hidden_size"
+    assert field_for("width", config) == "text_config.hidden_size"
+    assert field_for("img_size", config) == "vision_config.image_size"
+
+
+@dataclass
+class HeadsConfig:
+    count: int = 8
+    num_kv_heads: int = 1
+
+
+@dataclass
+class InnerConfig:
+    d_model: int
+    heads: HeadsConfig
+    attention: HeadsConfig = field(default_factory=HeadsConfig)
+    mlp_dim: int = 4
+
+
+class OfParts(nn.Module):
+    def __init__(self, width: int, groups: int, inner: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.key, self.up = nn.Linear(width, groups, dtype=dtype), nn.Linear(width, inner)
+
+
+def from_dictionaries(config: Any) -> nn.Module:
+    return OfParts(config["model"]["dim"], config["attn"]["kv_heads"], config["mlp"].hidden_dim, config["dtype"])
+
+
+def from_classes(config: InnerConfig) -> nn.Module:
+    return OfParts(config.d_model, config.attention.num_kv_heads, config.mlp_dim)
+
+
+def with_a_flag(config: Any) -> nn.Module:
+    assert config.get("attention", "full") == "full"
+    return OfParts(config["dim"], config["kv_heads"], config["mlp_dim"])
+
+
+@pytest.mark.parametrize("builder", [from_dictionaries, from_classes, with_a_flag])
+def test_configs_inside_a_config_are_made_of_the_checkpoint_s_fields(builder: Callable[[Any], nn.Module]) -> None:
+    config = {
+        "hidden_size": 24, "num_key_value_heads": 3, "intermediate_size": 40, "dtype": "float32",
+        "num_attention_heads": 6,
+    }  # fmt: skip
+    built = build_for(builder, config)
+    assert [tuple(one.shape) for one in built.module.parameters()] == [(3, 24), (3,), (40, 24), (40,)]
+    lines = "\n".join(f'{theirs} = "{ours}"' for ours, theirs in built.asked.items())
+    table = parse_table(f'[tensors]\n"a" = "b"\n[config]\n{lines}\n')
+    fields = arguments(table, {**config, "hidden_size": 30})
+    again = call(builder, lambda: Named(fields, builder), fields, Bounds(parameters=100, nbytes=1 << 20))
+    assert [tuple(one.shape) for one in again.parameters()] == [(3, 30), (3,), (40, 30), (40,)]
 
 
 def test_the_size_of_a_head_is_computed_where_no_field_has_it() -> None:

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from porting.build import Bounds, bounded, build
-from porting.builder_config import UnknownFieldError, config_class, own_value, parameters_of
+from porting.builder_config import UnknownFieldError, config_class, own_value, parameters_of, typed
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, told
 from porting.frames import place_of, users_line
 from porting.notation.field import value_of
 from porting.suggesting.subjects.argument_names import constant_arguments
-from porting.suggesting.subjects.config_fields import Role, field_for, role_of
+from porting.suggesting.subjects.config_fields import Role, composed_role, field_for, is_section, role_of
 from porting.suggesting.subjects.guarded_run import is_device_error
 from porting.target import TargetError, named_tensors, with_arguments
 
@@ -54,7 +54,11 @@ class BuiltModule:
 
 
 class Fields(Mapping[str, Any]):
-    """A config that answers to the names of others, read by key or by attribute, and remembers what was read."""
+    """A config that answers to the names of others, read by key or by attribute, and remembers what was read.
+
+    A name under which a config may hold further fields (``config.attention.heads``) gives a config of its own, which
+    remembers what is read of it as ``attention.heads``.
+    """
 
     def __init__(
         self,
@@ -62,15 +66,32 @@ class Fields(Mapping[str, Any]):
         given: Mapping[str, str],
         only: tuple[str, ...] | None = None,
         into: object = None,
+        *,
+        within: str = "",
+        nested: bool = True,
     ) -> None:
+        """Take the checkpoint's config.
+
+        Args:
+            config: it.
+            given: fields of names that the caller knows.
+            only: the names to have, for a builder that is given all as keywords.
+            into: what builds the module, whose own files say what the config does not.
+            within: the name under which this config stands inside another.
+            nested: whether a name may stand for a config of its own.
+        """
         self._config = config
         self._into = into
         self._given = given
         self._only = only
+        self._within = within
+        self._nested = nested
         self._asked: dict[str, str] = {}
+        self._sections: dict[str, Fields] = {}
 
     def _find(self, name: str) -> str | None:
-        found = self._given.get(name) or field_for(name, self._config, self._only or tuple(self._asked))
+        given = self._given.get(f"{self._within}.{name}" if self._within else name)
+        found = given or _within_section(self._within, name, self._config, self._only or tuple(self._asked))
         if found is not None:
             self._asked[name] = found
         return found
@@ -78,11 +99,28 @@ class Fields(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:  # a config's values are of any type
         found = self._find(name)
         if found is not None:
-            return _value(self._config, found)
+            return typed(name, _value(self._config, found))
+        if name in self._sections:
+            return self._sections[name]
+        if self._nested and is_section(name):
+            path = f"{self._within}.{name}" if self._within else name
+            self._sections[name] = Fields(self._config, self._given, into=self._into, within=path)
+            return self._sections[name]
         try:
             return own_value(self._into, name, self._asked, self)
         except LookupError:
             raise UnknownFieldError(name) from None
+
+    def asked(self) -> dict[str, str]:
+        """What was read, with the names of what holds it in front -> the config's field."""
+        inner = (
+            (f"{name}.{ours}", theirs) for name, one in self._sections.items() for ours, theirs in one.asked().items()
+        )
+        return {**self._asked, **dict(inner)}
+
+    def unread(self) -> list[str]:
+        """Configs inside this one of which nothing was read."""
+        return [name for name, one in self._sections.items() if not one.asked()]
 
     def __getattr__(self, name: str) -> Any:  # as above
         if name.startswith("_"):
@@ -97,6 +135,14 @@ class Fields(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._config if self._only is None else self._only)
+
+
+def _within_section(within: str, name: str, config: Mapping[str, object], others: tuple[str, ...] = ()) -> str | None:
+    """The config's field for a name inside a section: ``hidden_dim`` of ``mlp`` is the inner size."""
+    section = within.rpartition(".")[2]
+    parts = [one for one in within.split(".") if one in ("encoder", "decoder")]
+    spelled = [f"{one}_{name}" for one in (section, *parts) if one]
+    return next((found for one in (*spelled, name) if (found := field_for(one, config, others)) is not None), None)
 
 
 def _value(config: Mapping[str, object], field: str) -> Any:  # as above
@@ -277,17 +323,35 @@ def _called(
     if "config" in parameters or (len(required) == 1 and unknown):
         fields = Fields(config, given, into=into)
         name = "config" if "config" in parameters else required[0]
-        kind = config_class(into, name)
-        needs = {} if kind is None else parameters_of(kind)
-        found = _arguments(needs, config, given)
-        if kind is not None and all(one.default is not one.empty or ours in found for ours, one in needs.items()):
-            own = _guarded(kind, **{ours: _value(config, theirs) for ours, theirs in found.items()})
+        own = _own_config(config_class(into, name), config, given)
+        if own is not None:
             keyword = parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-            return (_guarded(into, **{name: own}) if keyword else _guarded(into, own)), found
+            return (_guarded(into, **{name: own[0]}) if keyword else _guarded(into, own[0])), own[1]
         return _tried(into, fields, parameters[name])
     if unknown:
         raise _unknown(into, unknown, config)
-    return _guarded(into, **{name: _value(config, theirs) for name, theirs in asked.items()}), asked
+    return _guarded(into, **{name: typed(name, _value(config, theirs)) for name, theirs in asked.items()}), asked
+
+
+def _own_config(
+    kind: type | None, config: Mapping[str, object], given: Mapping[str, str], within: str = ""
+) -> tuple[object, dict[str, str]] | None:
+    """A config of the user's class, and what it has of the checkpoint's; None where it needs what nothing says."""
+    if kind is None:
+        return None
+    values: dict[str, object] = {}
+    asked: dict[str, str] = {}
+    parameters = parameters_of(kind)
+    for ours, theirs in _arguments(parameters, config, given, within).items():
+        values[ours], asked[ours] = typed(ours, _value(config, theirs)), theirs
+    for ours in parameters.keys() - values.keys():
+        inner = _own_config(config_class(kind, ours), config, given, f"{within}.{ours}" if within else ours)
+        if inner is not None and inner[1]:
+            values[ours] = inner[0]
+            asked.update({f"{ours}.{name}": theirs for name, theirs in inner[1].items()})
+    if any(one.default is one.empty and ours not in values for ours, one in parameters.items()):
+        return None
+    return _guarded(kind, **values), asked
 
 
 def _unknown(into: Callable[..., Any], names: Sequence[str], config: Mapping[str, object]) -> UnknownSizesError:
@@ -307,6 +371,19 @@ def _unknown(into: Callable[..., Any], names: Sequence[str], config: Mapping[str
 
 
 def _tried(into: Callable[..., Any], fields: Fields, parameter: inspect.Parameter) -> tuple[Any, dict[str, str]]:
+    """Call with a config; once more without configs inside it, where nothing was read of one."""
+    try:
+        found = _with_config(into, fields, parameter)
+        if not fields.unread():
+            return found
+    except PortingError:
+        if not fields.unread():
+            raise
+    flat = Fields(fields._config, fields._given, fields._only, into, nested=False)
+    return _with_config(into, flat, parameter)
+
+
+def _with_config(into: Callable[..., Any], fields: Fields, parameter: inspect.Parameter) -> tuple[Any, dict[str, str]]:
     """Call with a config; should it be handed on as ``**config``, once more with what is asked for behind."""
     positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
     try:
@@ -326,7 +403,7 @@ def _tried(into: Callable[..., Any], fields: Fields, parameter: inspect.Paramete
         raise TargetError(*_unknown(into, [error.field], fields._config).faults) from error
     except (Exception, SystemExit) as error:
         raise _failed(error) from error
-    return made, dict(fields._asked)
+    return made, fields.asked()
 
 
 def _was_given(said: str, fields: Fields) -> bool:
@@ -347,16 +424,20 @@ def _behind(into: Callable[..., Any], said: str) -> dict[str, inspect.Parameter]
 
 
 def _arguments(
-    parameters: Mapping[str, inspect.Parameter], config: Mapping[str, object], given: Mapping[str, str]
+    parameters: Mapping[str, inspect.Parameter],
+    config: Mapping[str, object],
+    given: Mapping[str, str],
+    within: str = "",
 ) -> dict[str, str]:
     """The config's field for each parameter that one is known for."""
     found: dict[str, str] = {}
     for name, one in parameters.items():
         required = one.default is one.empty
-        role = role_of(name)
-        theirs = given.get(name) or field_for(name, config, tuple(parameters))
+        role = role_of(name) or composed_role(name)
+        path = f"{within}.{name}" if within else name
+        theirs = given.get(path) or _within_section(within, name, config, tuple(parameters))
         if theirs is not None and (
-            name in given or required or role in SIZES or type(one.default) is type(_value(config, theirs))
+            path in given or required or role in SIZES or type(one.default) is type(_value(config, theirs))
         ):
             found[name] = theirs
     return found

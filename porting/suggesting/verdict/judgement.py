@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -226,10 +227,19 @@ def _rounded(found: SearchResult, proof: Proof) -> Iterator[Reason]:
 def _unseen(found: SearchResult, proof: Proof) -> Iterator[Reason]:
     """What differed in the search where the proof compares nothing, as at a norm of the first position alone."""
     some = [one for one in found.divergences if one.what in {"activation", "norm"} and not one.cause]
-    some = [one for one in some if one.port.rpartition(".")[0] not in probed(proof.report)]  # within verify's bound
+    compared = probed(proof.report)
+    some = [one for one in some if one.port.rpartition(".")[0] not in compared]  # within verify's bound
+    if ROOT in compared:  # and what is returned as well: what rounding moves by so much is no reason
+        some = [one for one in some if one.size > _rounding(proof)]
     for one in some if proof.exact and not found.rounded else ():
         said = f"{one.port.rpartition('.')[0] or one.port} is given or gives something else than the reference's"
         yield Reason(kind="unseen", said=f"{said} {one.reference.rpartition('.')[0]}, by {one.size:.0e}", size=one.size)
+
+
+def _rounding(proof: Proof) -> float:
+    """The largest difference that what is computed in less than float64 explains, of the scale where it arrives."""
+    bounds = [0.0] if proof.report is None else [probe.bound.end_to_end for probe in proof.report.probes]
+    return max(one for one in bounds if math.isfinite(one))
 
 
 def _seen(one: Reason, kinds: set[str]) -> bool:
