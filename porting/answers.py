@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import Encoding
 from torch import Tensor
 
+from porting.checkpoint.atomic import write_file
 from porting.errors import Code, Fault, PortingError
 from porting.tokenizer import TextTokenizer
 
@@ -112,13 +113,13 @@ class Answer(ABC):
 
         Raises:
             AnswerError: it has another ending.
-            OSError: it cannot be written.
+            CheckpointError: it cannot be written, or is a link or no file.
         """
         file = Path(path)
         if file.suffix.lower() != ".html":
             message = f"{file.name!r} does not end in .html"
             raise AnswerError(Fault(code=Code.TEXT_REFUSED, message=message, hint="the page is HTML: name it so"))
-        file.write_text(self.to_html(), encoding="utf-8")
+        write_file(file, self.to_html().encode())
         return file
 
     def _repr_html_(self) -> str:

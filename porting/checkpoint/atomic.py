@@ -334,6 +334,17 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
                 os.close(descriptor)
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all; a regular file that stands there is replaced, and a link is not followed.
+
+    Raises:
+        CheckpointError: something else stands there, there is no such directory, or it cannot be written.
+    """
+    check_destination(path, overwrite=True)
+    with new_file(path, size=len(content), overwrite=True) as descriptor:
+        write_all(descriptor, content)
+
+
 def _linked(parent: Folder, temporary: str, path: Path) -> bool:
     """Gives a file a second name, which never takes the place of another file; False where there are no such names."""
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 
+from porting.checkpoint.atomic import write_file
 from porting.checkpoint.config import CONFIG_NAME, MAX_CONFIG, parse_config
 from porting.checkpoint.errors import CheckpointError, HubError
 from porting.checkpoint.files import ByteSource, LocalFile
@@ -32,6 +33,9 @@ from porting.limits import spending
 from porting.opening import read_file
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+LONGEST_REFERENCE = 4096
+"""Bytes of a file of the cache that holds a commit."""
+
 THREADS = 4
 """Shards fetched at a time."""
 
@@ -131,10 +135,13 @@ def _resolve(model: ModelId, token: str | bool | None) -> tuple[RemoteModel, set
             lambda: HfApi().model_info(model.repo, revision=model.revision, token=token, timeout=timeout),
             Guard(str(model)),
         )
-        if info.sha is None or not COMMIT.fullmatch(info.sha):
+        if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
             raise ValueError("no commit in the answer")
         there = RemoteModel(location=str(model), repo=model.repo, commit=info.sha, token=token)
-        return there, {sibling.rfilename for sibling in info.siblings or ()}
+        names = {sibling.rfilename for sibling in info.siblings or ()}
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("a file whose name is no text")
+        return there, names
 
 
 @dataclass(frozen=True)
@@ -232,13 +239,11 @@ def _remember(root: Path, revision: str, commit: str) -> None:
     if revision == commit:
         return
     reference = root.parent.parent / "refs" / revision
-    with suppress(OSError):
-        if reference.is_file() and reference.read_text() == commit:
+    with suppress(OSError, CheckpointError):
+        if reference.is_file() and read_file(reference, limit=LONGEST_REFERENCE) == commit.encode():
             return
         reference.parent.mkdir(parents=True, exist_ok=True)
-        temporary = reference.with_name(f".{reference.name}.{os.getpid()}")
-        temporary.write_text(commit)
-        temporary.replace(reference)
+        write_file(reference, commit.encode())
 
 
 def _hub_fault(model: ModelId, message: str, hint: str) -> HubError:

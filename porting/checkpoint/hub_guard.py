@@ -29,11 +29,15 @@ from porting.checkpoint.errors import HubError, quote
 from porting.checkpoint.hub_errors import HTTP_ERROR
 from porting.errors import Code, Fault, PortingError
 from porting.limits import RATE, limits, raised, spending
+from porting.printable import safe
 
 Value = TypeVar("Value")
 
 ETAG = re.compile(r'(?:W/)?"?([A-Za-z0-9_-]{1,128})"?')
 """What the client may make a file name of: it takes off the ``W/`` and the quotes."""
+
+WARNING, LONGEST_WARNING = "X-HF-Warning", 500
+"""A header that the client prints, and how many characters of it."""
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -92,6 +96,8 @@ class Guard:
         headers = response.headers
         if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise self._refused(f"Content-Encoding: {quote(headers['content-encoding'])}, and none was asked for")
+        if WARNING in headers:  # the client prints each
+            headers[WARNING] = safe(headers.get_list(WARNING)[0])[:LONGEST_WARNING]
         if response.request.method == "HEAD":
             self._check_file(headers)
         response.stream = _Counted(response.stream, self._count(self._most))

@@ -65,6 +65,7 @@ def attention(
       porting attention "He sat on the river bank." --source google-bert/bert-base-uncased --png grid.png
     """
     with Screen("attention", as_json=as_json) as screen:
+        from porting.checkpoint.atomic import write_file
         from porting.seeing import attention as see
 
         seen = see(
@@ -85,7 +86,7 @@ def attention(
         if png is not None:
             files[png] = seen.to_png(layer=layer, head=head, token=place)
         for path, content in files.items():
-            path.write_bytes(content)
+            write_file(path, content)
         screen.document(
             {
                 "model": seen.model,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from porting.checkpoint import Checkpoint
+from porting.checkpoint.atomic import write_file
 from porting.notation.table import Table
 from porting.reporting.outcome import Outcome
 
@@ -40,10 +41,10 @@ class Report(Outcome):
             The file.
 
         Raises:
-            OSError: it cannot be written.
+            CheckpointError: it cannot be written, or is a link or no file.
         """
         file = Path(path)
-        file.write_text(self.to_html(), encoding="utf-8")
+        write_file(file, self.to_html().encode())
         return file
 
     def _repr_html_(self) -> str:

@@ -15,6 +15,7 @@ import torch
 from tokenizers import Encoding
 from torch import Tensor, nn
 
+from porting.checkpoint.atomic import write_file
 from porting.loading import Into
 from porting.notation.table import Table
 from porting.seeing.attention_data import Layer, Shares, gather, refused, square
@@ -87,7 +88,7 @@ class Attention(Shares):
 
         Raises:
             AttentionError: there is no such layer, head or token, or the ending is another.
-            OSError: it cannot be written.
+            CheckpointError: it cannot be written, or is a link or no file.
         """
         file = Path(path)
         match file.suffix.lower():
@@ -97,7 +98,7 @@ class Attention(Shares):
                 content = self.to_png(layer=layer, head=head, token=token)
             case ending:
                 raise refused(f"{file.name!r} ends in {ending!r}", f"end it in {HTML} or {PNG}")
-        file.write_bytes(content)
+        write_file(file, content)
         return file
 
     def _repr_html_(self) -> str:

@@ -132,6 +132,37 @@ def test_names_that_hubs_give_are_taken(hub: Hub) -> None:
         assert open_checkpoint("org/name").read("a")[5] == 5
 
 
+@pytest.mark.parametrize("name", [1, ["a"], {"a": 1}, None])
+def test_a_list_of_files_whose_names_are_none(hub: Hub, tmp_path: Path, name: object) -> None:
+    commit = hub.add("org/name", MODEL)
+    listed = {"id": "org/name", "sha": commit, "siblings": [{"rfilename": name}, {"rfilename": "model.safetensors"}]}
+    hub.fail("/api/models", sending({"Content-Type": "application/json"}, json.dumps(listed).encode()))
+    refused(tmp_path, "did not answer as a hub does")
+
+
+def test_a_warning_of_the_hub_is_shown_once_and_moves_no_cursor(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    """The client logs each header of that name as it came."""
+    commit = hub.add("org/name", MODEL)
+    headers = {f"X-HF-{'W' if number % 2 else 'w'}arning": f"{number}; \x9b2J{number} \xad" for number in range(2)}
+    listed = {"id": "org/name", "sha": commit, "siblings": [{"rfilename": "model.safetensors"}]}
+    hub.fail("/api/models", sending(headers, json.dumps(listed).encode()))
+    open_checkpoint("org/name")
+    assert [one.getMessage() for one in caplog.records if "2J" in one.getMessage()] == ["\\x9b2J0 \\xad"]
+
+
+def test_a_link_in_the_cache_where_a_commit_is_noted_is_not_followed(hub: Hub, tmp_path: Path) -> None:
+    """A cache that several users share: what is written there has a name that nobody can guess."""
+    hub.add("org/name", MODEL)
+    theirs = tmp_path / "theirs"
+    theirs.write_text("kept")
+    refs = Path(os.environ["HF_HOME"]) / "hub/models--org--name/refs"
+    refs.mkdir(parents=True)
+    for name in (f".main.{os.getpid()}", "main"):
+        (refs / name).symlink_to(theirs)
+    open_checkpoint("org/name")
+    assert theirs.read_text() == "kept"
+
+
 # ------------------------------------------------------------------------------------------------------------- bodies
 
 
