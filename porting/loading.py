@@ -222,7 +222,8 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
             values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
     for recipe in plan.made:
         with moving(recipe.nbytes):
-            values[recipe.name] = compute_whole(recipe, checkpoint.read)
+            value = compute_whole(recipe, checkpoint.read)  # a copy of another target has values of its own
+            values[recipe.name] = value.to(recipe.dtype, copy=True) if recipe.equals else value
     return values
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from porting.checkpoint import Checkpoint, TensorInfo
 from porting.comparing.counterparts import reads
 from porting.errors import Code, Fault, nearest, option
+from porting.loading import same_bits
 from porting.notation.axes import Mismatch, pieces, solve_all
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
@@ -173,11 +174,17 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
     named += [(fresh.name, fresh.reason) for fresh in table.fresh]
     lines = made_by(table, alignment.unwritten)
     dtypes = {name: checkpoint.tensors[name].dtype for name in lines}
-    made, wrong = make_recipes(lines, checkpoint.tensors, dtypes, effective(table, config), known)
-    left_out = {one.name: f"[make] says {one.content}" for one in made}
-    said = [
-        LeftOut(name=one.name, reason=MADE, equals=str(one.content)) for one in made if not _is_held(one, checkpoint)
-    ]
+    made, wrong = make_recipes(
+        lines,
+        checkpoint.tensors,
+        dtypes,
+        effective(table, config),
+        known,
+        table,
+        lambda name: as_it_is(name, checkpoint.tensors[name]),
+    )
+    left_out = {one.name: f"[make] says {one.made_as}" for one in made}
+    said = [LeftOut(name=one.name, reason=MADE, equals=one.made_as) for one in made if not _is_held(one, checkpoint)]
     accounted = Matcher([((number, 0), name) for number, (name, _) in enumerate(named)], table.target_prefix)
     faults = [*alignment.faults, *wrong, *(differs(left, ()) for left in said)]
     for name in (one for one in alignment.unwritten if one not in lines):
@@ -205,7 +212,10 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
 
 def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint holds what a table says; else its digest would hide what it holds."""
-    return made.content is not None and made.content.held_by(checkpoint.read(made.name), rounded=True)
+    value = checkpoint.read(made.name)
+    if made.equals:
+        return same_bits(value, checkpoint.read(made.equals))
+    return made.content is not None and made.content.held_by(value, rounded=True)
 
 
 def _lost(rule: Rule) -> float | None:

@@ -173,11 +173,13 @@ def _made(
     """
     lines = made_by(table, names)
     dtypes = {name: b.tensors[name].dtype for name in lines}
-    recipes, faults = make_recipes(lines, b.tensors, dtypes, values, known)
+    recipes, faults = make_recipes(
+        lines, b.tensors, dtypes, values, known, table, lambda name: as_it_is(name, b.tensors[name])
+    )
     if faults:
         raise PlanError(faults)
     pairs = [
-        Counterpart(recipe=one, left=b, right=b, name=one.name, note=f"[make] says {one.content}") for one in recipes
+        Counterpart(recipe=one, left=b, right=b, name=one.name, note=f"[make] says {one.made_as}") for one in recipes
     ]
     return pairs, tuple(name for name in names if name not in lines)
 

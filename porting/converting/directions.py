@@ -84,7 +84,7 @@ def back_from_port(
                 faults[step.rule.where] = _irreversible(step, recipe.name)
     if faults:
         raise PlanError(faults.values())
-    made = tuple(LeftOut(name=one.name, reason=MADE, equals=str(one.content)) for one in plan.made)
+    made = tuple(LeftOut(name=one.name, reason=MADE, equals=one.made_as) for one in plan.made)
     not_written = [*made]
     for left in plan.left_out:
         restored = _restored(left, plan, found, dtype, like)

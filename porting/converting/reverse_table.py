@@ -88,6 +88,13 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
     for make in table.makes:
         name = make.term.name
         counted = [_counted(name, index, places, known) for index in name.indices]
+        if isinstance(make.value, Name) and all(counted):
+            for values in combinations(counted, where=make.where):
+                bindings = dict(zip(name.indices, values, strict=True))
+                other = present(make.value, bindings, table.target_prefix, places)
+                if other in places:
+                    found[name.spell(bindings)] = places[other]
+            continue
         extents = None if make.term.axes is None else [size_of(axis, known) for axis in make.term.axes]
         if extents is None or None in extents or not all(counted):
             message = f"without a module the shape of '{make.term}' is not known"

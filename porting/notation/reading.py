@@ -29,6 +29,10 @@ _FIELD = re.compile(
 )
 
 
+EQUALS = "equals "
+"""In [drop] and [make]: the tensor is another one's copy, whose name follows."""
+
+
 class Reader:
     """Reads the sections of one table and gathers its faults."""
 
@@ -165,7 +169,7 @@ class Reader:
         for entry in self.sections.of("drop"):
             value: object = entry.value
             if isinstance(value, str):
-                value = {"equals": value.removeprefix("equals ")} if value.startswith("equals ") else {"reason": value}
+                value = {"equals": value.removeprefix(EQUALS)} if value.startswith(EQUALS) else {"reason": value}
             if (
                 not isinstance(value, dict)
                 or not value
@@ -186,7 +190,7 @@ class Reader:
             yield name, value.get("reason", f"equals {equals}"), other, entry.at()
 
     def _equals(self, entry: Entry, text: str) -> Name | None:
-        shift = len("equals ") if isinstance(entry.value, str) else 0
+        shift = len(EQUALS) if isinstance(entry.value, str) else 0
         item = None if shift else "equals"
 
         def place(offset: int | None) -> str:
@@ -216,21 +220,27 @@ class Reader:
             elif name is not None:
                 yield name, entry.value, entry.at()
 
-    def makes(self) -> Iterator[tuple[Term, Content | Expression, str]]:
-        """Term, content and place of each line of [make]."""
+    def makes(self) -> Iterator[tuple[Term, Content | Expression | Name, str]]:
+        """Term, content and place of each line of [make]; the name of another tensor for one that equals it."""
         for entry in self.sections.of("make"):
             term = self._read(entry.at, Term.parse, entry.key)
-            content = Content.parse(entry.value) if isinstance(entry.value, str) else None
-            value = content or self._made(entry)
+            text = entry.value if isinstance(entry.value, str) else ""
+            value: Content | Expression | Name | None = Content.parse(text)
+            if value is None:
+                other = text.startswith(EQUALS)
+                value = self._equals(entry, text.removeprefix(EQUALS)) if other else self._made(entry)
             if term is None or value is None:
                 continue
+            if isinstance(value, Name) and (alone := sorted(set(value.indices) - set(term.name.indices))):
+                message = f"index {alone[0]!r} stands in what '{term}' equals and not in its own name"
+                self._note(Code.INDEX_ONE_SIDE, entry.value_at(), message)
             if term.output or term.name.rest is not None:
                 self._note(Code.BAD_NAME, entry.at(), f"'{term}' says no single tensor, which [make] needs")
             else:
                 yield term, value, entry.at()
 
     def _made(self, entry: Entry) -> Expression | None:
-        known = f"expected {', '.join(map(repr, WORDS))}, a number, or arithmetic over the config"
+        known = f"expected {', '.join(map(repr, WORDS))}, 'equals NAME', a number, or arithmetic over the config"
         if isinstance(entry.value, str) and entry.value.isalpha() and nearest(entry.value, WORDS):
             message = f"{entry.key!r} = {entry.value!r}, {known}"
             self._note(Code.WRONG_TYPE, entry.value_at(), message, nearest(entry.value, WORDS))

@@ -79,12 +79,12 @@ class Make:
 
     Attributes:
         term: their names and, if the table states it, their shape.
-        value: what they hold: a word, or a number over the config.
+        value: what they hold: a word, a number over the config, or the name of the target tensor that they equal.
         where: the place in the table.
     """
 
     term: Term
-    value: Content | Expression
+    value: Content | Expression | Name
     where: str = ""
 
 

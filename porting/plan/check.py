@@ -17,7 +17,7 @@ from porting.plan.config import effective, refused, sizes, uncomputable
 from porting.plan.fault_grouping import Nearest
 from porting.plan.leftovers import leave_out, make_recipes, renew
 from porting.plan.plan import Plan, PlanError
-from porting.plan.recipe import Described
+from porting.plan.recipe import Described, Recipe, forward_recipes
 from porting.plan.ties import parted, resolve_ties
 from porting.target import Slot, slots, unsaved_tensors
 
@@ -111,7 +111,16 @@ def _checked(
     faults += uncomputable((step.rule for step in alignment.steps), values)
     working = _working(alignment, source.tensors)
     dtypes = {name: _made_in(places[name], dtype, working) for name in unfilled.made}
-    made, impossible = make_recipes(unfilled.made, places, dtypes, values, known)
+
+    def recipe_of(name: str) -> Recipe | None:
+        step = next((one for one in alignment.steps if name in one.targets), None)
+        if step is None:
+            return None
+        arithmetic = step.rule.arithmetic(values)
+        recipes = forward_recipes(step, source.tensors, places, arithmetic, dtype)
+        return next(one for one in recipes if one.name == name)
+
+    made, impossible = make_recipes(unfilled.made, places, dtypes, values, known, table, recipe_of)
     faults += impossible
     if faults:
         raise PlanError(alike(faults))

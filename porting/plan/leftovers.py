@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -251,6 +251,8 @@ def make_recipes(
     dtypes: Mapping[str, torch.dtype],
     config: Mapping[str, object],
     known: Mapping[str, int],
+    table: Table,
+    recipe_of: Callable[[str], Recipe | None],
 ) -> tuple[tuple[Recipe, ...], list[Fault]]:
     """How the targets that the table gives the content of come about, and what does not fit.
 
@@ -260,11 +262,23 @@ def make_recipes(
         dtypes: their dtypes.
         config: the config, as :func:`porting.plan.config.effective` gives it.
         known: the sizes that [sizes] gives.
+        table: the table that they are lines of.
+        recipe_of: how another target comes about, for one that equals it; None for one that nothing writes.
     """
     found: list[Recipe] = []
     faults: list[Fault] = []
     for name, make in made.items():
         shape = tuple(targets[name].shape)
+        if isinstance(make.value, Name):
+            bindings = make.term.name.read(name) or make.term.name.read(f"{table.target_prefix}{name}") or {}
+            other = present(make.value, bindings, table.target_prefix, targets)
+            copied = _copied(name, other, shape, targets, recipe_of)
+            if isinstance(copied, Recipe):
+                found.append(copied)
+            else:
+                code = Code.SHAPE_MISMATCH if other in targets else Code.NO_TARGET
+                faults.append(Fault(code=code, where=make.where, message=f"{name!r} {list(shape)} {copied}"))
+            continue
         try:
             content = content_of(make, config)
             _require_shape(make, shape, known)
@@ -283,6 +297,24 @@ def make_recipes(
     return tuple(found), faults
 
 
+def _copied(
+    name: str,
+    other: str,
+    shape: tuple[int, ...],
+    targets: Mapping[str, Described],
+    recipe_of: Callable[[str], Recipe | None],
+) -> Recipe | str:
+    """How a target comes about that equals another one; else why it cannot."""
+    if other not in targets:
+        return f"is to equal {other!r}, which the module does not have"
+    if tuple(targets[other].shape) != shape:
+        return f"is to equal {other!r}, and that is {list(targets[other].shape)}"
+    recipe = recipe_of(other)
+    if recipe is None:
+        return f"is to equal {other!r}, which no rule writes"
+    return replace(recipe, name=name, equals=other)
+
+
 def made_by(table: Table, names: Iterable[str]) -> dict[str, Make]:
     """Those of the names that a table gives the content of, each with its line of [make]."""
     matcher = Matcher((((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix)
@@ -298,6 +330,8 @@ def content_of(make: Make, config: Mapping[str, object]) -> Content:
     """
     if isinstance(make.value, Content):
         return make.value
+    if isinstance(make.value, Name):
+        raise TypeError(f"{make.value} is another tensor, and no content")
     try:
         return Content(number=float(make.value.evaluate(config)))
     except NotationError as error:

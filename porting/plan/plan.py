@@ -87,7 +87,7 @@ class Plan:
     @property
     def contents(self) -> dict[str, str]:
         """What [make] gives: the name of each target and its content, in the table's words."""
-        return {recipe.name: str(recipe.content) for recipe in self.made}
+        return {recipe.name: recipe.made_as for recipe in self.made}
 
     @property
     def summary(self) -> str:

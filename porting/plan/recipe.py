@@ -51,6 +51,7 @@ class Recipe:
         arithmetic: what is computed of the elements that moves bring, and of no others.
         fill: the value of elements that no move writes.
         content: what it holds throughout, when it is read from nowhere.
+        equals: the target tensor that it is a copy of, as [make] says; empty for none.
         base: the tensor whose elements stand where no move writes, as it was before; empty for none.
         blanks: moves whose targets become zero after ``base`` was copied.
     """
@@ -63,8 +64,14 @@ class Recipe:
     arithmetic: Arithmetic = NOTHING
     fill: float | None = None
     content: Content | None = None
+    equals: str = ""
     base: str = ""
     blanks: tuple[Copy, ...] = ()
+
+    @property
+    def made_as(self) -> str:
+        """What [make] says that it holds: a word, a number, or the name of the tensor that it equals."""
+        return self.equals or str(self.content)
 
     @property
     def numel(self) -> int:

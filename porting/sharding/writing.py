@@ -134,14 +134,22 @@ def require_made(module: nn.Module, plan: Plan) -> None:
         PlanError: some tensors are others.
     """
     tensors = dict(named_tensors(module))
-    faults = []
-    for recipe in plan.made:
-        content = recipe.content or Content()
-        parts = _held(recipe, tensors[recipe.name])
-        if not all(content.held_by(held, content.box(box.starts, box.sizes), rounded=True) for box, held in parts):
-            faults.append(differs(LeftOut(name=recipe.name, reason=MADE, equals=str(content)), ()))
+    others = (recipe for recipe in plan.made if not _holds(recipe, tensors))
+    faults = [differs(LeftOut(name=one.name, reason=MADE, equals=one.made_as), ()) for one in others]
     if faults:
         raise PlanError(alike(faults))
+
+
+def _holds(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether this process's part of a tensor holds what [make] says."""
+    tensor = tensors[recipe.name]
+    if recipe.equals:
+        both = (tensor.detach(), tensors[recipe.equals].detach())
+        whole = [one.full_tensor() if is_dtensor(one) else one for one in both]  # type: ignore[attr-defined]  # as below
+        return torch.equal(*whole)
+    content = recipe.content or Content()
+    parts = _held(recipe, tensor)
+    return all(content.held_by(held, content.box(box.starts, box.sizes), rounded=True) for box, held in parts)
 
 
 def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:

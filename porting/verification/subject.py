@@ -226,7 +226,12 @@ def exactly(subject: Subject, checkpoint: Checkpoint) -> nn.Module:
             double = {name: one.double() for name, one in read.items()}
             assign(module, dict(forward(step, plan.targets, double.__getitem__, plan.arithmetic(step))))
     for recipe in plan.made:
-        if recipe.work.is_floating_point and same_bits(compute_whole(recipe, checkpoint.read), mine[recipe.name].cpu()):
+        if recipe.equals:
+            if same_bits(mine[recipe.name], mine[recipe.equals]):
+                assign(module, {recipe.name: dict(named_tensors(module))[recipe.equals].detach().clone()})
+        elif recipe.work.is_floating_point and same_bits(
+            compute_whole(recipe, checkpoint.read), mine[recipe.name].cpu()
+        ):
             assign(module, {recipe.name: compute_whole(recipe.in_dtype(torch.float64), checkpoint.read)})
     return module
 
@@ -300,7 +305,10 @@ def _refuse_untied(step: Step, theirs: Mapping[str, Tensor], homes: Mapping[str,
         same = next((name for name, one in theirs.items() if one is theirs[source] and homes[name]), None)
         if same is not None:
             message = f"{target!r} is new and random, and the reference's {source!r} is {same!r}, one tensor"
-            hint = f"tie them in the module: {target} = {homes[same]}; then list it in [ties]"
+            hint = (
+                f"tie them in the module: {target} = {homes[same]}; then list it in [ties]; or make it a copy: [make] "
+                f'"{target}" = "equals {homes[same]}"'
+            )
             raise VerifyError(Fault(code=Code.TIE_MISMATCH, where=step.rule.where, message=message, hint=hint))
 
 

@@ -32,7 +32,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
             os.mkfifo(path)
         case _:
             path.mkdir()
-    with pytest.raises(CheckpointError, match="destination is|writing failed"):
+    with pytest.raises(CheckpointError, match=r"destination is|writing failed"):
         write_file(path, b"page")
     assert not other.exists() or other.read_text() == "kept"
     assert len(list(tmp_path.iterdir())) == 1 + (kind == "link")

@@ -38,6 +38,7 @@ t = 5
 "l.{i}.ids [1 t]" = "arange"
 "l.{i}.mix [e f]" = "eye"
 "l.{i}.scale [s]" = "hidden ** -0.5 / 3"
+"l.{i}.again" = "equals l.{i}.lin.weight"
 """
 WITHOUT = TABLE.replace('"w.{i}.bias" = "l.{i}.lin.bias"\n', "")
 CONFIG = {"model_type": "toy", "hidden": 4}
@@ -52,6 +53,7 @@ class Layer(nn.Module):
         self.gate = nn.Parameter(torch.randn(1))
         self.mix = nn.Parameter(torch.randn(4, 4))
         self.scale = nn.Parameter(torch.randn(2))
+        self.again = nn.Parameter(torch.randn(3, 4))
         self.register_buffer("ids", torch.zeros(1, 5, dtype=torch.int64))
 
 
@@ -70,6 +72,7 @@ def expected(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         found[f"l.{i}.ids"] = torch.arange(5)[None]
         found[f"l.{i}.mix"] = torch.eye(4)
         found[f"l.{i}.scale"] = torch.full((2,), 4**-0.5 / 3)
+        found[f"l.{i}.again"] = tensors[f"w.{i}.weight"]
     return found
 
 
@@ -111,8 +114,9 @@ def test_each_value_is_loaded_with_or_without_values_in_the_module(
         same(dict(module.state_dict()), expected(tensors))
         record = porting.provenance(module)
         assert record is not None
-        assert record.plan.summary == "2 of 2 tensors fill 2 of 12 places, 10 made"
+        assert record.plan.summary == "2 of 2 tensors fill 2 of 14 places, 12 made"
         assert record.plan.contents["l.1.gate"] == "ones"
+        assert record.plan.contents["l.1.again"] == "l.1.lin.weight"
 
 
 def test_made_parameters_take_the_dtype_of_the_others(source: Path, table: Path) -> None:
@@ -130,13 +134,14 @@ def test_a_checkpoint_that_has_the_tensor_fills_it(tmp_path: Path, table: Path, 
 def test_an_export_leaves_them_out(source: Path, table: Path, tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     module = porting.load(source, Toy, table, trust=True)
     with torch.no_grad():
-        module.get_parameter("l.0.lin.weight").add_(1)
+        for name in ("l.0.lin.weight", "l.0.again"):
+            module.get_parameter(name).add_(1)
     porting.export(module, None, tmp_path / "out")
     back = load_file(tmp_path / "out" / "model.safetensors")
     same(back, tensors | {"w.0.weight": tensors["w.0.weight"] + 1})
 
 
-@pytest.mark.parametrize("name", ["l.1.lin.bias", "l.1.gate", "l.1.mix", "l.1.scale", "l.1.ids"])
+@pytest.mark.parametrize("name", ["l.1.lin.bias", "l.1.gate", "l.1.mix", "l.1.scale", "l.1.ids", "l.1.again"])
 def test_an_export_refuses_a_value_that_has_changed(source: Path, table: Path, tmp_path: Path, name: str) -> None:
     module = porting.load(source, Toy, table, trust=True)
     with torch.no_grad():
@@ -196,11 +201,16 @@ def test_a_port_with_other_values_is_not_taken_for_the_same(source: Path, table:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('"l.{i}.gate" = "zeroes"', "'l.{i}.gate' = 'zeroes', expected 'arange', 'eye', 'zeros', 'ones', a number"),
+        (
+            '"l.{i}.gate" = "zeroes"',
+            "'l.{i}.gate' = 'zeroes', expected 'arange', 'eye', 'zeros', 'ones', 'equals NAME', a number",
+        ),
         ('"l.{i}.gate" = "zeroes"', "did you mean 'zeros'?"),
         ('"l.{i}.gate" = true', "'l.{i}.gate' is True, expected a finite number"),
         ('"l.{*rest}" = "zeros"', "'l.{*rest}' says no single tensor, which [make] needs"),
         ('"l.{i}.gate [" = "zeros"', "a bracket is not closed"),
+        ('"l.gate" = "equals l.{i}.gate"', "index 'i' stands in what 'l.gate' equals and not in its own name"),
+        ('"l.{i}.gate" = "equals l.{i"', "19:26: '{' cannot stand in a name"),
     ],
 )
 def test_a_line_that_cannot_be_read(line: str, said: str) -> None:
@@ -217,6 +227,13 @@ def test_a_line_that_cannot_be_read(line: str, said: str) -> None:
         ("mix [e f]", "mix [f o]", "'l.0.mix' [4, 4]: o is 3 and 4, in 'l.{i}.mix [f o]'"),
         ("gate [1]", "gate [1 1]", "'l.0.gate' [1]: the table states 2 axes, and it has 1"),
         ('"hidden ** -0.5 / 3"', '"hiden ** -0.5"', "the config has no 'hiden'"),
+        (
+            "equals l.{i}.lin.weight",
+            "equals l.{i}.lin.wait",
+            "is to equal 'l.0.lin.wait', which the module does not have",
+        ),
+        ("equals l.{i}.lin.weight", "equals l.{i}.mix", "'l.0.again' [3, 4] is to equal 'l.0.mix', and that is [4, 4]"),
+        ('again" = "equals l.{i}.lin.weight"', 'lin.bias" = "equals l.{i}.gate"', "is made by this line and by that"),
         ("l.{i}.gate [1]", "l.{i}.gates [1]", "'l.0.gate' and 1 more like it [1] of the module: nothing writes it"),
         ("l.{i}.gate [1]", "l.{i}.gates [1]", "has 'l.0.gates': is it this one?"),
         ("[make]", '[make]\n"l.0.gate" = 2', "'l.0.gate' is made by this line and by that at"),

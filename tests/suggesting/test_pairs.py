@@ -115,7 +115,6 @@ def test_masks_that_are_made_of_the_padding_token(bart: Path, kind: Callable[...
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (TwoTables, "others.weight needs the values of words.weight, since the checkpoint has one tensor for both"),
         (Unbiased, "reading.0.look.c_in.weight has no bias, and the checkpoint's"),
     ],
 )
@@ -124,6 +123,10 @@ def test_what_no_table_can_do_is_said_at_once(bart: Path, kind: Callable[..., nn
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
     assert said in found.reasons[0].said
     assert found.trials < FEW
+
+
+def test_a_second_table_of_words_is_a_copy_of_the_first(bart: Path) -> None:
+    assert '\n"others.weight" = "equals words.weight"\n' in drafted(bart, TwoTables).text.partition("[make]")[2]
 
 
 def test_words_one_after_the_other_have_their_places(bart: Path) -> None:

@@ -65,7 +65,7 @@ class TableDraft:
 _TURNED = "# padding: the module's mask is 1 or True where the checkpoint's is 0, at what is not to be attended to"
 
 
-_NEUTRAL = "# parameters that the checkpoint does not have: with these values they change nothing"
+_NEUTRAL = "# parameters that the checkpoint does not have: copies of others, or values with which they change nothing"
 
 
 def quoted(text: str) -> str:

@@ -105,7 +105,7 @@ class WeightSearch(ScoreTableSearch):
                 self._give_up(unit, None)  # nothing came of it, and nothing else would the next time
         self._untold(found.trace)
         self._remaining()
-        found.seconds = self._sure_seconds(found.trace)
+        self._copies_of_others(self._sure_seconds(found.trace))
         found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
         found.open = [name for name in self.port.loadable if name not in self._filled]
         found.lacking = [one for one in theirs if not set(one.names) & self._used]
@@ -158,6 +158,7 @@ class WeightSearch(ScoreTableSearch):
             last, mate = found.trace.units[-1].names[0], found.reference.units[-1].names[0]
             found.divergences.append(DifferingPlace(what="activation", port=last, reference=mate, size=far))
         self._accept(moves, values, [], [])
+        self._copies_of_others(found.seconds)
         found.open = [name for name in self.port.loadable if name not in self._filled]
         found.lacking = [one for one in found.reference.units if not set(one.names) & self._used]
         return found
@@ -249,7 +250,9 @@ class WeightSearch(ScoreTableSearch):
                 if one.names[0] in seconds:
                     mate, other = seconds[one.names[0]]
                     self._filled.add(one.names[0])
-                    self._note("second", one, mate, near=((other, 0.0),))
+                    self.found.seconds[one.names[0]] = other
+                    if not self._share(one.names[0], other):
+                        self._note("second", one, mate, near=((other, 0.0),))
 
     # ---------------------------------------------------------------------------------------------- norms
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from porting.notation.reading import EQUALS
 from porting.ops import Content
 from porting.suggesting.search import embedding_candidates
 from porting.suggesting.search.activation_matching import (
@@ -263,9 +264,24 @@ class SearchState:
                 if first is not None and sorted(shapes[unit.weights[0]]) == sorted(others[mate.weights[0]]):
                     self.found.seconds[unit.weights[0]] = first.writes[0]
                     self._filled |= set(unit.names)
-                    self._note("extra", unit, None)
+                    if not self._share(unit.weights[0], first.writes[0]):
+                        self._note("extra", unit, None)
                     return True
         return False
+
+    def _share(self, name: str, other: str) -> bool:
+        """Give a tensor the values of another one, where both are of one shape: a line of [make] can say so."""
+        if self.port.shapes[name] != self.port.shapes[other] or name not in self.port.loadable:
+            return False
+        self._put({name: self.port.leaves[other].detach().clone()})
+        return True
+
+    def _copies_of_others(self, seconds: dict[str, str]) -> None:
+        """Fill the tensors that need the values of another one, and note those for which [make] can say it."""
+        self.found.seconds = seconds
+        same = {name: other for name, other in seconds.items() if self._share(name, other)}
+        self.found.made |= {name: f"{EQUALS}{other}" for name, other in same.items()}
+        self._filled |= set(same)
 
     def _is_tied_with_bias(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
         """Whether only a bias is left of it: a head on a matrix that is filled elsewhere, as in the reference.
