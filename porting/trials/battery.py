@@ -17,7 +17,7 @@ from porting.trials.combinations import covering, de_bruijn
 from porting.trials.derived_inputs import is_right_padded
 from porting.trials.inputs import Case, integers, lengthened
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
-from porting.trials.padding import DECODER_MASK, MASK
+from porting.trials.padding import DECODER_MASK, EVERY_MASK, FEW_TOKENS, MASK, alike, every_mask, masks
 from porting.trials.scope import Kind
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 63, 64, 65)
@@ -42,7 +42,7 @@ WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
 
 HALF = {"right padding": 2, "left padding": 2, "gaps": 1}
-"""The row of a mask, see :func:`_masks`, that hides about half of its places."""
+"""The row of a mask, see :func:`masks`, that hides about half of its places."""
 
 MOST_NAMED = 8
 """So many token ids that the port's code names are tried as the first of a row."""
@@ -276,17 +276,28 @@ class _Rows:
     def _masks(self, width: int) -> Iterator[Trial]:
         if not self._masked:
             return
-        kinds = dict(_masks(width, self._generator))
+        kinds = dict(masks(width, self._generator))
         for what, mask in kinds.items():
             yield self._trial(Kind.MASK, what, self._hidden(mask))
+        short = [self._hidden(every_mask(one)) for one in FEW_TOKENS if one < width]
+        yield from (self._trial(Kind.MASK, EVERY_MASK, one) for one in short)
+        if width > max(FEW_TOKENS):
+            yield self._trial(Kind.MASK, "rows that keep as many tokens at other places", self._hidden(alike(width)))
         for long in dict.fromkeys(min(one, self.model.longest) for one in (WIDTH, self.model.longest)):
-            for what, mask in _masks(long, self._generator) if long > width else ():
+            for what, mask in masks(long, self._generator) if long > width else ():
                 if what in HALF:  # rows of which about half is masked
                     rows = mask[[HALF[what]] * (3 if long <= WIDTH else 1)]
                     yield self._trial(Kind.MASK, f"{what} in rows of {long}", self._hidden(rows))
-        if self.model.internal:
-            return
-        right = kinds.get("right padding")
+        if not self.model.internal:
+            yield from self._kept(width, kinds.get("right padding"))
+
+    def _kept(self, width: int, right: Tensor | None) -> Iterator[Trial]:
+        """The padding's token where the mask keeps it, other tokens where it does not, and masks of other dtypes.
+
+        Args:
+            width: tokens in a row.
+            right: a mask of rows that are padded on the right; None where they are too short.
+        """
         if right is not None:
             ids = self._ids(*right.shape)
             for mask in (torch.ones_like(right), right, right.flip(1)):  # the same ids in each
@@ -295,6 +306,9 @@ class _Rows:
             kept = self._ids(3, long)
             kept[0, -3:-2] = kept[1, long // 2] = kept[2, 0] = self._padding
             yield self._trial(Kind.MASK, KEPT, self._given(kept))
+            if MASK in self.model.optional:
+                given = {name: one for name, one in self._given(kept).items() if name != MASK}
+                yield self._trial(Kind.MASK, f"the padding token without {MASK}", given)
         if not self.model.mask_kinds or right is None:
             return
         for dtype in (torch.bool, torch.float64):
@@ -334,7 +348,7 @@ class _Rows:
             given = self._given(ids) | {POSITIONS: kind.expand(2, -1).clone()}
             yield self._trial(Kind.POSITIONS, what, given)
         if self._masked and width > 2:
-            mask = dict(_masks(width, self._generator))["left padding"]
+            mask = dict(masks(width, self._generator))["left padding"]
             counted = (mask.cumsum(1) - 1).clamp_min(0)
             yield self._trial(
                 Kind.POSITIONS,
@@ -404,7 +418,7 @@ class _Rows:
             SEGMENTS: [GIVEN, RANDOM] if SEGMENTS in self.model.base and self._types else [],
             POSITIONS: [GIVEN, RANDOM] if self.model.positions else [],
             IDS: [GIVEN, LIKELY] if self._likely else [],
-            DECODER_MASK: [name for name, _ in _masks(longest, self._generator) if DECODER_MASK in self.model.base],
+            DECODER_MASK: [name for name, _ in masks(longest, self._generator) if DECODER_MASK in self.model.base],
             **{name: [GIVEN] for name in optional if name not in own},
         }
         for name in optional:
@@ -415,7 +429,7 @@ class _Rows:
     def _mask_names(self, width: int) -> list[str]:
         if not self._masked:
             return []
-        names = [name for name, _ in _masks(width, self._generator)]
+        names = [name for name, _ in masks(width, self._generator)]
         if not self.model.internal:
             names += [KEPT, *([LEFT_OUT] if MASK in self.model.optional else [])]
         return names
@@ -424,17 +438,17 @@ class _Rows:
         """A batch with these values of its properties, and what it is called."""
         rows, width = int(chosen["rows"]), int(chosen["width"])
         kind = chosen.get(MASK, "")
-        masks = dict(_masks(width, self._generator))
-        if kind in masks:
-            mask = masks[kind]
+        kinds = dict(masks(width, self._generator))
+        if kind in kinds:
+            mask = kinds[kind]
             inputs = self._hidden(mask[(torch.arange(rows) + 1) % len(mask)])
         else:
             inputs = self._given(self._ids(rows, width))
             for row in range(rows if kind in (KEPT, LEFT_OUT) else 0):  # in every other row near its end
                 inputs[IDS][row, self._drawn(0 if row % 2 else max(width - 4, 0), width - 1)] = self._padding
         said = [kind] if kind and kind != LEFT_OUT else []
-        if (decoded := chosen.get(DECODER_MASK)) in masks:
-            mask = masks[decoded]
+        if (decoded := chosen.get(DECODER_MASK)) in kinds:
+            mask = kinds[decoded]
             inputs |= self._decoded(rows, width, mask[(torch.arange(rows) + 1) % len(mask)])
             said.append(f"{decoded} in the decoder")
         if chosen.get(IDS) == LIKELY:
@@ -486,7 +500,7 @@ class _Rows:
             left = {other: one for other, one in (plain if name == MASK else whole).items() if other != name}
             yield self._trial(Kind.ARGUMENTS, f"without {name}", left)
         if DECODER_MASK in self.model.base:
-            for what, mask in _masks(width, self._generator):
+            for what, mask in masks(width, self._generator):
                 ids = self._ids(len(mask), width)
                 yield self._trial(
                     Kind.MASK, f"{what} in the decoder", self._given(ids) | self._decoded(len(mask), width, mask)
@@ -569,28 +583,6 @@ class _Signals:
 def _rows(inputs: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
     most = max((len(one) for one in inputs.values() if one.ndim), default=1)
     return {name: one[places] if one.ndim and len(one) == most else one for name, one in inputs.items()}
-
-
-def _masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Masks of rows, 1 = attend; each keeps a place in every row but the last one's."""
-    yield "no padding", torch.ones(2, width, dtype=torch.long)
-    if width < 3:  # too short to be padded on either side
-        return
-    places = torch.arange(width)
-    lengths = torch.tensor([width, width - 2, max(width // 2, 1), 1])[:, None]
-    yield "right padding", (places < lengths).long()
-    yield "left padding", (places >= width - lengths).long()
-    gaps = torch.ones(3, width, dtype=torch.long)
-    gaps[0, width // 2] = 0
-    gaps[1, 1::2] = 0
-    gaps[2, 1:-1] = 0
-    yield "gaps", gaps
-    drawn = torch.randint(0, 2, (4, width), generator=generator)
-    drawn[torch.arange(4), torch.randint(0, width, (4,), generator=generator)] = 1
-    yield "random masks", drawn
-    hidden = torch.ones(3, width, dtype=torch.long)
-    hidden[1] = 0
-    yield "a row that is all padding", hidden
 
 
 def _number(config: Mapping[str, object], name: str, default: int) -> int:

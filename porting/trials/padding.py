@@ -6,7 +6,7 @@ zeroes it, another leaves it out, a third computes on.  So padded places are mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,53 @@ MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 
 TOKENS, QUERIES = 2, 4
 """Axes of a mask [b s], and of what attention computes, [b h q k]."""
+
+
+FEW_TOKENS = (2, 3, 4)
+"""Rows of so many tokens are given every mask that there is."""
+
+EVERY_MASK = "every mask of a short row"
+
+
+def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    """Masks of rows ``[b s]``, 1 = attend, each with what it is; each keeps a place in every row but the last one's.
+
+    Args:
+        width: tokens in a row.
+        generator: draws the random ones.
+    """
+    yield "no padding", torch.ones(2, width, dtype=torch.long)
+    if width < 3:  # too short to be padded on either side
+        return
+    places = torch.arange(width)
+    lengths = torch.tensor([width, width - 2, max(width // 2, 1), 1])[:, None]
+    yield "right padding", (places < lengths).long()
+    yield "left padding", (places >= width - lengths).long()
+    gaps = torch.ones(3, width, dtype=torch.long)
+    gaps[0, width // 2] = 0
+    gaps[1, 1::2] = 0
+    gaps[2, 1:-1] = 0
+    yield "gaps", gaps
+    drawn = torch.randint(0, 2, (4, width), generator=generator)
+    drawn[torch.arange(4), torch.randint(0, width, (4,), generator=generator)] = 1
+    yield "random masks", drawn
+    hidden = torch.ones(3, width, dtype=torch.long)
+    hidden[1] = 0
+    yield "a row that is all padding", hidden
+
+
+def every_mask(width: int) -> Tensor:
+    """Every mask of a row that keeps a token, ``[2 ** width - 1, width]``."""
+    numbers = torch.arange(1, 2**width)[:, None]
+    return (numbers >> torch.arange(width)) & 1
+
+
+def alike(width: int) -> Tensor:
+    """Rows that keep half of their tokens, each at other places: padded on the right, on the left, and with gaps."""
+    first = (torch.arange(width) < width // 2).long()
+    gaps = torch.zeros_like(first)
+    gaps[: 2 * (width // 2) : 2] = 1
+    return torch.stack([first, first.flip(0), gaps])
 
 
 def attended(inputs: Mapping[str, Tensor], point: Point, shape: tuple[int, ...]) -> Tensor | None:
