@@ -25,7 +25,7 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV) --versions $(VERSIONS) $(if $(filter no,$(HASHES)),--no-hashes)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-slow test-all lint types docs wheel families references first-contact causes bench crash fuzz sbom audit release format clean
+.PHONY: help verify test test-slow test-all lint types docs wheel families references registry first-contact causes bench crash fuzz sbom audit release format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +70,10 @@ families: ## prove every family in every room, and print the verdicts
 references: ## verify every model type of transformers that can be built small; ARGS=--write renews the page
 	@$(setup) --dev
 	$(python) -m scripts.references $(ARGS)
+
+registry: ## convert a small checkpoint of each entry of transformers' registry, both ways, and compare with transformers
+	@$(setup) --dev
+	$(python) -m scripts.transformers_registry $(ARGS)
 
 first-contact: ## try suggest on the models of a list that you write, ARGS="list.py", and print the score
 	@$(setup) --dev

@@ -84,6 +84,8 @@ class Code(StrEnum):
     MISSING_KEY = "missing-key"
     NO_TABLE = "no-table"
     NOT_TOML = "not-toml"
+    NOT_TRANSLATED = "not-translated"
+    REGISTRY_REFUSED = "registry-refused"
     UNKNOWN_KEY = "unknown-key"
     WRONG_TYPE = "wrong-type"
 

@@ -198,7 +198,7 @@ def fit(
     Raises:
         TableError, PlanError, TargetError: as :func:`load`.
     """
-    chosen = find_table(table, checkpoint.config)
+    chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     given = isinstance(into, nn.Module)
     with chosen_for(table, into, chosen):
         make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)

@@ -6,11 +6,16 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from porting.errors import Code, Fault, PortingError, nearest, option
 from porting.notation.extends import SHIPPED
 from porting.notation.faults import TableError
 from porting.notation.table import Table, parse_table, read_table
+from porting.registries import REGISTRY
+
+if TYPE_CHECKING:
+    from porting.plan.recipe import Described
 
 
 def shipped() -> Iterator[Path]:
@@ -18,19 +23,32 @@ def shipped() -> Iterator[Path]:
     yield from sorted(SHIPPED.glob("*.toml"))
 
 
-def find_table(table: Table | str | Path | None, config: Mapping[str, object]) -> Table:
+def find_table(
+    table: Table | str | Path | None,
+    config: Mapping[str, object],
+    tensors: Mapping[str, Described] | None = None,
+    *,
+    ported: Mapping[str, Described] | None = None,
+) -> Table:
     """The table that was asked for, or the one for the config's ``model_type``.
 
     Args:
-        table: a table, a file, the name of a shipped table, the text of a table (a string of several lines), or None to
-            choose by the config.
+        table: a table, a file, the name of a shipped table, the text of a table (a string of several lines), an entry
+            of transformers' registry (``"transformers:mixtral"``), or None to choose by the config.
         config: the checkpoint's config.
+        tensors: the checkpoint's tensors, by which an entry of transformers' registry becomes a table; None for those
+            that transformers itself would save.
+        ported: the tensors that such a table writes, where only they are there.
 
     Raises:
         TableError: there is no such table, no table is for such a checkpoint, or the table has faults.
     """
     if isinstance(table, Table):
         return table
+    if isinstance(table, str) and table.startswith(REGISTRY):
+        from porting.registries.wording import imported  # noqa: PLC0415  # it waits for torch and for transformers
+
+        return imported(table, config, tensors, ported=ported)
     if isinstance(table, str) and "\n" in table:
         return parse_table(table)
     return _for_config(config) if table is None else read_table(table_file(table))

@@ -308,7 +308,7 @@ def open_text_model(
         CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
     """
     checkpoint = open_checkpoint(embedded_checkpoint() if source is None else source, revision=revision)
-    chosen = find_table(table, checkpoint.config)
+    chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     tokenizer = read_tokenizer(checkpoint.path, where=checkpoint.location)
     if tasks and into is None and architecture is None:
         architecture = _architecture(chosen, checkpoint, tasks)

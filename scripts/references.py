@@ -9,20 +9,17 @@ python -m scripts.references --write               # docs/references.md, from th
 from __future__ import annotations
 
 import json
-import multiprocessing
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import transformers
-import transformers.models.bert.modeling_bert  # what all models share is imported once, before the processes part
 import typer
 
+from scripts.reference_models.apart import apart
 from scripts.reference_models.page import page
 from scripts.reference_models.proving import GIGABYTES, LIMITS, SECONDS, Proof, limited
 from scripts.reference_models.types import classes, model_types
@@ -43,33 +40,10 @@ def read(cache: Path) -> dict[tuple[str, str], Proof]:
 
 def proven(wanted: list[tuple[str, str]]) -> Iterator[Proof]:
     """Every class in a process of its own, one after the other."""
-    context = multiprocessing.get_context("fork")  # torch and transformers are imported once
-    for model_type, architecture in wanted:
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_send, args=(theirs, model_type, architecture), daemon=True)
-        begun = time.monotonic()
-        process.start()
-        theirs.close()
-        proof = None
-        if ours.poll(10 * SECONDS):
-            try:
-                proof = Proof(**ours.recv())
-            except EOFError:
-                proof = None
-        process.kill()
-        process.join()
-        said = f"the process ended ({process.exitcode})"
+    for (model_type, architecture), proof, ended, seconds in apart(wanted, limited):
         yield proof or Proof(
-            model_type=model_type,
-            architecture=architecture,
-            outcome=LIMITS,
-            said=said,
-            seconds=round(time.monotonic() - begun, 1),
+            model_type=model_type, architecture=architecture, outcome=LIMITS, said=ended, seconds=seconds
         )
-
-
-def _send(pipe: Connection, model_type: str, architecture: str) -> None:
-    pipe.send(asdict(limited(model_type, architecture)))
 
 
 def main(

@@ -56,7 +56,7 @@ def check(
 
         make = options.builder(into, trust=trust)
         checkpoint = open_checkpoint(options.checkpoint_source(source), weights=not headers_only)
-        chosen = find_table(table, checkpoint.config)
+        chosen = find_table(table, checkpoint.config, checkpoint.tensors)
         with screen.working("checking") as tell:
             tell("the plan", 0, 0)
             with chosen_for(table, make, chosen):

@@ -64,7 +64,9 @@ SourceOption = Annotated[
 TableName = Annotated[
     str | None,
     typer.Option(
-        "--table", help="The name of a shipped table, or a TOML file.", show_default="by the model_type of config.json"
+        "--table",
+        help="A shipped table's name, a TOML file, or transformers:TYPE.",
+        show_default="by the model_type of config.json",
     ),
 ]
 IntoName = Annotated[

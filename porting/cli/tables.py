@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,18 +20,37 @@ TableArgument = Annotated[
     typer.Argument(metavar="TABLE", help="A shipped table's name, or a TOML file.", show_default="list all"),
 ]
 
+
+class Notation(StrEnum):
+    """What a table is given back as."""
+
+    WEIGHT_CONVERTER = "weight-converter"
+    WEIGHTS_MAPPER = "weights-mapper"
+
+
 Rules = Annotated[bool, typer.Option("--rules", help="The rules as they were understood, with their place.")]
+
+As = Annotated[
+    Notation | None,
+    typer.Option("--as", help="As Python source of transformers' WeightConverter list, or of vLLM's WeightsMapper."),
+]
+Transformers = Annotated[
+    bool, typer.Option("--transformers", help="List the tables that transformers' registry of conversions gives.")
+]
 
 
 def tables(
     table: TableArgument = None,
     rules: Rules = False,
+    into: As = None,
+    transformers: Transformers = False,
     as_json: options.Json = False,
 ) -> None:
     """The tables that ship with the library, or one of them.
 
     A table says in TOML which tensor of a checkpoint goes where in a module. With a name, its file is printed as it
-    is: a good beginning for a table of your own.
+    is: a good beginning for a table of your own. The entries of transformers' registry of conversions are tables as
+    well; --as gives any table back as such an entry, or as vLLM's.
 
     \b
     Examples:
@@ -38,16 +58,31 @@ def tables(
       porting tables bert > my_table.toml
       porting tables bert --rules
       porting tables my_table.toml --rules
+      porting tables --transformers
+      porting tables transformers:mixtral
+      porting tables my_table.toml --as weight-converter
     """
     with Screen("tables", as_json=as_json) as screen:
         from porting.notation.sections import read_file
         from porting.notation.table import read_table
+        from porting.registries import REGISTRY
         from porting.tables import shipped, table_file
 
+        if transformers:
+            _list_registry(screen)
+            return
+        if into is not None:
+            _translate(screen, table, into)
+            return
+        if table is not None and table.startswith(REGISTRY):
+            _imported(screen, table, rules=rules, as_json=as_json)
+            return
         if table is None:
             found = [read_table(path) for path in shipped()]
             screen.document(lambda: [_described(one) for one in found])
             _list(screen, found)
+            screen.line("and the conversions of transformers: porting tables --transformers")
+            screen.line()
             screen.next("tables", found[0].name if found else "--help")
             return
         file = table_file(table)
@@ -61,6 +96,52 @@ def tables(
         else:
             screen.text(safe_lines(read_file(file)))
             screen.next("tables", table, "--rules", aside=True)
+
+
+def _list_registry(screen: Screen) -> None:
+    """The entries of transformers' registry."""
+    from porting.registries import REGISTRY
+    from porting.registries.conversions import entries
+
+    names = [REGISTRY + name for name in entries()]
+    screen.document(names)
+    for name in names:
+        screen.line(name)
+    screen.next("tables", names[0])
+
+
+def _imported(screen: Screen, table: str, *, rules: bool, as_json: bool) -> None:
+    """The table of an entry of transformers' registry, for its usual config."""
+    from porting.notation.table import parse_table
+    from porting.registries.wording import imported_text
+
+    text = imported_text(table, {})
+    one = parse_table(text, where=table)
+    screen.document({**_described(one), "rules": [{"rule": str(rule), "where": rule.where} for rule in one.rules]})
+    if as_json:
+        return
+    if rules:
+        screen.rows(["rule", "at"], [(str(rule), rule.where) for rule in one.rules])
+        screen.next("convert", "./my-checkpoint", "./ported", "--table", table)
+    else:
+        screen.text(safe_lines(text))
+        screen.next("convert", "./my-checkpoint", "./ported", "--table", table, aside=True)
+
+
+def _translate(screen: Screen, table: str | None, into: Notation) -> None:
+    """A table as Python source of another library's notation."""
+    from porting.registries.weight_converters import as_weight_converters
+    from porting.registries.weights_mapper import as_weights_mapper
+    from porting.tables import find_table
+
+    if table is None:
+        message = "--as is for one table"
+        raise typer.BadParameter(message)
+    translate = as_weight_converters if into is Notation.WEIGHT_CONVERTER else as_weights_mapper
+    source = translate(find_table(table, {}))
+    screen.document({"table": table, "as": into.value, "source": source})
+    screen.text(safe_lines(source + "\n"))
+    screen.next("tables", table, "--rules", aside=True)
 
 
 def _described(table: Table) -> dict[str, object]:

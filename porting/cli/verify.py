@@ -166,7 +166,11 @@ def verify(
             screen.line(f"the report as a page: {report.save_html(html)}")
         if report.as_claimed and reference is None and not loaded:
             carrying = "convert" if stream else "export"  # export holds all of a model in memory
-            built = architecture if checkpoint and find_table(table, checkpoint.config).architectures else None
+            built = (
+                architecture
+                if checkpoint and find_table(table, checkpoint.config, checkpoint.tensors).architectures
+                else None
+            )
             same = options.flags(table=table, into=into, architecture=built, fresh=fresh, trust=trust)
             screen.next(carrying, *options.source_argument(source), free("exported"), *same)
             return
@@ -206,7 +210,7 @@ def _holding(
         return make
     if checkpoint is None:  # what it is compared with has no config either
         return filled(make, OWN_CODE)
-    named = find_table(table, checkpoint.config)
+    named = find_table(table, checkpoint.config, checkpoint.tensors)
     construct, _ = maker(named, checkpoint, make, architecture if named.architectures else None, trust=trust)
     return filled(construct, bounds(checkpoint.tensors, checkpoint.config))
 

@@ -179,7 +179,7 @@ def diff(
     second = b if isinstance(b, Checkpoint) else open_checkpoint(b)
     first.allow_time()
     second.allow_time()
-    chosen = None if table is None else find_table(table, first.config)
+    chosen = None if table is None else find_table(table, first.config, first.tensors)
     with reading(first.location):
         found = by_name(first, second) if chosen is None else through(chosen, first, second)
         jobs = list(_jobs(found, first, second))

@@ -126,7 +126,7 @@ def digest(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     checkpoint.allow_time()
-    chosen = None if table is None else find_table(table, checkpoint.config)
+    chosen = None if table is None else find_table(table, checkpoint.config, checkpoint.tensors)
     with reading(checkpoint.location):
         found = canonical(checkpoint, chosen, side)
         recipes = list(in_order(found.recipes))

@@ -18,7 +18,7 @@ from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
-from porting.converting.record import read_record, versions
+from porting.converting.record import Record, read_record, versions
 from porting.converting.reverse_table import held, places_of, sources_of
 from porting.errors import Code, Fault, option
 from porting.export_files import (
@@ -114,7 +114,7 @@ def draft_into_port(
     Raises:
         PortingError: it cannot be done; carries all faults.
     """
-    chosen = find_table(table, checkpoint.config)
+    chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     try:
         if derive or (into is None and architecture is None and not chosen.architectures):
             with reading(checkpoint.location):
@@ -157,7 +157,7 @@ def draft_back(
         PortingError: it cannot be done; carries all faults.
     """
     config = port.config if port.config or like is None else like.config
-    chosen = find_table(table, config)
+    chosen = find_table(table, config, _named(port, like), ported=port.tensors)
     config = source_config(chosen, config)
     with reading(where):
         port.allow_time()
@@ -194,14 +194,26 @@ def _back(
 
 def _recorded(port: Checkpoint, table: Table, like: Checkpoint | None) -> Mapping[str, Described] | None:
     """The tensors of the checkpoint that the port was made from, as far as anything says so."""
-    if like is not None:
-        return like.tensors
+    record = _record(port)
+    if like is not None or record is None or record.text("table", "digest") != table.digest:
+        return None if like is None else like.tensors
+    return record.sources
+
+
+def _named(port: Checkpoint, like: Checkpoint | None) -> Mapping[str, Described] | None:
+    """The tensors by which a registry's entry becomes the table that a port was made through."""
+    record = _record(port)
+    if like is not None or record is None:
+        return None if like is None else like.tensors
+    return record.sources
+
+
+def _record(port: Checkpoint) -> Record | None:
+    """What a conversion into the port's layout left beside it."""
     if port.path is None or is_single_file(port):
         return None
     record = read_record(Folder(port.path))
-    if record is None or record.damage or record.text("table", "digest") != table.digest:
-        return None
-    return None if record.content.get("reverse") else record.sources
+    return None if record is None or record.damage or record.content.get("reverse") else record
 
 
 def _require_one_dtype(plan: Plan) -> None:

@@ -86,7 +86,11 @@ def resolve_models(
             message = "neither a checkpoint nor a reference was given"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint="pass one of them"))
         return ComparedModels(
-            checkpoint=opened, table=find_table(table, opened.config), into=into, reference=None, loaded=loaded
+            checkpoint=opened,
+            table=find_table(table, opened.config, opened.tensors),
+            into=into,
+            reference=None,
+            loaded=loaded,
         )
     if isinstance(reference, str | os.PathLike):
         return _recorded(opened, into, table, Path(reference), loaded=loaded)
@@ -112,7 +116,7 @@ def _living(
     if opened is None and into is not None and not isinstance(into, nn.Module):
         into = _like(into, module, checkpoint)
     if table is not None:
-        chosen = find_table(table, checkpoint.config)
+        chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     elif into is None:
         message = "there are a reference and nothing that is compared with it"
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
@@ -170,7 +174,7 @@ def _recorded(
     recording = read_recording(path)
     if opened is not None:
         _refuse_other_weights(opened, recording)
-        chosen = find_table(table, opened.config)
+        chosen = find_table(table, opened.config, opened.tensors)
         reference = Recorded(recording=recording)
         return ComparedModels(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
     if into is None:
@@ -206,7 +210,7 @@ def _called(
         message = "there are a reference and nothing that is compared with it"
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
     if opened is not None:
-        chosen = find_table(table, opened.config)
+        chosen = find_table(table, opened.config, opened.tensors)
         reference = LivingFunction.around(function, _first(chosen, opened, inputs))
         return ComparedModels(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
     port = _itself(into)

@@ -150,7 +150,7 @@ def _of_checkpoint(
 ) -> _Subject:
     """A checkpoint as transformers runs it."""
     opened = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
-    chosen = find_table(table, opened.config)
+    chosen = find_table(table, opened.config, opened.tensors)
     kind = _architecture(chosen, opened, architecture)
     living = LiveReference(load_reference(opened, kind, torch.float64), f"transformers.{kind}")
     return _Subject(
@@ -180,7 +180,7 @@ def _of_living(
     module = built_reference(source, {}, OWN_CODE)
     title = f"{type(module).__module__}.{type(module).__qualname__}"
     opened = HeldWeights(module, title)
-    chosen = same_names(module, module) if table is None else find_table(table, opened.config)
+    chosen = same_names(module, module) if table is None else find_table(table, opened.config, opened.tensors)
     living = LiveReference.of(module, title)
     return _Subject(
         living=living,

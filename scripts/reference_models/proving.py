@@ -74,12 +74,12 @@ class Proof:
     seconds: float = 0.0
 
 
-class _TooLargeError(Exception):
-    pass
+class TooLargeError(Exception):
+    """A model that is still too large when it was made small."""
 
 
-class _OutOfTime(BaseException):  # nothing that is run here may take it for an error of its own
-    pass
+class OutOfTime(BaseException):  # nothing that is run here may take it for an error of its own
+    """A process has used up its time."""
 
 
 def prove(model_type: str, architecture: str) -> Proof:
@@ -108,11 +108,11 @@ def _prove(model_type: str, architecture: str, level: str) -> Proof:
     torch.manual_seed(0)
     kind: Any = getattr(transformers, architecture, None)
     try:
-        model = _build(kind, model_type, level)
-    except _TooLargeError as error:
+        model = small_model(kind, model_type, level)
+    except TooLargeError as error:
         return came(BUILD, str(error))
     except Exception as error:  # noqa: BLE001  # whatever a family's own code raises
-        return came(BUILD, _line(error))
+        return came(BUILD, line_of(error))
     weights = sum(one.numel() for one in model.parameters()) // 1000
     with tempfile.TemporaryDirectory(prefix="porting-reference-") as folder:
         try:
@@ -120,7 +120,7 @@ def _prove(model_type: str, architecture: str, level: str) -> Proof:
             saving: Any = model
             saving.save_pretrained(folder)
         except Exception as error:  # noqa: BLE001  # as above
-            return came(BUILD, f"it cannot be saved: {_line(error)}", weights=weights)
+            return came(BUILD, f"it cannot be saved: {line_of(error)}", weights=weights)
         del model
         try:
             reference = load_reference(open_checkpoint(Path(folder)), architecture, torch.float32)
@@ -131,7 +131,7 @@ def _prove(model_type: str, architecture: str, level: str) -> Proof:
         except PortingError as error:
             return came(REFUSED, str(error).strip(), weights=weights)
         except Exception as error:  # noqa: BLE001  # a defect of ours, and told as one
-            return came(REFUSED, f"exception: {_line(error)} {_place(error)}", weights=weights)
+            return came(REFUSED, f"exception: {line_of(error)} {_place(error)}", weights=weights)
         outcome, said = _judged(report, reference, port, cases)
         every = {id(one): name for name, one in named_tensors(port) if one.is_floating_point()}
         return came(
@@ -161,13 +161,25 @@ def _judged(report: Report, reference: nn.Module, port: nn.Module, cases: list[C
     return (MISSED, missed) if missed else (PASSES, "")
 
 
-def _build(kind: Any, model_type: str, level: str) -> nn.Module:
+def small_model(kind: Any, model_type: str, level: str, *, most: int = MOST_WEIGHTS) -> nn.Module:
+    """A small random model of a class of transformers, in eval mode.
+
+    Args:
+        kind: the class.
+        model_type: its model type.
+        level: how much is made small, one of :data:`~scripts.reference_models.shrinking.LEVELS`.
+        most: how many weights it may have.
+
+    Raises:
+        TooLargeError: it still has more weights than are made.
+        Exception: the class cannot be built so; whatever its own code raises.
+    """
     config = _config(kind, model_type, level)
     with torch.device("meta"):
         count = sum(one.numel() for one in kind(config).parameters())
-    if count > MOST_WEIGHTS:
+    if count > most:
         message = f"too large: {count / 1e6:.0f} M weights"
-        raise _TooLargeError(message)
+        raise TooLargeError(message)
     torch.manual_seed(0)
     model: nn.Module = kind(_config(kind, model_type, level))
     return model.eval()
@@ -207,7 +219,8 @@ def _planted(reference: nn.Module, port: nn.Module, name: str, cases: list[Case]
     return "" if seen else f"a wrong {name} is seen in no activation"
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
+    """An error in one line."""
     lines = [one for one in str(error).strip().splitlines() if one.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:400]}"
 
@@ -217,11 +230,15 @@ def _place(error: BaseException) -> str:
     return f"(at {Path(frame.filename).name}:{frame.lineno})"
 
 
-def limited(model_type: str, architecture: str) -> Proof:
-    """:func:`prove` with limits on time and memory; to be called in a process of its own."""
+def set_limits() -> None:
+    """Limit this process's time and memory, and keep transformers quiet and off the network.
+
+    Raises:
+        OutOfTime: later, when the time is used up.
+    """
 
     def late(number: int, frame: object) -> None:
-        raise _OutOfTime
+        raise OutOfTime
 
     signal.signal(signal.SIGPROF, late)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of the processor: others may be using it as well
@@ -232,9 +249,14 @@ def limited(model_type: str, architecture: str) -> Proof:
     log: Any = transformers.logging  # its functions have no types
     log.set_verbosity_error()
     log.disable_progress_bar()
+
+
+def limited(model_type: str, architecture: str) -> Proof:
+    """:func:`prove` with limits on time and memory; to be called in a process of its own."""
+    set_limits()
     try:
         return prove(model_type, architecture)
-    except _OutOfTime:
+    except OutOfTime:
         return Proof(
             model_type=model_type,
             architecture=architecture,

@@ -60,3 +60,29 @@ def test_a_table_that_does_not_exist(run: Run) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "(did you mean 'bert'?) [no-table]" in result.stderr
+
+
+def test_the_registry_of_transformers_is_listed_and_shown(run: Run) -> None:
+    listed = run("tables", "--transformers").stdout.splitlines()
+    assert "transformers:mixtral" in listed
+    assert len(listed) > 200
+    assert "porting tables --transformers" in run("tables").stdout
+    shown = run("tables", "transformers:mixtral")
+    assert tomllib.loads(shown.stdout)["mapping"]["name"] == "transformers:mixtral"
+    assert shown.stderr.endswith("next: porting convert ./my-checkpoint ./ported --table transformers:mixtral\n")
+    rules = json.loads(run("tables", "transformers:mixtral", "--json").stdout)["rules"]
+    assert len(rules) == 12
+
+
+def test_a_table_is_given_back_in_another_notation(run: Run, checkpoint: Path) -> None:
+    text = '[tensors]\n"h.{i}.ln.weight" = "layers.{i}.norm.weight"\n"h.{i}.fc [a b]" = "layers.{i}.up [b a]"\n'
+    Path("own.toml").write_text(text)
+    given = run("tables", "own.toml", "--as", "weight-converter")
+    assert "Transpose(dim0=0, dim1=1)" in given.stdout
+    compile(given.stdout, "given", "exec")
+    refused = run("tables", "own.toml", "--as", "weights-mapper")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert (
+        "own.toml:3:1: 'h.{i}.fc [a b] = layers.{i}.up [b a]' cannot be said as vLLM's WeightsMapper" in refused.stderr
+    )
+    assert run("tables", "--as", "weights-mapper").exit_code == 2

@@ -1,0 +1,259 @@
+"""What transformers does with the tensors of a checkpoint when it loads it, as layouts.
+
+Names are renamed by its own code, and its own operations are run on tensors without values.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from porting.build import OWN_CODE, bounded, bounds
+from porting.errors import Code, Fault, PortingError, nearest
+from porting.notation.faults import TableError
+from porting.plan.recipe import Described
+from porting.registries import REGISTRY
+from porting.registries.followed import FollowedTensor, opened
+from porting.registries.layout import Axis, LayoutError, Source
+from porting.verification.reference import model_class, quiet
+from porting.verification.reference_class import declared, usual_classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """Tensors of a file that become tensors of the model together.
+
+    Attributes:
+        sources: the tensors of the file, in order.
+        targets: the tensors of the model, and their axes.
+    """
+
+    sources: tuple[Source, ...]
+    targets: Mapping[str, tuple[Axis, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """What transformers makes of a checkpoint.
+
+    Attributes:
+        architecture: the class of transformers.
+        conversions: what becomes of the tensors.
+        unread: tensors of the file that the model has no place for; transformers leaves them out.
+        ties: names of the model that share the storage of another one, which is written.
+        untrained: names of the model that the file has nothing for; transformers draws them.
+    """
+
+    architecture: str
+    conversions: tuple[Conversion, ...]
+    unread: tuple[str, ...]
+    ties: Mapping[str, str]
+    untrained: tuple[str, ...]
+
+
+def entries() -> tuple[str, ...]:
+    """The names of transformers' registry: model types, and classes that have an entry of their own.
+
+    Raises:
+        TableError: this transformers has no registry.
+    """
+    mapping: Any = module("conversion_mapping")
+    built: Mapping[str, object] = mapping._build_checkpoint_conversion_mapping()
+    return tuple(sorted(built, key=lambda name: (name.lower(), name)))
+
+
+def loading(
+    entry: str,
+    config: Mapping[str, object],
+    tensors: Mapping[str, Described] | None,
+    *,
+    ported: Mapping[str, Described] | None = None,
+) -> Loading:
+    """What transformers makes of a checkpoint when it loads it.
+
+    Args:
+        entry: the name of an entry of the registry, or a model type.
+        config: the checkpoint's config; empty for the usual one of the entry.
+        tensors: the checkpoint's tensors; None for those that transformers itself would save.
+        ported: the tensors that transformers makes of them, where only they are there.
+
+    Raises:
+        TableError: transformers has no such entry, it is not for this config, or an operation of it is nothing that a
+            rule says.
+        TargetError: the config asks for more than these tensors can be meant for.
+    """
+    model = _on_meta(entry, config, tensors if tensors is not None else ported or {})
+    found = _saved(model) if tensors is None else tensors
+    try:
+        with quiet():
+            return _followed(entry, model, found)
+    except LayoutError as error:
+        message = f"{entry!r} of transformers {_version()}: {_operation(error)} {error}, which no rule says"
+        hint = "write a table of your own, or load the checkpoint with transformers and save it again"
+        raise _refused(entry, message, hint, Code.REGISTRY_REFUSED) from error
+
+
+def _followed(entry: str, model: Any, tensors: Mapping[str, Described]) -> Loading:
+    """Follow all tensors, in the order in which transformers reads them."""
+    core: Any = module("core_model_loading")
+    mapping: Any = module("conversion_mapping")
+    transforms: list[Any] = mapping.get_model_conversion_mapping(model)
+    renamings = [one for one in transforms if isinstance(one, core.WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, core.WeightConverter)]
+    of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    state: Mapping[str, torch.Tensor] = model.state_dict()
+    begun: dict[str, tuple[Any, list[Source]]] = {}
+    found: list[Conversion] = []
+    unread: list[str] = []
+    for name in sorted(tensors, key=getattr(core, "dot_natural_key", None)):
+        key, pattern = core.rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if key not in state and name in state:
+            key, pattern = core.rename_source_key(name, [], [], model.base_model_prefix, state)
+        if key not in state:
+            unread.append(name)
+            continue
+        tensor = opened(name, tensors[name].shape, tensors[name].dtype)
+        if pattern is None:
+            found.append(Conversion(sources=tensor.sources, targets={key: tensor.axes}))
+            continue
+        if key not in begun:
+            begun[key] = copy.deepcopy(of_pattern[pattern]), []
+        converter, sources = begun[key]
+        converter.add_tensor(key, name, pattern, tensor)
+        sources += tensor.sources
+    for key, (converter, sources) in begun.items():
+        found.append(_converted(entry, key, converter, sources, model))
+    written = {name: axes for one in found for name, axes in one.targets.items()}
+    ties = _ties(model, written)
+    return Loading(
+        architecture=type(model).__name__,
+        conversions=tuple(found),
+        unread=tuple(unread),
+        ties=ties,
+        untrained=tuple(name for name in state if name not in written and name not in ties),
+    )
+
+
+def _converted(entry: str, key: str, converter: Any, sources: list[Source], model: Any) -> Conversion:
+    """Run the operations of one converter on what it collected."""
+    try:
+        made = converter.convert(key, model=model, config=model.config)
+    except LayoutError:
+        raise
+    except Exception as error:
+        message = f"{_operation(error)} fails on the tensors of {key!r}: {type(error).__name__}: {error}"
+        hint = "see whether transformers loads the checkpoint"
+        raise _refused(entry, message, hint, Code.REGISTRY_REFUSED) from error
+    targets = {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
+    strange = [name for name, one in targets.items() if not isinstance(one, FollowedTensor)]
+    if strange:
+        message = f"{strange[0]!r} is made of no tensor of the checkpoint"
+        raise LayoutError(message)
+    whole = dict.fromkeys(one.whole or one for one in sources)
+    return Conversion(sources=tuple(whole), targets={name: one.axes for name, one in targets.items()})
+
+
+def _operation(error: BaseException) -> str:
+    """The operation of transformers in which an error was raised."""
+    core: Any = module("core_model_loading")
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        this = trace.tb_frame.f_locals.get("self")
+        found = type(this).__name__ if isinstance(this, core.ConversionOps) and not found else found
+        trace = trace.tb_next
+    return found or "its renaming"
+
+
+def _ties(model: nn.Module, written: Mapping[str, object]) -> dict[str, str]:
+    """The names that nothing writes and that are other names of a parameter that something writes."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found: dict[str, str] = {}
+    for group in names.values():
+        first = next((name for name in group if name in written), None)
+        found |= {name: first for name in group if first is not None and name not in written}
+    return found
+
+
+def _saved(model: Any) -> Mapping[str, Described]:
+    """The tensors that transformers writes for a model, as it names and lays them out in a file."""
+    core: Any = module("core_model_loading")
+    modeling: Any = module("modeling_utils")
+    with quiet():
+        state = modeling.remove_tied_weights_from_state_dict(model.state_dict(), model)
+        written: Mapping[str, torch.Tensor] = core.revert_weight_conversion(model, state)
+    return written
+
+
+def _on_meta(entry: str, config: Mapping[str, object], tensors: Mapping[str, Described]) -> Any:
+    """The model of transformers that a checkpoint holds, without weights.
+
+    Args:
+        entry: the entry that it is for.
+        config: the checkpoint's config; empty for the usual one, which is transformers' own.
+        tensors: what bounds its size.
+
+    Raises:
+        TableError: there is none, or the entry is not for it.
+        TargetError: it is larger than the tensors can be meant for.
+    """
+    import transformers  # noqa: PLC0415  # only those who ask for such a table wait for it
+
+    known = transformers.CONFIG_MAPPING
+    kind = str(config.get("model_type", entry))
+    if kind not in known and model_class(entry) is None:
+        hint = nearest(kind, [*known, *entries()]) or f"{entries()[0]!r} is the first of {len(entries())} entries"
+        raise _refused(entry, f"transformers {_version()} knows no {kind!r}", hint)
+    usual = usual_classes({"model_type": kind})
+    names = [entry, *declared(config), *(usual if config else (*usual[1:2], *usual))]  # for show, one with a head
+    make = next((found for found in map(model_class, dict.fromkeys(names)) if found is not None), None)
+    if make is None:
+        raise _refused(entry, f"transformers {_version()} has no model for {kind!r}", "write a table of your own")
+    try:
+        with quiet(), torch.device("meta"), bounded(bounds(tensors, config) if config else OWN_CODE):
+            own = known[kind] if kind in known else make.config_class  # noqa: SIM401  # a lazy mapping
+            given = own.from_dict(copy.deepcopy(dict(config))) if config else own()  # which may change what it is given
+            model: Any = make._from_config(given)
+    except (PortingError, MemoryError):
+        raise
+    except Exception as error:
+        message = f"transformers cannot build {make.__name__}: {type(error).__name__}: {error}"
+        raise _refused(entry, message, "see whether transformers loads the checkpoint") from error
+    parts = {type(one).__name__ for one in model.modules()}
+    parts |= {getattr(one.config, "model_type", "") for one in model.modules() if hasattr(one, "config")}
+    if entry not in parts and (entry not in known or known[entry] is not type(model.config)):  # or another name of it
+        hint = f"pass {REGISTRY}{kind}"
+        raise _refused(entry, f"config.json has model_type {kind!r}, and {type(model).__name__} has no {entry!r}", hint)
+    return model
+
+
+def _refused(entry: str, message: str, hint: str, code: Code = Code.NO_TABLE) -> TableError:
+    return TableError(Fault(code=code, where=REGISTRY + entry, message=message, hint=hint))
+
+
+def module(name: str) -> Any:
+    """A module of transformers that is not public.
+
+    Raises:
+        TableError: this transformers does not have it.
+    """
+    import importlib  # noqa: PLC0415  # with transformers
+
+    try:
+        return importlib.import_module(f"transformers.{name}")
+    except ImportError as error:
+        message = f"transformers {_version()} has no {name}"
+        hint = "install transformers 5 or newer"
+        raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=hint)) from error
+
+
+def _version() -> str:
+    import transformers  # noqa: PLC0415  # as above
+
+    return transformers.__version__
