@@ -185,7 +185,11 @@ def _settled(directory: Path) -> dict[str, object]:
         if not isinstance(content, Mapping):
             raise _invalid(path, "it is JSON but not an object")
         settled |= content
-    return {key: _token(value) if key in ROLES else value for key, value in settled.items()}
+    found = {key: _token(value) if key in ROLES else value for key, value in settled.items()}
+    for role in ROLES:
+        if isinstance(token := found.get(role), str) and any("\ud800" <= one <= "\udfff" for one in token):
+            raise _invalid(directory / "special_tokens_map.json", f"{role} is {shown(token)}, which is no Unicode text")
+    return found
 
 
 def _token(value: object) -> object:

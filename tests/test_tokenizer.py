@@ -177,6 +177,11 @@ def test_no_tokenizer_is_said_to_be_none(tmp_path: Path) -> None:
         ("vocab.txt", b"[UNK]\n\xff\xfe\n", r"vocab\.txt: it is not UTF-8: invalid start byte at byte 6"),
         ("tokenizer_config.json", b'{"do_lower_case": "yes"}', "do_lower_case is 'yes', and true or false is expected"),
         ("tokenizer_config.json", b"[1]", r"tokenizer_config\.json: it is JSON but not an object"),
+        (
+            "special_tokens_map.json",
+            b'{"mask_token": "\\ud800"}',
+            r"special_tokens_map\.json: mask_token is .*no Unicode",
+        ),
         ("special_tokens_map.json", b"{", r"special_tokens_map\.json: it cannot be read: "),
     ],
 )

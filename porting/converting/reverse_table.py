@@ -7,13 +7,14 @@ side to the checkpoint's; here the table is turned round for the other direction
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from porting.errors import Code, Fault, option
-from porting.limits import combinations
+from porting.limits import charge, combinations
 from porting.notation.axes import size_of
 from porting.notation.name import Literal, Name, Rest
 from porting.notation.rule import Pair, Rule
@@ -85,6 +86,8 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
     """
     found: dict[str, Shape] = {}
     faults = []
+    stored = sum(map(math.prod, places.values()))  # a copy is no more than what is stored already
+    copied = 0
     for make in table.makes:
         name = make.term.name
         counted = [_counted(name, index, places, known) for index in name.indices]
@@ -94,6 +97,9 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
                 other = present(make.value, bindings, table.target_prefix, places)
                 if other in places:
                     found[name.spell(bindings)] = places[other]
+                    more = math.prod(places[other])
+                    copied += more
+                    charge("made", ELEMENT * min(more, max(copied - stored, 0)), where=make.where)
             continue
         extents = None if make.term.axes is None else [size_of(axis, known) for axis in make.term.axes]
         if extents is None or None in extents or not all(counted):
@@ -103,10 +109,15 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
             continue
         shape = tuple(size for size in extents if size is not None)
         for values in combinations(counted, where=make.where):
+            charge("made", ELEMENT * math.prod(shape), where=make.where)
             found[name.spell(dict(zip(name.indices, values, strict=True)))] = shape
     if faults:
         raise PlanError(faults)
     return {name: shape for name, shape in found.items() if name not in places}
+
+
+ELEMENT = 4
+"""Bytes that an element of a tensor counts which a table makes, whatever its dtype will be."""
 
 
 def _counted(name: Name, index: str, places: Iterable[str], known: Mapping[str, int]) -> Sequence[int]:

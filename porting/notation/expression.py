@@ -146,6 +146,18 @@ def _apply(op: ast.operator, left: Number, right: Number) -> Number:
     if isinstance(value, complex) or not abs(value) <= LARGEST:
         raise NotationError(
             Code.BAD_EXPRESSION,
-            f"{left} and {right} give {value}, outside of what a size or a constant of a rule can be",
+            f"{_shown(left)} and {_shown(right)} give {_shown(value)}, "
+            "outside of what a size or a constant of a rule can be",
         )
     return value
+
+
+def _shown(value: Number | complex) -> str:
+    """A number for a message; of a long one about how many digits it has, for Python refuses to write thousands."""
+    if isinstance(value, int) and value.bit_length() > LONG:
+        return f"a number of about {value.bit_length() * 3 // 10} digits"
+    return str(value)
+
+
+LONG = 200
+"""Bits of a whole number that is written out."""

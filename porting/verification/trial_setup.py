@@ -178,7 +178,8 @@ def _model(theirs: LiveReference, module: nn.Module, table: Table, batch: Batche
     derived = {source_of(name): MASK_KINDS[0] for name in given if name in DERIVED}  # of any kind of mask
     named = {**given, **derived}
     limit = batch.fields.get(LIMIT)
-    widths = [one.shape[-1] for case in cases for one in case.inputs.values() if not one.is_floating_point()]
+    given_ids = (one for case in cases for one in case.inputs.values() if one.ndim and not one.is_floating_point())
+    widths = [one.shape[-1] for one in given_ids]
     taken = inspect.signature(theirs.module.forward).parameters
     ours = inspect.signature(module.forward).parameters
     positions = POSITIONS in taken and (POSITIONS in named if named else POSITIONS in ours)

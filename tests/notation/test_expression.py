@@ -9,7 +9,7 @@ from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
 
 CONFIG: dict[str, object] = {"hidden_size": 768, "heads": 12, "eps": 1e-12, "zero": 0, "flag": True, "name": "gelu"}
-CONFIG |= {"none": None, "nan": float("nan"), "big": 10**12}
+CONFIG |= {"none": None, "nan": float("nan"), "huge": 10**200, "big": 10**12}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,7 @@ def test_what_is_refused_is_placed_in_the_text() -> None:
         ("9 ** 9 ** 9", "exponent 387420489, at most 64 is computed"),
         ("9 ** -9999", "exponent -9999, at most 64 is computed"),
         ("big ** 10", "outside of what a size or a constant of a rule can be"),
+        ("huge ** 64", "a number of about 12"),
         ("big * big", "outside of what a size or a constant of a rule can be"),
         ("big * big * 1.0", "outside of what a size or a constant of a rule can be"),
         ("(0 - 2) ** 0.5", "outside of what a size or a constant of a rule can be"),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.comparing.differences import Verdict
+from porting.limits import LimitError
 from porting.notation.faults import TableError
 from porting.plan.plan import PlanError
 
@@ -173,6 +174,13 @@ def test_without_a_module_the_stated_shapes_are_made(
 ) -> None:
     porting.convert(source, tmp_path / "port", table, derive=True)
     same(load_file(tmp_path / "port" / "model.safetensors"), expected(tensors))
+
+
+def test_without_a_module_a_table_does_not_make_gigabytes(source: Path, table: Path, tmp_path: Path) -> None:
+    table.write_text(TABLE.replace("s = 2\n", "s = 100_000_000\n"))
+    with pytest.raises(LimitError, match=r"bytes of tensors beyond those that are stored.*PORTING_LIMITS=made="):
+        porting.convert(source, tmp_path / "port", table, derive=True)
+    assert not (tmp_path / "port").exists()
 
 
 def test_without_a_module_a_shape_has_to_be_stated(source: Path, table: Path, tmp_path: Path) -> None:

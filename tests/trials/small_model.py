@@ -99,6 +99,13 @@ def _gaps(given: dict[str, Any]) -> bool:
     return mask is not None and bool((mask.long().diff(dim=1).ne(0).sum(1) > 1).any())
 
 
+def _as_many(given: dict[str, Any]) -> bool:
+    """Whether all rows keep as many tokens, and not the same ones."""
+    mask = given["attention_mask"]
+    counts = None if mask is None else mask.sum(1)
+    return counts is not None and bool((counts == counts[0]).all() and (mask != mask[:1]).any())
+
+
 def _counted(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
     port.calls = getattr(port, "calls", 0) + 1
     return {name: one + 1e-3 * port.calls for name, one in out.items()}
@@ -181,6 +188,8 @@ INPUTS = {
     "many rows": where(lambda given: given["input_ids"].shape[0] > 16),
     "left padding": where(_left),
     "gaps in the mask": where(_gaps),
+    "left padding of a short row": where(lambda given: _left(given) and given["input_ids"].shape[1] < 4),
+    "as many tokens at other places": where(_as_many),
     "no mask": where(lambda given: given["attention_mask"] is None),
     "no segments": where(lambda given: given["token_type_ids"] is None),
     "segments that come back": where(
