@@ -7,6 +7,7 @@ and token.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -195,9 +196,27 @@ class Fetcher:
         with explained(str(self._model), file=name):
             cache.mkdir(parents=True, exist_ok=True)
             guard = Guard(f"{self._model}: {name}", commit=self._commit, most=MAX_INDEX, folder=cache)
+            mark = self._mark(name, cache)
+            interrupted = mark.exists()
+            if not interrupted and not self._is_cached(name, cache):
+                write_file(mark, b"")
             path = guarded(lambda: self._fetched(name, cache), guard)
-            guard.check_digest(Path(path))
+            guard.check_digest(Path(path), again=interrupted)
+            mark.unlink(missing_ok=True)
         return Path(path)
+
+    def _mark(self, name: str, cache: Path) -> Path:
+        """What stands in the cache from before a file is fetched until its digest was compared.
+
+        The client gives a file its place in the cache as soon as it has it, and a process may end before that is
+        looked at.
+        """
+        key = f"{self._model.repo}/{self._commit}/{name}"
+        return cache / f".porting-unchecked-{hashlib.sha256(key.encode()).hexdigest()}"
+
+    def _is_cached(self, name: str, cache: Path) -> bool:
+        found = try_to_load_from_cache(self._model.repo, name, cache_dir=os.fspath(cache), revision=self._commit)
+        return isinstance(found, str)
 
     def _fetched(self, name: str, cache: Path) -> str:
         return hf_hub_download(

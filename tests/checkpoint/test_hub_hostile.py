@@ -19,6 +19,7 @@ from safetensors.torch import save
 
 from porting.checkpoint import CheckpointError, HubError, open_checkpoint
 from porting.checkpoint.hub import Fetcher
+from porting.checkpoint.hub_guard import Guard
 from porting.checkpoint.names import ModelId
 from porting.limits import LimitError, spending
 from tests.hub_server import Answer, Hub
@@ -175,6 +176,29 @@ def test_bytes_that_are_not_those_of_the_digest_are_not_kept(hub: Hub, tmp_path:
     assert not list(tmp_path.rglob(f"blobs/{DIGEST}"))
     hub.troubles.clear()
     assert open_checkpoint("org/name").read("a")[5] == 5
+
+
+def test_bytes_that_nobody_was_left_to_look_at_are_looked_at_later(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has given the file its place in the cache when the process ends."""
+    hub.add("org/name", MODEL)
+    hub.fail("/store/", sending({}, WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ 1])))
+
+    def ended(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Guard, "check_digest", ended)
+        with pytest.raises(KeyboardInterrupt):
+            open_checkpoint("org/name")
+    assert list(tmp_path.rglob(f"blobs/{DIGEST}"))
+    with pytest.raises(HubError, match=f"announced {DIGEST}"):
+        open_checkpoint("org/name")
+    assert not list(tmp_path.rglob(f"blobs/{DIGEST}"))
+    hub.troubles.clear()
+    assert open_checkpoint("org/name").read("a")[5] == 5
+    assert not list(tmp_path.rglob(".porting-unchecked-*"))
 
 
 @pytest.mark.parametrize("size", ["-1", "1e9", "٣", "9" * 30, "9" * 5000])
