@@ -87,6 +87,8 @@ def explained(path: Path, needed: int) -> Iterator[None]:
             with suppress(OSError):
                 reason += f"; {needed} bytes are needed and {shutil.disk_usage(path.parent).free} are free"
             hint = "free some space, or choose another destination"
+        elif error.errno == errno.EFAULT:  # what is written is mapped from a file, whose end came nearer
+            reason, hint = "a file that the values are read from was cut short meanwhile", "restore it, and try again"
         elif error.errno == errno.EROFS:
             hint = "choose a destination that can be written to"
         left = _left_behind(path)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
-from porting.checkpoint.atomic import write_file
+from porting.checkpoint.atomic import new_file, write_all, write_file
 from porting.errors import CheckpointError
 
 
@@ -36,3 +37,16 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
         write_file(path, b"page")
     assert not other.exists() or other.read_text() == "kept"
     assert len(list(tmp_path.iterdir())) == 1 + (kind == "link")
+
+
+def test_a_source_that_is_cut_short_while_it_is_written_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(1 << 16))
+    with source.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        os.truncate(source, 0)
+        with (
+            pytest.raises(CheckpointError, match=r"was cut short meanwhile.*restore it"),
+            new_file(tmp_path / "out", size=0, overwrite=False) as descriptor,
+        ):
+            write_all(descriptor, memoryview(mapped))
+    assert [one.name for one in tmp_path.iterdir()] == ["source"]
