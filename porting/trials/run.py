@@ -15,7 +15,7 @@ from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, select, split
 from porting.trials.battery import Trial
 from porting.trials.inputs import Case
-from porting.trials.padding import kept
+from porting.trials.padding import FEW_TOKENS, kept
 from porting.trials.pairing import pair
 from porting.trials.scope import Kind, Result, Status
 
@@ -151,9 +151,9 @@ def to_place(results: Sequence[Result], trials: Sequence[Trial], most: int) -> l
     """
     pairs = zip(results, trials, strict=True)
     differing = [(one, trial) for one, trial in pairs if one.status is Status.DIFFERS and not one.said]
-    differing.sort(
-        key=lambda pair: (pair[0].rows == 1, pair[0].rows * max(pair[0].length, 1))
-    )  # rows say more than one
+    differing.sort(  # several rows say more than one, and in rows of few tokens many functions agree
+        key=lambda pair: (pair[0].rows == 1, 0 < pair[0].length <= max(FEW_TOKENS), pair[0].rows * pair[0].length)
+    )
     chosen: dict[Kind, Case] = {}
     single = [pair for pair in differing if pair[0].kind is not Kind.COMBINED]
     for one, trial in single or differing:  # a batch that varies one property says more

@@ -92,7 +92,7 @@ WALKS = [
     ("verify pegasus --table pegasus_into_classifier --fresh", False),
     ("export pegasus back --table pegasus_into_classifier --fresh", False),
     ("suggest p --into scratch.py:Tied -o s.toml", True),
-    ("suggest p --into scratch.py:Bert -o s.toml", False),
+    ("suggest p --into scratch.py:Bert -o s.toml", True),
     ("suggest stored --into scratch.py:Bert -o s.toml", True),
     ("suggest p --into scratch.py:Tied --architecture BertForMaskedLM -o s.toml", False),
     ("suggest p --into headed.py:build -o s.toml", False),
