@@ -206,10 +206,9 @@ class Fetcher:
         return Path(path)
 
     def _mark(self, name: str, cache: Path) -> Path:
-        """What stands in the cache from before a file is fetched until its digest was compared.
+        """A marker file in the cache, from before a download starts until the digest of the file was compared.
 
-        The client gives a file its place in the cache as soon as it has it, and a process may end before that is
-        looked at.
+        The client moves a file into the cache before its digest is compared here, and a process may end in between.
         """
         key = f"{self._model.repo}/{self._commit}/{name}"
         return cache / f".porting-unchecked-{hashlib.sha256(key.encode()).hexdigest()}"

@@ -153,7 +153,7 @@ class Guard:
 
         Args:
             path: the file.
-            again: look at it in any case: it may have come when nobody was left to look.
+            again: check it even if nothing was downloaded now: an earlier process ended before its own check.
 
         Raises:
             HubError: it has another; the file is gone then.

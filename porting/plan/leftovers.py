@@ -160,7 +160,8 @@ def differs(left: LeftOut, tensors: Container[str]) -> Fault:
         tensors: the names of those beside it.
     """
     if left.made:
-        message = f"[make] says {left.equals}, and its values are others"
+        said = left.equals if Content.parse(left.equals) is not None else f"that it equals {left.equals}"
+        message = f"[make] says {said}, and its values are others"
         named = told(called="export it with anew=True", typed="convert it without the table's line in [make]")
         hint = f"no checkpoint has a place for them: map it in [tensors] and {named}, or set it back"
         return Fault(code=Code.MADE_DIFFERS, where=left.name, message=message, hint=hint)

@@ -145,7 +145,7 @@ def _converted(entry: str, key: str, converter: Any, sources: list[Source], mode
         made = converter.convert(key, model=model, config=model.config)
     except LayoutError:
         raise
-    except Exception as error:
+    except Exception as error:  # its operations fail in their own ways
         message = f"{_operation(error)} fails on the tensors of {key!r}: {type(error).__name__}: {error}"
         hint = "see whether transformers loads the checkpoint"
         raise _refused(entry, message, hint, Code.REGISTRY_REFUSED) from error
@@ -222,7 +222,7 @@ def _on_meta(entry: str, config: Mapping[str, object], tensors: Mapping[str, Des
             model: Any = make._from_config(given)
     except (PortingError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # a config that fits no model fails in its constructor, in any way
         message = f"transformers cannot build {make.__name__}: {type(error).__name__}: {error}"
         raise _refused(entry, message, "see whether transformers loads the checkpoint") from error
     parts = {type(one).__name__ for one in model.modules()}

@@ -152,7 +152,7 @@ def test_a_warning_of_the_hub_is_shown_once_and_moves_no_cursor(hub: Hub, caplog
 
 
 def test_a_link_in_the_cache_where_a_commit_is_noted_is_not_followed(hub: Hub, tmp_path: Path) -> None:
-    """A cache that several users share: what is written there has a name that nobody can guess."""
+    """In a cache that several users share, temporary files have names that cannot be predicted."""
     hub.add("org/name", MODEL)
     theirs = tmp_path / "theirs"
     theirs.write_text("kept")
@@ -178,10 +178,10 @@ def test_bytes_that_are_not_those_of_the_digest_are_not_kept(hub: Hub, tmp_path:
     assert open_checkpoint("org/name").read("a")[5] == 5
 
 
-def test_bytes_that_nobody_was_left_to_look_at_are_looked_at_later(
+def test_a_file_whose_check_was_interrupted_is_checked_by_the_next_run(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client has given the file its place in the cache when the process ends."""
+    """The client has already moved the file into the cache when the process ends."""
     hub.add("org/name", MODEL)
     hub.fail("/store/", sending({}, WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ 1])))
 

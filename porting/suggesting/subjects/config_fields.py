@@ -331,9 +331,9 @@ def field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...] 
 
 
 def _sided(role: Role, parts: Sequence[Part], config: Mapping[str, object]) -> str | None:
-    """The field of a role that a config has for one part of the model, by its name or inside a config of the part's.
+    """The config's field of a role for one part of the model: ``decoder_layers``, ``vision_config.hidden_size``.
 
-    Where the config has no field of the role itself, it is that of its language model.
+    If the name says no part and only nested configs have the role, the text model's is taken first.
     """
     for part in parts:
         for name, value in config.items():
