@@ -5,7 +5,7 @@ names is first used. The heads of the others are in their files.
 
     bert, bert_heads                  BERT; the chapter to begin with
     roberta, distilbert, albert,      its relatives, which put other parts in the place of BERT's
-      electra, mpnet, prenorm_bert
+      electra, mpnet, prenorm_bert, bert_generation
     modern_bert, modern_bert_heads    the encoder that people choose today: rotary positions, windows, gated activations
     unpadded                          how BERT and its relatives leave padding out of the computation
     attention                         multi-head attention in the four layouts that people write
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from porting.models.albert import Albert, AlbertConfig
     from porting.models.bert import Bert, BertOutput
     from porting.models.bert_config import BertConfig
+    from porting.models.bert_generation import BertGeneration
     from porting.models.bert_heads import (
         BertForMaskedLM,
         BertForMultipleChoice,
@@ -66,6 +67,7 @@ __all__ = [
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
     "BertForTokenClassification",
+    "BertGeneration",
     "BertLogits",
     "BertOutput",
     "BertPreTrainingOutput",
@@ -99,6 +101,7 @@ _ROOMS = {
         "BertOutput",
     ),
     "bert_config": ("BertConfig",),
+    "bert_generation": ("BertGeneration",),
     "bert_heads": (
         "BertForMaskedLM",
         "BertForMultipleChoice",

@@ -27,7 +27,7 @@ Every model takes the same inputs:
 Rows of different lengths run without their padding when ``bert.unpadded`` is set, see ``unpadded.py``.
 
 BERT's relatives are rooms of their own that put other parts in the place of these: ``roberta.py``, ``distilbert.py``,
-``albert.py``, ``electra.py``, ``mpnet.py`` and ``prenorm_bert.py``.
+``albert.py``, ``electra.py``, ``mpnet.py``, ``prenorm_bert.py`` and ``bert_generation.py``.
 """
 
 from __future__ import annotations

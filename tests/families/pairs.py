@@ -65,6 +65,7 @@ MODERN_BERT: Fields = {
     "cls_token_id": 1,
     "sep_token_id": 2,
 }
+BERT_GENERATION: Fields = {**BERT, "bos_token_id": 1, "eos_token_id": 2}
 MPNET: Fields = {**BERT, "max_position_embeddings": 152}  # all 32 buckets of distances are met
 
 
@@ -120,6 +121,7 @@ PAIRS = (
     Pair("electra", "ElectraForPreTraining", ELECTRA),
     Pair("electra", "ElectraForMaskedLM", ELECTRA),
     Pair("albert", "AlbertForPreTraining", ALBERT),
+    Pair("bert_generation", "BertGenerationEncoder", BERT_GENERATION),
     Pair("mpnet", "MPNetForMaskedLM", MPNET),
     Pair("modern_bert", "ModernBertForMaskedLM", MODERN_BERT, single=True),
     Pair("modern_bert", "ModernBertForSequenceClassification", MODERN_BERT, single=True),
