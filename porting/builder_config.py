@@ -17,7 +17,7 @@ from torch import nn
 
 from porting.build import Bounds, bounded, one_line
 from porting.errors import Code, Fault, nearest, told
-from porting.frames import is_installed
+from porting.frames import is_installed, users_line
 from porting.target import TargetError
 
 
@@ -82,7 +82,11 @@ def typed(name: str, value: object) -> object:
 
 
 def call(
-    into: Callable[..., nn.Module], config: Callable[[], object], fields: Mapping[str, object], within: Bounds
+    into: Callable[..., nn.Module],
+    config: Callable[[], object],
+    fields: Mapping[str, object],
+    within: Bounds,
+    stored: Mapping[str, object] | None = None,
 ) -> nn.Module:
     """Call a class or function with what its parameters ask for.
 
@@ -94,12 +98,32 @@ def call(
         config: makes the target's config.
         fields: the same, field by field.
         within: how large the module may become.
+        stored: the checkpoint's own config, for messages; None where there is none.
 
     Raises:
         TargetError: it asks for something else, or goes beyond the bounds.
     """
-    with bounded(within):
-        return _called(into, config, fields)
+    try:
+        with bounded(within):
+            return _called(into, config, fields)
+    except KeyError as error:
+        field = error.field if isinstance(error, UnknownFieldError) else error.args[0] if error.args else None
+        if not isinstance(field, str) or field in fields:
+            raise
+        if field in (stored or {}):
+            hint = f'add "{field}" = "{field}" to [config]'
+        elif isinstance(error, UnknownFieldError):
+            hint = (
+                nearest(field, list(stored or {})) or 'add "the checkpoint\'s name of it" = "' + field + '" to [config]'
+            )
+        else:  # a dictionary of the builder's own
+            raise
+        message = (
+            f"building the module reads the field {field!r} of the config, which the table's [config] does not give"
+        )
+        raise TargetError(
+            Fault(code=Code.BAD_TARGET, message=message, hint=f"{hint}; at {users_line(error)}")
+        ) from error
 
 
 def config_class(into: Callable[..., object], parameter: str) -> type | None:

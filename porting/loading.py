@@ -254,7 +254,8 @@ def maker(
         return (lambda: module), kind
     if into is None:
         into = import_path(kind.target if kind else "", trust=trust)
-    fields = arguments(table, checkpoint.config)
+    as_stored = not (table.config or table.constants or table.config_class)
+    fields = dict(checkpoint.config) if as_stored else arguments(table, checkpoint.config)
     target = into
 
     def config() -> object:
@@ -264,7 +265,7 @@ def maker(
         return make_config(import_path(table.config_class, trust=trust, config=True), fields, where=where)
 
     within = bounds(checkpoint.tensors, checkpoint.config)
-    return (lambda: call(target, config, fields, within)), kind
+    return (lambda: call(target, config, fields, within, checkpoint.config)), kind
 
 
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:

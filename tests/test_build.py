@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from porting.build import OWN_CODE, bounds, build, filled
-from porting.builder_config import call, make_config
+from porting.builder_config import Named, call, make_config
 from porting.limits import LimitError
 from porting.models import Bert, BertConfig
 from porting.target import TargetError, assign, named_tensors, slots
@@ -241,6 +241,47 @@ def test_a_parameter_that_nothing_is_known_of_is_named() -> None:
         "builder must be given 'hiden_size', 'depth', which the table's [config] does not have "
         "(did you mean 'hidden_size'?) [bad-target]"
     )
+
+
+def reads_a_dictionary(config: dict[str, int]) -> nn.Module:
+    return Sized({"hidden_size": config["hidden_size"]}["hidden_size"], config["depth"])
+
+
+def reads_attributes(config: Any) -> nn.Module:  # any kind of config
+    return Sized(config.hidden_size, config.depth)
+
+
+ADD = r'add "depth" = "depth" to \[config\]'
+
+
+def unpacks(config: dict[str, int]) -> nn.Module:
+    return reads_a_dictionary({**config})
+
+
+@pytest.mark.parametrize(
+    ("builder", "stored", "hint"),
+    [
+        (reads_a_dictionary, {"depth": 2}, ADD),
+        (reads_attributes, {"depth": 2}, ADD),
+        (unpacks, {"depth": 2}, ADD),
+        (reads_attributes, {"depths": 2}, r"did you mean 'depths'\?"),
+        (reads_a_dictionary, {}, 'add "the checkpoint\'s name of it" = "depth" to \\[config\\]'),
+    ],
+)
+def test_a_field_that_the_table_does_not_give_is_named(
+    builder: Callable[..., nn.Module], stored: Mapping[str, int], hint: str
+) -> None:
+    said = rf"reads the field 'depth' of the config, which .* \[config\] does not give \({hint}; at .*test_build.py"
+    with pytest.raises(TargetError, match=said):
+        call(builder, lambda: Named(FIELDS), FIELDS, OWN_CODE, {**FIELDS, **stored})
+
+
+def test_a_key_that_is_no_field_is_left_to_the_builder() -> None:
+    def builder(config: Mapping[str, int]) -> nn.Module:
+        return Sized({"small": config["hidden_size"]}["large"])
+
+    with pytest.raises(KeyError, match="large"):
+        call(builder, lambda: Named(FIELDS), FIELDS, OWN_CODE, FIELDS)
 
 
 def test_a_config_is_made_or_all_its_unknown_fields_are_named() -> None:

@@ -19,6 +19,7 @@ from porting import models
 from porting.checkpoint import open_checkpoint
 from porting.errors import PortingError
 from porting.loading import PortingWarning, same_bits
+from porting.notation.table import parse_table
 from porting.plan.plan import PlanError
 from porting.target import TargetError
 from tests import own, small_checkpoint
@@ -87,6 +88,32 @@ def test_a_class_or_function_is_built_and_filled(into: Callable[..., nn.Module],
     assert module.decoder.weight is module.tokens.weight
     assert torch.equal(module.powers, torch.tensor([1.0, 2.0, 4.0, 8.0]))
     assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+class Words(nn.Embedding):
+    """Built of the config's fields as they are stored."""
+
+    def __init__(self, vocab_size: int, rope: dict[str, int]) -> None:
+        super().__init__(vocab_size, rope["dim"])
+
+
+@pytest.mark.parametrize(
+    "into",
+    [
+        Words,
+        lambda config: Words(config.vocab_size, config.rope),
+        lambda config: Words(config["vocab_size"], {"dim": config.rope.dim}),
+        lambda config: Words(**{name: config[name] for name in ("vocab_size", "rope")}),
+    ],
+    ids=["fields", "attributes", "keys", "keywords"],
+)
+def test_a_table_without_a_config_gives_the_fields_of_the_checkpoint(
+    into: Callable[..., nn.Module], tmp_path: Path
+) -> None:
+    save_file({"tokens": torch.arange(6.0).view(3, 2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"vocab_size": 3, "rope": {"dim": 2}}')
+    table = parse_table('[mapping]\nname = "words"\n[tensors]\n"tokens" = "weight"\n')
+    assert torch.equal(porting.load(tmp_path, into, table).state_dict()["weight"], torch.arange(6.0).view(3, 2))
 
 
 def test_a_module_is_filled_and_stays_itself(source: Path, table: Path) -> None:

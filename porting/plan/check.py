@@ -11,6 +11,7 @@ from torch import nn
 
 from porting.errors import Code, Fault, alike, option, told
 from porting.limits import reading, separately
+from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
 from porting.plan.config import effective, refused, sizes, uncomputable
@@ -99,12 +100,12 @@ def _checked(
             target_prefix=table.target_prefix,
         )
         near = Nearest()
+        idle = _idle(alignment, table.prefix, near)  # told first: what they meant to fill is missing because of them
         unsaved = dict(unsaved_tensors(target)) if alignment.unplaced and isinstance(target, nn.Module) else {}
         left_out, lost = leave_out(table, alignment, source.tensors, source.config, near, unsaved)
         tied, unshared = resolve_ties(table, alignment, places)
         unfilled = renew(table, alignment, places, tied, source.config, near, allowed=fresh)
-    faults += [*alignment.faults, *alignment.gaps, *lost, *unshared, *unfilled.faults]
-    faults += _idle(alignment, near)
+    faults += [*alignment.faults, *alignment.gaps, *idle, *lost, *unshared, *unfilled.faults]
     faults += _dtypes(alignment, source.tensors, places, dtype)
     faults += _unfilled(alignment)
     values = effective(table, source.config)
@@ -164,14 +165,35 @@ def _approximate(table: Table) -> Iterator[Fault]:
         yield Fault(code=Code.APPROXIMATE, where=table.where, message=message, hint=hint)
 
 
-def _idle(alignment: Alignment, near: Nearest) -> Iterator[Fault]:
+def _idle(alignment: Alignment, prefix: str, near: Nearest) -> list[Fault]:
     free = [*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)]
+    modules: dict[str, list[str]] = {}
+    for name in free:
+        module, _, leaf = name.rpartition(".")
+        for spelled in {module, module.removeprefix(prefix)}:
+            modules.setdefault(spelled, []).append(leaf)
+    faults = []
     for rule in alignment.idle:
         if not rule.optional:
             message = f"'{rule}' matches nothing in the checkpoint and nothing in the module"
-            hint = near(str(rule.sources[0].key), free)
+            hint = _leaves(rule, modules) if near.left else ""
+            hint = hint or near(str(rule.sources[0].key), free)
             hint = hint or "take it away, or move it to [optional] if not every checkpoint has it"
-            yield Fault(code=Code.RULE_MATCHES_NOTHING, where=rule.where, message=message, hint=hint)
+            faults.append(Fault(code=Code.RULE_MATCHES_NOTHING, where=rule.where, message=message, hint=hint))
+    return faults
+
+
+def _leaves(rule: Rule, modules: Mapping[str, Sequence[str]]) -> str:
+    """The rule with the tensors of the modules that it names, where it names modules."""
+    if len(rule.sources) != 1 or len(rule.targets) != 1:
+        return ""
+    theirs, ours = rule.sources[0].key, rule.targets[0].key
+    leaves = next((leaves for module, leaves in modules.items() if theirs.read(module) is not None), ())
+    if not leaves:
+        return ""
+    index = next(letter for letter in "wxyz" if letter not in theirs.indices)
+    ending = leaves[0] if len(leaves) == 1 else f"{{{index}:{','.join(leaves)}}}"
+    return f'a rule names tensors, and this is a module: write "{theirs}.{ending}" = "{ours}.{ending}"'
 
 
 def _dtypes(

@@ -32,7 +32,7 @@ BUDGET = 16
 """So many batches are tried at most, each in a forward pass of the port."""
 
 VAIN = 2
-"""After so many batches of random rows that reach nothing more of the weights, no further ones are tried."""
+"""After so many batches of random rows that reach hardly more of the weights, no further ones are tried."""
 
 MOST_ROWS = 32
 """No batch has more rows, whatever a condition compares with."""
@@ -194,7 +194,7 @@ class _Search:
                 self._found.failed.append(f"{words} not: {said}")
             return False
         gained = self._executed.lacks(trial)
-        reached = self._observer.gain(total) if total is not None else 0
+        reached = total is not None and self._observer.gain(total)
         if not gained and not reached:
             return False
         self._executed.add(trial)

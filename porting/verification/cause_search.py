@@ -99,7 +99,10 @@ def name_causes(
         trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
         found += _inverted(known, probes)
         repaired = trials.repaired = None if found else trials.repair()
-        for cause_case in known if not found else ():
+        drawn_first = (
+            [held_out] if held_out is not None else []
+        )  # the smallest: what fits it is confirmed in the others
+        for cause_case in [*drawn_first, *known] if not found else ():
             found += trials.why(cause_case, [probe for probe in guilty if not _explained(probe, found)])
             if all(_explained(probe, found) for probe in guilty):
                 break
@@ -317,7 +320,7 @@ class _Trials:
 
     def _others(self, cause_case: CauseCase) -> list[CauseCase]:
         others = [one for one in self._known if one is not cause_case][:HELD_OUT]
-        return [*([self._held_out] if self._held_out else []), *others]
+        return [one for one in (self._held_out, *others) if one is not None and one is not cause_case]
 
     @torch.no_grad()
     def _one_for_all(self, cause_case: CauseCase, explained: Sequence[Explained]) -> Finding | None:

@@ -26,6 +26,9 @@ TYPES, WORDS = "token_type_ids", "input_ids"
 MATRIX = 2
 """Axes of a weight that has rows."""
 
+WORTH = 0.05
+"""A further batch is worth comparing where it reaches this share of the elements that no batch has reached."""
+
 
 class Observer:
     """Gathers, over several passes, which elements of the weights have a gradient to some probe.
@@ -96,27 +99,31 @@ class Observer:
         """Whether more of some weight may be reached: words beyond what is affordable are no hope."""
         return any(bool(mask.any()) for mask in self._missing().values())
 
-    def gain(self, total: Tensor) -> int:
-        """How many elements the gradient of a function reaches that neither :meth:`see` nor this had reached before.
+    def gain(self, total: Tensor) -> bool:
+        """Whether the gradient of a function reaches so much that neither :meth:`see` nor this had reached before.
 
-        That is a hope, on which a batch is kept: they count as reached once the batch was compared.
+        Comparing a batch costs many passes: it has to reach a weight of which nothing was reached, or the share
+        :data:`WORTH` of all elements that are missing.  That is a hope, on which a batch is kept: they count as reached
+        once the batch was compared.
         """
         missing = self._missing()
         weights = [self._weights[name] for name in missing]
         if not weights or not total.requires_grad:
-            return 0
+            return False
         try:
             with GradientOfEveryRow():
-                found = torch.autograd.grad(total, weights, allow_unused=True)
+                found: tuple[Tensor | None, ...] = torch.autograd.grad(total, weights, allow_unused=True)
         except RuntimeError:  # as in see()
-            return 0
-        gained = 0
-        for (name, mask), gradient in zip(missing.items(), found, strict=True):
-            if gradient is not None:
-                reached = (gradient.abs_() > MEANING) & mask
-                gained += int(reached.sum())
-                self._hoped[name] = self._hoped[name] | reached if name in self._hoped else reached
-        return gained
+            return False
+        gradients = {name: one for name, one in zip(missing, found, strict=True) if one is not None}
+        gained = {name: (one.abs_() > MEANING) & missing[name] for name, one in gradients.items()}
+        counts = {name: int(one.sum()) for name, one in gained.items()}
+        first = any(bool(missing[name].all()) for name, count in counts.items() if count > 0)
+        if not first and sum(counts.values()) < max(1, WORTH * sum(int(one.sum()) for one in missing.values())):
+            return False
+        for name, reached in gained.items():
+            self._hoped[name] = self._hoped[name] | reached if name in self._hoped else reached
+        return True
 
     def _missing(self) -> dict[str, Tensor]:
         """Of each weight that was not reached altogether, the elements that more rows may reach."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, VerifyError
 from porting.loading import Into, weights
 from porting.notation.table import Table
@@ -216,19 +217,14 @@ def _verify(
 
     tell("reference in float64", 1, stages)
 
-    def reference(dtype: torch.dtype, on: Sequence[Case] = cases) -> Side:
-        terms = [term for rule in chosen.compared for term in rule.sources]
-        return theirs.side(dtype, terms, chosen.prefix, on, clock)
-
-    def port(dtype: torch.dtype, on: Sequence[Case] = cases) -> Side:
-        own = exactly(subject, checkpoint) if dtype == torch.float64 else cast(subject.module, dtype)
-        return port_side(own, dtype, chosen, on, clock)
-
+    sides = _Sides(theirs, subject, checkpoint, chosen, cases, clock)
+    reference, port = sides.reference, sides.port
     doubled = partial(reference, torch.float64)
     batch = _that_runs(theirs, batch, make, cases, doubled)
     batch, make, (chosen, returned), said = _that_the_port_takes(
         theirs, batch, make, cases, partial(_with_returned, chosen, doubled, partial(port, torch.float64), random), said
     )
+    sides.table = chosen
     comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0], recorded.lowered if recorded else None)
     batch = anchored(comparison, doubled, theirs, batch, make, cases)
     comparison.warnings += [*lost, *said]
@@ -253,15 +249,12 @@ def _verify(
         for probe in comparison.probes()
     )
 
-    def both(dtype: torch.dtype, on: Sequence[Case] = cases) -> tuple[Side, Side]:
-        return reference(dtype, on), port(dtype, on)
-
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
     seen = replace(seen, made=subject.plan.contents)
-    drawn, turned = _drawn(theirs, both, given.table, another(cases[0], batch, seed))
+    drawn, turned = _drawn(theirs, sides.both, given.table, another(cases[0], batch, seed))
     weighed, seconds = given.weighed and not seen.differing, math.inf if causes is True else float(causes)
     found, diverges = name_causes(
-        comparison, probes, both, dtypes, drawn=drawn, turned=turned, weights_compared=weighed, seconds=seconds
+        comparison, probes, sides.both, dtypes, drawn=drawn, turned=turned, weights_compared=weighed, seconds=seconds
     )
     tell("done", stages, stages)
     ended = time.perf_counter()
@@ -354,6 +347,49 @@ def _explorer(
         comparison=comparison,
         given=own and trials is None,
     )
+
+
+@dataclass
+class _Sides:
+    """Makes the two sides, ready to be run.
+
+    Attributes:
+        theirs, subject, checkpoint: the reference, the port, and what both were loaded from.
+        table: what is compared, and how the port is given its inputs.
+        cases: the batches, where no others are named; what is added to them later is run as well.
+        clock: is told of passes.
+    """
+
+    theirs: Reference
+    subject: Subject
+    checkpoint: Checkpoint
+    table: Table
+    cases: list[Case]
+    clock: Clock
+    _shared: dict[torch.dtype, tuple[Side, Side]] = field(default_factory=dict)
+
+    def reference(self, dtype: torch.dtype, on: Sequence[Case] | None = None, like: Side | None = None) -> Side:
+        """The reference in a dtype; with the model of ``like``, a side in that dtype, where there is one."""
+        terms = [term for rule in self.table.compared for term in rule.sources]
+        on = self.cases if on is None else on
+        return self.theirs.side(dtype, terms, self.table.prefix, on, self.clock, like=like)
+
+    def port(self, dtype: torch.dtype, on: Sequence[Case] | None = None, like: Side | None = None) -> Side:
+        """The port in a dtype; likewise."""
+        if like is not None:
+            own = like.module
+        elif dtype == torch.float64:
+            own = exactly(self.subject, self.checkpoint)
+        else:
+            own = cast(self.subject.module, dtype)
+        return port_side(own, dtype, self.table, self.cases if on is None else on, self.clock)
+
+    def both(self, dtype: torch.dtype, on: Sequence[Case] | None = None) -> tuple[Side, Side]:
+        """Both in a dtype, with the same two models at each call: in float64 a copy takes twice what is stored."""
+        first = self._shared.get(dtype, (None, None))
+        made = self.reference(dtype, on, first[0]), self.port(dtype, on, first[1])
+        self._shared.setdefault(dtype, made)
+        return made
 
 
 def _drawn(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from porting.models import BertConfig, BertForPreTraining
 from porting.models.bert import BertEmbeddings
 from porting.verification import Case, batch_search, verify
-from porting.verification.coverage import unseen
+from porting.verification.coverage import Observer, unseen
 from tests.families.pairs import PAIRS
 from tests.families.ported import make
 from tests.small_checkpoint import write_checkpoint
@@ -117,6 +117,21 @@ def test_units_that_no_row_has_switched_on_are_looked_for(tmp_path: Path, monkey
     assert shares[0] < shares[1]
     assert "16 rows of 2 to 17 tokens, padded" in found.cases
     assert blind.search == ""
+
+
+@pytest.mark.parametrize(("reached", "more"), [(10, False), (0, True), (60, True)])
+def test_a_batch_is_worth_comparing_for_a_first_element_or_for_many(reached: int, more: bool) -> None:
+    """Of a weight of 1000 elements so many are reached already; the batch reaches 20 others, or 100 where it is 60."""
+    module = nn.Linear(1000, 1, bias=False).double()
+    observer = Observer(module, seed=0)
+    reaches = torch.zeros(1000, dtype=torch.float64)
+    reaches[:reached] = 1.0
+    observer.see(module.weight @ reaches, 1.0)
+    further = torch.zeros(1000, dtype=torch.float64)
+    further[reached : reached + (100 if reached == 60 else 20)] = 1.0
+    assert observer.gain(module.weight @ further) is more
+    assert not observer.gain(module.weight @ further)  # what is hoped for is hoped for once
+    assert observer.shares() == ({"weight": reached / 1000} if reached else {})
 
 
 @pytest.mark.slow

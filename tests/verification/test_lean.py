@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from porting.checkpoint import open_checkpoint
+from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.models import Bert, BertConfig
 from porting.tracing import activations
 from porting.tracing.running import Clock
 from porting.trials.inputs import Case
-from porting.verification import VerifyError, module_checkpoint, references, verify
+from porting.verification import VerifyError, module_checkpoint, proof, references, verify
 from porting.verification.module_checkpoint import share
 from porting.verification.reference import load_reference
 from porting.verification.references import LiveReference
+from porting.verification.subject import Subject, exactly
 from tests.small_checkpoint import write_checkpoint
 
 
@@ -51,6 +54,28 @@ def test_the_report_is_the_same(
         assert (one.port, one.reference) == (other.port, other.reference)
         assert other.meaning.end_to_end < 1e-13
         assert other.rounding["float32"].end_to_end == pytest.approx(one.rounding["float32"].end_to_end, rel=1e-3)
+
+
+def tanh_gelu(config: BertConfig) -> Bert:
+    return Bert(config=replace(config, hidden_act="gelu_new"))
+
+
+def test_the_search_for_a_cause_casts_each_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_checkpoint(tmp_path / "bert")
+    made: list[torch.dtype] = []
+
+    def counted(subject: Subject, checkpoint: Checkpoint) -> nn.Module:
+        made.append(torch.float64)
+        return exactly(subject, checkpoint)
+
+    monkeypatch.setattr(proof, "exactly", counted)
+    counts = []
+    for causes in (False, True):
+        made.clear()
+        report = verify(path, tanh_gelu, architecture="BertModel", trials=False, dtypes=(), causes=causes)
+        counts.append(len(made))
+    assert [one.name for one in report.causes] == ["tanh GELU for another activation"]
+    assert counts[1] == counts[0] + 1
 
 
 class Odd(nn.Module):
