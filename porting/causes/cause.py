@@ -27,6 +27,8 @@ class Cause(ABC):
         rough: it reproduces a rounding error, which another order of the same sums changes in its last digits.
         wide: it shows in several places at once; in one alone it looks like something simpler.
         pinned: its alterations say what a part computes from the reference's values, and do not make up a whole model.
+        absorbed_by_weights: with other weights (moved, scaled, in another order, as a table can make them) a port with
+            the mistake may compute what the reference does; without it, it computes another function whatever they are.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Cause(ABC):
     rough: bool = False
     wide: bool = False
     pinned: bool = False
+    absorbed_by_weights: bool = False
 
     @abstractmethod
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:

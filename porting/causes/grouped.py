@@ -47,5 +47,6 @@ CAUSES: tuple[Cause, ...] = (
         looks="the projections agree; the first and the last head agree, those between do not",
         fix="repeat_interleave(n, dim=heads), or expand [b g 1 s d] to [b g n s d]; not repeat, which tiles",
         cut=tiled,
+        absorbed_by_weights=True,
     ),
 )

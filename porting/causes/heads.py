@@ -276,6 +276,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="attention is too sharp; almost nothing on a fresh model, whose scores are near 0",
         fix="scores = q @ k.T / sqrt(head_size); scaled_dot_product_attention does it by itself",
         factor=lambda size, heads, scale: 1 / scale if scale != 1 else size**0.5,
+        absorbed_by_weights=True,
     ),
     Rescaled(
         name="1/sqrt(d) twice",
@@ -286,6 +287,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="attention is too flat",
         fix="scale=1.0 for scaled_dot_product_attention, where the query is scaled already or nothing is",
         factor=lambda size, heads, scale: size**-0.5,
+        absorbed_by_weights=True,
     ),
     Rescaled(
         name="scaled by the model's width",
@@ -293,12 +295,14 @@ CAUSES: tuple[Cause, ...] = (
         looks="attention is too flat, by the root of the number of heads",
         fix="divide by sqrt(hidden_size / num_attention_heads)",
         factor=lambda size, heads, scale: heads**-0.5,
+        absorbed_by_weights=True,
     ),
     OtherScale(
         name="attention scaled by another factor",
         what="the scores are multiplied by a number that is none of the usual ones",
         looks="attention is too flat or too sharp",
         fix="scores = q @ k.T / sqrt(head_size), unless the config says otherwise; scale= of the kernel",
+        absorbed_by_weights=True,
     ),
     Cut(
         name="query, key and value interleaved wrongly",
@@ -306,6 +310,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="every head mixes queries, keys and values",
         fix="say the order in the table: [(p h d) e] for query, key, value one after the other, [(h p d) e] by heads",
         cut=interleaved,
+        absorbed_by_weights=True,
     ),
     Cut(
         name="heads split wrongly",
@@ -313,12 +318,14 @@ CAUSES: tuple[Cause, ...] = (
         looks="the projections agree, the scores do not; the shapes fit",
         fix="view(b, s, h, d).transpose(1, 2), not view(b, h, s, d)",
         cut=untransposed,
+        absorbed_by_weights=True,
     ),
     HeadOrder(
         name="heads reversed",
         what="the heads stand in the opposite order",
         looks="the projections agree; all shapes fit",
         fix="see what flips the axis of the heads",
+        absorbed_by_weights=True,
     ),
     HeadCount(
         name="number of heads",
@@ -332,6 +339,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="the probabilities agree, the context does not",
         fix="context.transpose(1, 2).reshape(b, s, e)",
         merge=lambda context: context.reshape(context.shape[0], context.shape[2], -1),
+        absorbed_by_weights=True,
     ),
     Merged(
         name="heads merged in the wrong order",
@@ -339,6 +347,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="the probabilities agree, the context is shuffled",
         fix="heads first, then the channels of each: rearrange 'b h s d -> b s (h d)'",
         merge=lambda context: context.permute(0, 2, 3, 1).flatten(2),
+        absorbed_by_weights=True,
     ),
     SoftmaxAxis(
         name="softmax over the queries",
@@ -359,5 +368,6 @@ CAUSES: tuple[Cause, ...] = (
         what="the learned bias for each distance is not added to the scores",
         looks="scores differ in every layer by the same amounts",
         fix="add it before the softmax, in every layer",
+        absorbed_by_weights=True,
     ),
 )

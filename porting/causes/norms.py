@@ -303,12 +303,14 @@ CAUSES: tuple[Cause, ...] = (
         what="the norm does not multiply by its weight",
         looks="nothing on a fresh model, whose gains are 1; much on a trained one",
         fix="elementwise_affine=True, and load the weight",
+        absorbed_by_weights=True,
     ),
     NormBias(
         name="LayerNorm bias missing",
         what="the norm does not add its bias",
         looks="nothing on a fresh model, whose biases are 0; a constant for each channel on a trained one",
         fix="bias=True, and load the bias",
+        absorbed_by_weights=True,
     ),
     GainFirst(
         name="norm gain before the norm",

@@ -162,11 +162,13 @@ CAUSES: tuple[Cause, ...] = (
         what="sines and cosines stand in halves where the reference has them one by one, or the other way round",
         looks="the position table differs by an order of its channels",
         fix="the paper interleaves them; tensor2tensor and what is descended from it have all sines first",
+        absorbed_by_weights=True,
     ),
     SinusoidBase(
         name="sinusoid frequencies",
         what="the sines and cosines of positions have other speeds than the reference's",
         looks="the first positions agree best, the last ones least",
         fix="10000 ** (-2 i / width) for i = 0, 1, ... width / 2 - 1; arange(0, width, 2) is 2 i already",
+        absorbed_by_weights=True,
     ),
 )

@@ -198,6 +198,7 @@ def _bias(role: str, name: str, looks: str) -> BiasMissing:
         looks=looks,
         fix="bias=True, and load the bias: the checkpoint has one",
         role=role,
+        absorbed_by_weights=True,
     )
 
 
@@ -210,6 +211,7 @@ def _swap(first: int, second: int, looks: str) -> Swapped:
         fix=f"check the table's lines for {one} and {two}, and the order of the fused projection's parts",
         first=first,
         second=second,
+        absorbed_by_weights=True,
     )
 
 
@@ -225,12 +227,14 @@ CAUSES: tuple[Cause, ...] = (
         what="a linear layer's bias is added by the layer and again by hand",
         looks="off by the bias",
         fix="add it once",
+        absorbed_by_weights=True,
     ),
     Transposed(
         name="square weight transposed",
         what="a square weight is used the other way round",
         looks="large differences; the shapes fit, so nothing complains",
         fix="torch.nn.Linear keeps [out in]; Conv1D of GPT-2 and matrices of TensorFlow keep [in out]",
+        absorbed_by_weights=True,
     ),
     _swap(0, 1, "each row of scores is what a column should be"),
     _swap(1, 2, "both scores and context are wrong"),
@@ -240,5 +244,6 @@ CAUSES: tuple[Cause, ...] = (
         what="the activation is applied to the half that should be multiplied by it",
         looks="the gated feed-forward network's output differs; its first projection agrees",
         fix="check which half of the fused projection the activation belongs to",
+        absorbed_by_weights=True,
     ),
 )

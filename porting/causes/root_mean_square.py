@@ -37,6 +37,7 @@ CAUSES: tuple[Cause, ...] = (
         fix="x.pow(2).mean(-1, keepdim=True); F.normalize and x.norm() are sqrt(n) times as large",
         kind=RMS,
         formula=by_length,
+        absorbed_by_weights=True,
     ),
     NormGain(
         name="RMSNorm gain missing",
@@ -44,6 +45,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="nothing on a fresh model, whose gains are 1; much on a trained one",
         fix="elementwise_affine=True, and load the weight",
         kind=RMS,
+        absorbed_by_weights=True,
     ),
     GainMoved(
         name="norm gain without 1 added",
@@ -52,6 +54,7 @@ CAUSES: tuple[Cause, ...] = (
         fix="x * (1 + weight), as Gemma has it; or add 1 to the weights when they are loaded",
         known=1.0,
         more=-1.0,
+        absorbed_by_weights=True,
     ),
     GainMoved(
         name="norm gain with 1 added",
@@ -60,5 +63,6 @@ CAUSES: tuple[Cause, ...] = (
         fix="x * weight: Llama and most others keep the gain itself, Gemma what is added to 1",
         known=0.0,
         more=1.0,
+        absorbed_by_weights=True,
     ),
 )

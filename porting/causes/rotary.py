@@ -51,7 +51,8 @@ class RotaryTheta(Cause):
             known, scaling = base_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
             said = declared(model_parts)
             own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
-            for theta in (one for one in THETAS if not (own and math.isclose(one, own, rel_tol=1e-3))):
+            explained = [own, *(theta for theta, _ in _ntk(model_parts, pair[0], own))] if own else []
+            for theta in (one for one in THETAS if not any(math.isclose(one, two, rel_tol=1e-3) for two in explained)):
                 for dtype, scaled in product(ROTATED_IN, _ways(model_parts, scaling)):
                     rewrites = each(pair, based(theta, dtype, scaled=scaled))
                     yield Alteration(where=module, rewrites=rewrites, detail=_theta(f"{theta:.12g}", own))
@@ -96,6 +97,44 @@ def theta_of(model_parts: ModelParts, one: Rotation) -> float | None:
     scaling, said = scaling_of(model_parts, one), declared(model_parts)
     found = said.theta if said else scaling.theta if scaling else base_of(model_parts, one)
     return None if found is None else float(f"{found:.5g}")
+
+
+class NtkScaling(Cause):
+    """The base scaled by ``factor ** (d / (d - 2))``, d being the channels that are rotated (bloc97 2023)."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Query and key of each attention with a usual factor: in the port alone, and in the reference alone."""
+        for module, pair in by_attention(model_parts):
+            own = base_of(model_parts, pair[0])
+            for theta, detail in () if own is None else _ntk(model_parts, pair[0], own):
+                for dtype in ROTATED_IN:
+                    yield Alteration(where=module, rewrites=each(pair, based(theta, dtype)), detail=detail)
+
+
+NTK_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)
+"""By which contexts are made longer."""
+
+
+def _ntk(model_parts: ModelParts, one: Rotation, own: float) -> Iterator[tuple[float, str]]:
+    """The bases that differ from the reference's by a usual factor of NTK scaling."""
+    count = model_parts.tape[one.input].shape[-1]
+    for factor in NTK_FACTORS if count > 2 else ():
+        ratio = factor ** (count / (count - 2))
+        power = f"{factor:g} ** ({count} / {count - 2})"
+        more = _written(own) * ratio, f"theta is multiplied by {power}; the reference's is {own:.6g}"
+        less = _written(own / ratio), f"theta is {own / ratio:.6g} where the reference has it multiplied by {power}"
+        yield from (way for way in (more, less) if not (_round(own) and _round(way[0])))
+
+
+def _round(theta: float) -> bool:
+    """Whether a base is one that people choose, as 160000 is, whatever it may be a multiple of."""
+    return math.isclose(float(f"{theta:.2g}"), theta, rel_tol=1e-5)
+
+
+def _written(theta: float) -> float:
+    """A base as a person would have written it, where it is read of angles in float32."""
+    short = float(f"{theta:.4g}")
+    return short if math.isclose(short, theta, rel_tol=1e-5) else theta
 
 
 class ScalingMissing(Cause):
@@ -288,6 +327,12 @@ CAUSES: tuple[Cause, ...] = (
         looks="the first positions agree best, the last ones least",
         fix="rope_theta in the config; some models have another one in local layers",
     ),
+    NtkScaling(
+        name="rotary NTK scaling",
+        what="the base is scaled by factor ** (d / (d - 2)) in the port alone, or in the reference alone",
+        looks="the first positions agree best, the last ones least",
+        fix="see rope_scaling and rope_parameters in the config; the type dynamic scales long inputs alone",
+    ),
     ScalingMissing(
         name="rotary scaling missing",
         what="the rotation's angles are not scaled, where the reference's are",
@@ -306,6 +351,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="position 0 agrees, the others do not",
         fix="the paper pairs neighbours, as GPT-J does; GPT-NeoX, LLaMA and most others pair the two halves",
         pairs=True,
+        absorbed_by_weights=True,
     ),
     Rotated(
         name="rotary direction",
@@ -313,6 +359,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="position 0 agrees; what a query sees before it, it should see after it",
         fix="x cos + rotate_half(x) sin, with rotate_half = (-x2, x1)",
         back=True,
+        absorbed_by_weights=True,
     ),
     RotatedPart(
         name="rotary on a part of the head",
@@ -339,6 +386,7 @@ CAUSES: tuple[Cause, ...] = (
         what="the values are rotated like queries and keys",
         looks="the probabilities agree, the context does not",
         fix="rotate queries and keys alone",
+        absorbed_by_weights=True,
     ),
     Rotated(
         name="rotary missing",

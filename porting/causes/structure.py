@@ -391,5 +391,6 @@ CAUSES: tuple[Cause, ...] = (
         what="a layer computes with the weights of another: the order is wrong, or one layer is run several times",
         looks="large differences from the first such layer on",
         fix="check the layers' numbers in the table, and the order of the loop over them",
+        absorbed_by_weights=True,
     ),
 )

@@ -129,6 +129,11 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
         Edit("stretched", {SPEEDS: "speeds / 3"}, "all angles are divided by 3; the reference divides all angles by 4"),
         Edit("llama", {SPEEDS: "speeds / 3"}, "all angles are divided by 3; the reference does not scale them"),
     ),
+    "rotary NTK scaling": (
+        Edit("llama", {"config.theta **": "(config.theta * 4 ** (8 / 6)) **"}, "theta is multiplied by 4 ** (8 / 6)"),
+        Edit("llama", {"config.theta **": "(config.theta * 2 ** (8 / 6)) **"}, "theta is multiplied by 2 ** (8 / 6)"),
+        Edit("ntk", {"config.theta **": "10000.0 **"}, "theta is 10000 where the reference has it multiplied by 4 **"),
+    ),
     "rotary theta": (
         Edit("llama", {"config.theta **": "500000.0 **"}, "theta is 500000 where the reference has 10000"),
         Edit("stretched", {"config.theta **": "500000.0 **"}, "theta is 500000 where the reference has 10000"),

@@ -100,6 +100,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_fre
           "original_max_position_embeddings": 1024}  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+NTK_THETA = 10_000.0 * 4 ** (8 / 6)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
@@ -115,6 +116,12 @@ FAMILIES: Mapping[str, Family] = {
         architecture="LlamaForCausalLM",
         fields={**COMMON, "rope_parameters": LINEAR},
         config=Config(stretched=4.0),
+        norms=BEFORE,
+    ),
+    "ntk": Family(
+        architecture="LlamaForCausalLM",
+        fields={**COMMON, "rope_parameters": {**PLAIN, "rope_theta": NTK_THETA}},
+        config=Config(theta=NTK_THETA),
         norms=BEFORE,
     ),
     "qwen3": Family(

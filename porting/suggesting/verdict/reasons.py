@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from porting.causes.catalogue import THEMES
+from porting.causes.catalogue import CATALOGUE, THEMES
 from porting.causes.finding import Finding
 from porting.errors import told
 from porting.suggesting.draft.layer_patterns import indexed
@@ -24,22 +24,8 @@ FINE = 2.0**-24
 """A difference in float64 that float32 cannot tell, of the activation's scale: half of its last digit."""
 
 _THEMES = MappingProxyType({cause.name: theme for theme, causes in THEMES.items() for cause in causes})
-_FUNCTIONS = frozenset({"norms", "activations", "masks", "structure", "limits", "outputs"})
-_OF_WEIGHTS = frozenset(
-    {
-        "LayerNorm gain missing", "LayerNorm bias missing", "RMSNorm gain missing", "length for root mean square",
-        "norm gain with 1 added", "norm gain without 1 added", "layers in another order",
-    }
-)  # fmt: skip
-_NO_WEIGHTS = frozenset(
-    {
-        "softmax over the queries", "softmax over the heads", "number of heads", "rotary theta", "rotary missing",
-        "rotary scaling", "rotary scaling missing", "rotary on a part of the head", "rotary on the whole head",
-        "rotary positions counted around padding", "ALiBi missing", "ALiBi of the other sign", "ALiBi slopes",
-    }
-)  # fmt: skip
-"""Entries of these themes say that another function is computed, whatever the weights are; of the others, that other
-weights might do it: moved, scaled or in another order, as a table can have them.  The names are the exceptions."""
+_OTHER_FUNCTION = frozenset(cause.name for cause in CATALOGUE if not cause.absorbed_by_weights and not cause.rough)
+"""Entries by which another function is computed, whatever the weights are; of the others, other weights might do it."""
 
 
 def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> list[Reason]:
@@ -115,8 +101,7 @@ def _near(one: Finding) -> bool:
 
 
 def _reason(one: Finding) -> Reason:
-    kind = _THEMES.get(one.name, "several")
-    final = (kind in _FUNCTIONS and one.name not in _OF_WEIGHTS) or one.name in _NO_WEIGHTS
+    kind, final = _THEMES.get(one.name, "several"), one.name in _OTHER_FUNCTION
     detail = f" ({one.detail})" if one.detail else ""
     advice = "" if final or one.difference <= CLOSE else "; weights that are moved or scaled might do it, by hand"
     text = f"{one.name}{detail}, at {several(one.probes)}: {_far(one.difference)}{advice}"
