@@ -100,7 +100,7 @@ def _checked(
             target_prefix=table.target_prefix,
         )
         near = Nearest()
-        idle = _idle(alignment, table.prefix, near)  # told first: what they meant to fill is missing because of them
+        idle = _idle(table, alignment, near)  # told first: what they meant to fill is missing because of them
         unsaved = dict(unsaved_tensors(target)) if alignment.unplaced and isinstance(target, nn.Module) else {}
         left_out, lost = leave_out(table, alignment, source.tensors, source.config, near, unsaved)
         tied, unshared = resolve_ties(table, alignment, places)
@@ -165,12 +165,12 @@ def _approximate(table: Table) -> Iterator[Fault]:
         yield Fault(code=Code.APPROXIMATE, where=table.where, message=message, hint=hint)
 
 
-def _idle(alignment: Alignment, prefix: str, near: Nearest) -> list[Fault]:
+def _idle(table: Table, alignment: Alignment, near: Nearest) -> list[Fault]:
     free = [*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)]
     modules: dict[str, list[str]] = {}
     for name in free:
         module, _, leaf = name.rpartition(".")
-        for spelled in {module, module.removeprefix(prefix)}:
+        for spelled in {module, module.removeprefix(table.prefix)}:
             modules.setdefault(spelled, []).append(leaf)
     faults = []
     for rule in alignment.idle:
@@ -178,6 +178,8 @@ def _idle(alignment: Alignment, prefix: str, near: Nearest) -> list[Fault]:
             message = f"'{rule}' matches nothing in the checkpoint and nothing in the module"
             hint = _leaves(rule, modules) if near.left else ""
             hint = hint or near(str(rule.sources[0].key), free)
+            if not hint and len(rule.sources) == 1 and not rule.where.startswith(f"{table.where}:"):  # an inherited one
+                hint = f'in {table.where}, "{rule.sources[0]}" = false takes it away'
             hint = hint or "take it away, or move it to [optional] if not every checkpoint has it"
             faults.append(Fault(code=Code.RULE_MATCHES_NOTHING, where=rule.where, message=message, hint=hint))
     return faults

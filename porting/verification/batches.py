@@ -196,8 +196,9 @@ def make_batches(
     skips, counted = next(shifted, (0, ""))
     if skips:
         fields[POSITIONS] = ours[counted]
-    if own:
+    if own is not None:
         _refuse_others(own)
+    if own:
         return Batches(cases=tuple(own), fields=fields)
     fields = text_fields({**silent_fields(config), **fields})
     if POSITIONS not in fields:
@@ -297,9 +298,9 @@ def _lone(module: nn.Module) -> str:
     return "0" if required[0] is every[0] and not any(one.kind is one.VAR_KEYWORD for one in every) else ""
 
 
-def _refuse_others(own: Sequence[object]) -> None:
-    """Refuse what is no list of cases: a path, or a batch as it is."""
-    if isinstance(own, str | Mapping) or not all(isinstance(one, Case) for one in own):
-        message = f"inputs are of type {type(own).__name__}, expected a list of cases"
-        hint = "from porting.verification import Case; a case is Case('what it shows', {'input_ids': ids})"
+def _refuse_others(own: object) -> None:
+    """Refuse what is no list of cases: a path, a tensor, or a batch as it is."""
+    if not isinstance(own, list | tuple) or not all(isinstance(one, Case) for one in own):
+        message = f"inputs are of type {type(own).__name__}, expected a batch by the names of its arguments, or a list"
+        hint = "inputs={'input_ids': ids}, or [Case('what it shows', {'input_ids': ids})] of porting.verification.Case"
         raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint=hint))

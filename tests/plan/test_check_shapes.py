@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.plan.shapes import Shape, headers
+from pathlib import Path
+
+import pytest
+
+from porting.notation.table import read_table
+from porting.plan.check import check
+from porting.plan.plan import PlanError
+from tests.plan.shapes import Shape, headers, module
 from tests.plan.toy import CONFIG, LAYERS, TABLE, checkpoint, plan, refused, target
 
 
@@ -27,6 +34,20 @@ def test_a_rule_that_names_a_module_is_told_the_tensors_of_it() -> None:
         "take it away, or move it to [optional] if not every checkpoint has it",
     ]  # first, since what no rule reads is read by none because of them
     assert [one.rpartition(" ")[2] for one in faults[3:]] == ["[unread-tensor]"] * 3
+
+
+def test_a_rule_that_is_inherited_and_matches_nothing_is_taken_away_in_the_table_that_inherits(tmp_path: Path) -> None:
+    parent = TABLE.replace("[optional]", '"trunk.embb.weight [v e]" = "embb.weight [v e]"\n[optional]')
+    (tmp_path / "parent.toml").write_text(parent)
+    child = 'extends = "parent"\n[mapping]\nname = "child"\n[tensors]\n'
+    for lines in ("", '"trunk.embb.weight [v e]" = false\n'):
+        (tmp_path / "child.toml").write_text(child + lines)
+        table = read_table(tmp_path / "child.toml")
+        if lines:
+            check(table, headers(checkpoint(), CONFIG), module(target()))
+            continue
+        with pytest.raises(PlanError, match=r'\(in child.toml, "trunk.embb.weight \[v e\]" = false takes it away\)'):
+            check(table, headers(checkpoint(), CONFIG), module(target()))
 
 
 def test_an_optional_rule_may_match_nothing() -> None:

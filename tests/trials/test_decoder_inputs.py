@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,8 +80,19 @@ def test_fields_that_a_family_calls_otherwise_are_known(config: dict[str, object
     assert usual_fields(config) == expected
 
 
-@pytest.mark.parametrize("given", ["batch.safetensors", {"input_ids": torch.zeros(1, 3)}, [{"input_ids": 1}]])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "batch.safetensors",
+        {"input_ids": torch.zeros(1, 3)},
+        [{"input_ids": 1}],
+        torch.ones(2, 3),
+        np.ones((2, 3)),
+        3,
+        {},
+    ],
+)
 def test_inputs_that_are_no_cases_are_refused_in_words(given: Any) -> None:
     table = find_table("bert", {})
-    with pytest.raises(VerifyError, match=r"expected a list of cases \(from porting\.verification import Case;"):
+    with pytest.raises(VerifyError, match=r"expected a batch by the names of its arguments, or a list \(inputs="):
         make_batches(table, open_checkpoint(embedded_checkpoint()), CONFIG, given, seed=0, longest=9, choices=None)
