@@ -222,17 +222,8 @@ class LivingFunction(LiveReference):
     def keep(self, dtype: torch.dtype) -> None:
         """Nothing: it holds its weights itself."""
 
-    def side(
-        self,
-        dtype: torch.dtype,
-        terms: Iterable[Term],
-        prefix: str,
-        cases: Sequence[Case],
-        clock: Clock,
-        like: Side | None = None,
-    ) -> Side:
+    def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
         """The function in a dtype, ready to be run."""
-        del like  # it holds its weights itself
         return self._made(dtype, cases, self.points(terms, prefix), clock)
 
     def _made(self, dtype: torch.dtype, cases: Sequence[Case], wanted: Sequence[Point], clock: Clock) -> FunctionSide:

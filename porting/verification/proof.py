@@ -46,7 +46,7 @@ from porting.verification.functions import has_parts, possible
 from porting.verification.learning import learn
 from porting.verification.module_checkpoint import share
 from porting.verification.reference import PADDING, choices, load_reference
-from porting.verification.references import LiveReference, Recorded, Reference, port_side
+from porting.verification.references import LiveReference, Recorded, Reference, floating, port_side
 from porting.verification.rounding_propagation import measure_float64_noise
 from porting.verification.streamed_verify import verify_streamed
 from porting.verification.subject import (
@@ -356,7 +356,7 @@ class _Sides:
     Attributes:
         theirs, subject, checkpoint: the reference, the port, and what both were loaded from.
         table: what is compared, and how the port is given its inputs.
-        cases: the batches, where no others are named; what is added to them later is run as well.
+        cases: the batches; those that are added to the list later are run as well.
         clock: is told of passes.
     """
 
@@ -368,28 +368,31 @@ class _Sides:
     clock: Clock
     _shared: dict[torch.dtype, tuple[Side, Side]] = field(default_factory=dict)
 
-    def reference(self, dtype: torch.dtype, on: Sequence[Case] | None = None, like: Side | None = None) -> Side:
-        """The reference in a dtype; with the model of ``like``, a side in that dtype, where there is one."""
+    def reference(self, dtype: torch.dtype) -> Side:
+        """The reference in a dtype."""
         terms = [term for rule in self.table.compared for term in rule.sources]
-        on = self.cases if on is None else on
-        return self.theirs.side(dtype, terms, self.table.prefix, on, self.clock, like=like)
+        return self.theirs.side(dtype, terms, self.table.prefix, self.cases, self.clock)
 
-    def port(self, dtype: torch.dtype, on: Sequence[Case] | None = None, like: Side | None = None) -> Side:
-        """The port in a dtype; likewise."""
-        if like is not None:
-            own = like.module
-        elif dtype == torch.float64:
-            own = exactly(self.subject, self.checkpoint)
-        else:
-            own = cast(self.subject.module, dtype)
-        return port_side(own, dtype, self.table, self.cases if on is None else on, self.clock)
+    def port(self, dtype: torch.dtype) -> Side:
+        """The port in a dtype."""
+        exact = dtype == torch.float64
+        own = exactly(self.subject, self.checkpoint) if exact else cast(self.subject.module, dtype)
+        return port_side(own, dtype, self.table, self.cases, self.clock)
 
     def both(self, dtype: torch.dtype, on: Sequence[Case] | None = None) -> tuple[Side, Side]:
-        """Both in a dtype, with the same two models at each call: in float64 a copy takes twice what is stored."""
-        first = self._shared.get(dtype, (None, None))
-        made = self.reference(dtype, on, first[0]), self.port(dtype, on, first[1])
-        self._shared.setdefault(dtype, made)
-        return made
+        """Both in a dtype, with the same two models at each call: in float64 a copy takes twice what is stored.
+
+        Args:
+            dtype: of both.
+            on: other batches than :attr:`cases`, for a reference that has parts.
+        """
+        if dtype not in self._shared:
+            self._shared[dtype] = self.reference(dtype), self.port(dtype)
+        reference, port = self._shared[dtype]
+        if on is None:
+            return reference, port
+        given = [floating(case.inputs, dtype) for case in on]
+        return replace(reference, arguments=given), port_side(port.module, dtype, self.table, on, self.clock)
 
 
 def _drawn(

@@ -70,19 +70,11 @@ class LiveReference:
             path, _, leaf = name.rpartition(".")
             setattr(self.module.get_submodule(path), leaf, one)
 
-    def side(
-        self,
-        dtype: torch.dtype,
-        terms: Iterable[Term],
-        prefix: str,
-        cases: Sequence[Case],
-        clock: Clock,
-        like: Side | None = None,
-    ) -> Side:
-        """The model in a dtype, ready to be run; that of ``like``, a side in the same dtype, where there is one."""
+    def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
+        """The model in a dtype, ready to be run."""
         return Side(
             title="the reference",
-            module=cast(self.module, dtype) if like is None else like.module,
+            module=cast(self.module, dtype),
             arguments=[floating(self.taken(case).inputs, dtype) for case in cases],
             wanted=self.points(terms, prefix),
             clock=clock,
@@ -133,17 +125,8 @@ class Recorded:
         matcher = Matcher((((0, number), term.key) for number, term in enumerate(terms)), prefix)
         return list(dict.fromkeys(name for name in map(_bare, self.recording.points()) if matcher.read(name)))
 
-    def side(
-        self,
-        dtype: torch.dtype,
-        terms: Iterable[Term],
-        prefix: str,
-        cases: Sequence[Case],
-        clock: Clock,
-        like: Side | None = None,
-    ) -> Side:
+    def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
         """The trace in a dtype, in the place of a model."""
-        del like
         return RecordedSide(
             title="the recording",
             module=nn.Module(),
