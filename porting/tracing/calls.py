@@ -143,7 +143,7 @@ def argument_names(function: Function) -> tuple[str, ...]:
     """The names of the arguments that may be given by place."""
     if function in _NAMES:
         return _NAMES[function]
-    if not inspect.isfunction(function):  # what is written in C tells no signature
+    if not inspect.isfunction(inspect.unwrap(function)):  # what is written in C tells no signature
         return ()
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return tuple(name for name, one in inspect.signature(function).parameters.items() if one.kind is either)

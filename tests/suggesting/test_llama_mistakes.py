@@ -29,7 +29,6 @@ LLAMA3 = {
     [
         ({}, {"self.weight = eps,": "self.weight = 1e-6,"}, Verdict.APPROXIMATE, "RMSNorm eps (eps is 1e-06 where"),
         ({}, {SCORES: f"(50 * ({SCORES} / 50).tanh())"}, Verdict.APPROXIMATE, "scores are capped at 50 where"),
-        ({}, {"self.eps) * self.weight": "self.eps) * (1 + self.weight)"}, Verdict.NOT_FOUND, "norm gain with 1 added"),
         (LINEAR, {}, Verdict.IMPOSSIBLE, "rotary scaling missing (the reference divides all angles by 4)"),
         (LLAMA3, {}, Verdict.IMPOSSIBLE, "rotary scaling missing (the reference divides the slow angles by 8)"),
     ],

@@ -11,10 +11,10 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
+from porting.suggesting.search.activation_matching import same_places
 from porting.suggesting.search.embedding_candidates import candidates
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, in_every_layer
 from porting.suggesting.search.name_similarity import namesakes
-from porting.suggesting.search.search import same_places
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.llama import FIELDS, Attention, Block, Feed, Llama

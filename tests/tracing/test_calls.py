@@ -14,7 +14,7 @@ from porting.causes.fault_injection import cure, plant, watch
 from porting.causes.model_parts import ModelParts
 from porting.causes.mutants import PLANTS
 from porting.causes.tape import Recorder
-from porting.tracing.calls import argument, changed, in_order
+from porting.tracing.calls import argument, argument_names, changed, in_order
 
 CALLS: dict[str, tuple[Callable[..., Any], str, dict[str, str], str, dict[str, str]]] = {
     "all by name": (F.linear, "", {"weight": "w", "bias": "b", "input": "x"}, "xwb", {}),
@@ -112,3 +112,7 @@ def test_the_search_for_a_cause_finds_parts_whose_arguments_are_passed_by_name()
     assert known.scale == 0.5
     assert len(known.linears) == 3
     assert len(model_parts.residuals) == 1
+
+
+def test_an_operator_that_python_wraps_around_c_has_no_names() -> None:
+    assert argument_names(torch.Tensor.__pow__) == ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from porting.suggesting.search.layouts import CandidateRule
@@ -26,7 +26,8 @@ class Line:
 
     Attributes:
         sources, targets: patterns of names with their axes, ``(pattern, "(h d) e")``.
-        fold, fill, scale: as in a table.
+        fold, fill: as in a table.
+        constants: its scale and its offset, as in a table.
         why: what decided it.
         proven: it was chosen among several by what it computes.
         reads, writes: the tensors of the twin that it stands for.
@@ -37,7 +38,7 @@ class Line:
     targets: tuple[tuple[str, str], ...]
     fold: bool = False
     fill: float | None = None
-    scale: str = ""
+    constants: Mapping[str, str] = field(default_factory=dict, hash=False)
     why: str = ""
     proven: bool = False
     reads: tuple[str, ...] = ()
@@ -52,7 +53,9 @@ class Line:
     @property
     def short(self) -> bool:
         """Whether it can be a line of [tensors]."""
-        return len(self.sources) == len(self.targets) == 1 and not self.fold and self.fill is None and not self.scale
+        return (
+            len(self.sources) == len(self.targets) == 1 and not self.fold and self.fill is None and not self.constants
+        )
 
 
 def lines(moves: Iterable[CandidateRule]) -> list[Line]:
@@ -63,7 +66,7 @@ def lines(moves: Iterable[CandidateRule]) -> list[Line]:
             tuple((one.pattern, one.axes) for one in move.targets),
             fold=move.fold,
             fill=move.fill,
-            scale=move.scale,
+            constants=move.constants,
             why=move.why,
             proven=move.proven,
             reads=move.reads,
@@ -183,7 +186,7 @@ def _counted(single: Sequence[Line]) -> list[Line]:
     groups: dict[object, list[Line]] = {}
     for line in single:
         terms = (*line.sources, *line.targets)
-        key = (tuple((_blank(name), axes) for name, axes in terms), line.fold, line.fill, line.scale)
+        key = (tuple((_blank(name), axes) for name, axes in terms), line.fold, line.fill, *line.constants.items())
         groups.setdefault(key, []).append(line)
     return [line for group in groups.values() for line in _explain(group)]
 

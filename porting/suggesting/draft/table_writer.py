@@ -141,7 +141,9 @@ def _rule(line: Line) -> list[str]:
 
     found = [f"[[rule]]{_mark(line)}", f"source = {side(line.sources)}"]
     found.append(f"target = {side(line.targets)}")
-    found += [f"scale = {quoted(line.scale)}"] if line.scale else []
+    found += [
+        f"{key} = {text if re.fullmatch('-?[0-9]+', text) else quoted(text)}" for key, text in line.constants.items()
+    ]
     found += ["fold = true"] if line.fold else []
     return found + ([f"fill = {line.fill}"] if line.fill is not None else [])
 

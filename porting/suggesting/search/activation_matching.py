@@ -168,15 +168,15 @@ def is_turned(unit: Unit, mate: Unit, basis: FeatureOrder) -> bool:
     return apart(basis.turned(theirs)) < apart(theirs)
 
 
-def explained(move: CandidateRule, why: str, *, proven: bool, scale: str = "") -> CandidateRule:
-    """The move with what decided it, and with another scale if one is given."""
-    return replace(move, why=why, proven=proven, scale=scale or move.scale)
+def explained(move: CandidateRule, why: str, *, proven: bool, scale: str = "", offset: str = "") -> CandidateRule:
+    """The move with what decided it, and with another scale or offset if one is given."""
+    return replace(move, why=why, proven=proven, scale=scale or move.scale, offset=offset or move.offset)
 
 
 def habit(move: CandidateRule) -> str:
     """A move without the numbers of its names: what is the same in every layer."""
     text = " + ".join(one.term for one in move.sources) + " = " + " + ".join(one.term for one in move.targets)
-    return "".join("#" if character.isdigit() else character for character in text) + move.scale
+    return "".join("#" if character.isdigit() else character for character in text) + str(move.constants or "")
 
 
 def extents(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[list[int]]:
@@ -239,3 +239,40 @@ def _bare(mate: Unit) -> tuple[Tensor, Tensor] | None:
     spread = rows - mean
     gain = (spread * (given - middle)).sum(0) / spread.pow(2).sum(0).clamp_min(1e-30)
     return gain, middle - gain * mean
+
+
+def same_places(
+    port: OperationTrace,
+    reference: OperationTrace,
+    ours: Mapping[str, tuple[int, ...]],
+    theirs: Mapping[str, tuple[int, ...]],
+) -> dict[str, str]:
+    """The tensors that are at one place of two runs: of one shape, behind the same ones, and in one order.
+
+    Args:
+        port, reference: the runs.
+        ours, theirs: the tensors that are asked about, with their shapes.
+
+    Returns:
+        A name of the port -> one of the reference.
+    """
+    places = _places(reference, theirs)
+    found: dict[str, str] = {}
+    for key, some in _places(port, ours).items():
+        if len(some) == len(places.get(key, ())):
+            found.update(zip(some, places[key], strict=True))
+    return found
+
+
+def _places(trace: OperationTrace, shapes: Mapping[str, tuple[int, ...]]) -> dict[object, list[str]]:
+    """The tensors of a run by their shape and the shapes of what is right behind, in the order of the run."""
+    units = {unit.number: unit for unit in reversed(trace.units)}
+    found: dict[object, list[str]] = {}
+    seen: set[str] = set()
+    for unit in trace.units:
+        before = sorted(str(shapes.get(units[one].names[0])) for one in unit.behind if one in units)
+        for name in unit.names:
+            if name in shapes and name not in seen:
+                seen.add(name)
+                found.setdefault((shapes[name], *before), []).append(name)
+    return found

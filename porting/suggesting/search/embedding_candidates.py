@@ -198,7 +198,7 @@ def _folded(
             continue
         for number, move in sorted(enumerate(moves), key=lambda one: _words(one[1], port)):
             into, target = move.sources[0], move.targets[0]
-            if len(move.sources) > 1 or move.scale:
+            if len(move.sources) > 1 or move.constants:
                 continue
             axes = (into.axes, target.axes) if into.axes else ("t e", "t e")
             sources = (RuleTerm(into.pattern, into.names, axes[0]), RuleTerm(source, (source,), "0 e"))
@@ -240,7 +240,7 @@ def where_to_fold(moves: Sequence[CandidateRule], tables: Collection[str]) -> Qu
 
 def _takes(move: CandidateRule, tables: Collection[str]) -> bool:
     """Whether a row can be added to what this rule writes: one table made of one, as it is."""
-    single = len(move.sources) == len(move.targets) == 1 and not (move.fold or move.scale)
+    single = len(move.sources) == len(move.targets) == 1 and not (move.fold or move.constants)
     return single and move.targets[0].names[0] in tables
 
 

@@ -46,7 +46,7 @@ class CandidateRule:
 
     Attributes:
         sources, targets: its terms.
-        fold, fill, scale: as in a table.
+        fold, fill, scale, offset: as in a table.
         why: what decided it.
         proven: it was chosen among several by what it computes.
     """
@@ -56,6 +56,7 @@ class CandidateRule:
     fold: bool = False
     fill: float | None = None
     scale: str = ""
+    offset: str = ""
     why: str = ""
     proven: bool = False
 
@@ -70,6 +71,11 @@ class CandidateRule:
         return tuple(name for one in self.targets for name in one.names)
 
     @property
+    def constants(self) -> dict[str, str]:
+        """What its elements are multiplied by and what is added to them, as a table writes it."""
+        return {key: text for key, text in (("scale", self.scale), ("offset", self.offset)) if text}
+
+    @property
     def rule(self) -> Rule:
         """As the notation has it."""
         return make_rule(
@@ -77,7 +83,7 @@ class CandidateRule:
             [Term.parse(one.term) for one in self.targets],
             fold=self.fold,
             fill=self.fill,
-            constants={"scale": Expression.parse(self.scale)} if self.scale else {},
+            constants={key: Expression.parse(text) for key, text in self.constants.items()},
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from porting.suggesting.search.activation_matching import (
     has_scores,
     is_turned,
     same_activation,
+    same_places,
     skips,
     vector,
     whole,
@@ -43,41 +44,8 @@ BY_NAME, ROUNDED = "its name", 1e-5
 """Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
 
 
-def same_places(
-    port: OperationTrace,
-    reference: OperationTrace,
-    ours: Mapping[str, tuple[int, ...]],
-    theirs: Mapping[str, tuple[int, ...]],
-) -> dict[str, str]:
-    """The tensors that are at one place of two runs: of one shape, behind the same ones, and in one order.
-
-    Args:
-        port, reference: the runs.
-        ours, theirs: the tensors that are asked about, with their shapes.
-
-    Returns:
-        A name of the port -> one of the reference.
-    """
-    places = _places(reference, theirs)
-    found: dict[str, str] = {}
-    for key, some in _places(port, ours).items():
-        if len(some) == len(places.get(key, ())):
-            found.update(zip(some, places[key], strict=True))
-    return found
-
-
-def _places(trace: OperationTrace, shapes: Mapping[str, tuple[int, ...]]) -> dict[object, list[str]]:
-    """The tensors of a run by their shape and the shapes of what is right behind, in the order of the run."""
-    units = {unit.number: unit for unit in reversed(trace.units)}
-    found: dict[object, list[str]] = {}
-    seen: set[str] = set()
-    for unit in trace.units:
-        before = sorted(str(shapes.get(units[one].names[0])) for one in unit.behind if one in units)
-        for name in unit.names:
-            if name in shapes and name not in seen:
-                seen.add(name)
-                found.setdefault((shapes[name], *before), []).append(name)
-    return found
+OFFSET = 0.1
+"""With 1 added to a gain, or taken from it, no more than this share of a norm's difference is left."""
 
 
 class WeightSearch(ScoreTableSearch):
@@ -243,7 +211,8 @@ class WeightSearch(ScoreTableSearch):
         seconds = self._seconds(group, theirs)
         rest = [one for one in group if one.names[0] not in seconds]
         ways = embedding_candidates.candidates(rest, theirs, self.port.shapes, self.reference.shapes, self._scales)
-        if rest and not (theirs and self._choose(rest, theirs, ways, following, trace)):
+        chosen = not rest or (theirs and self._choose(rest, theirs, ways, following, trace))
+        if not (chosen or self._settle_neutral(rest[0], trace)):
             self._give_up(rest[0], theirs[0] if theirs else None)
         if seconds and self._verdict(group, (), (), following, self.found.reference.units) <= CLOSE:
             for one in group:
@@ -282,6 +251,8 @@ class WeightSearch(ScoreTableSearch):
         far, now = self._normed_apart(unit, mate)
         if far <= SAME or (mate.biases and not unit.biases):
             return
+        if mate.weights and self._offset(unit, mate, pieces[0], far):
+            return
         corrected = [
             explained(move, "Bessel's correction", proven=True, scale=self._bessel(mate)) for move in pieces[:1]
         ]
@@ -296,6 +267,25 @@ class WeightSearch(ScoreTableSearch):
             self._note("norm", unit, mate, far, cause)
             if now is not None:
                 self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis)
+
+    def _offset(self, unit: Unit, mate: Unit, gain: CandidateRule, far: float) -> bool:
+        """Whether one side stores a gain as what it adds to 1, and the other the gain itself: a rule adds the 1."""
+        before = self.port.leaves[gain.writes[0]].detach().clone()
+        for offset in ("1", "-1"):
+            move = explained(gain, "what it computes", proven=True, offset=offset)
+            values = self._values([move])
+            if values is None:
+                return False
+            self.found.trials += 1
+            self._put(values)
+            left = self._normed_apart(unit, mate)[0]
+            if left <= SAME or (left <= CLOSE and left < OFFSET * far):
+                self.found.moves = [one for one in self.found.moves if one.writes != move.writes] + [move]
+                if left > SAME:
+                    self._note("norm", unit, mate, left)
+                return True
+        self._put({gain.writes[0]: before})
+        return False
 
     def _normed_apart(self, unit: Unit, mate: Unit) -> tuple[float, Unit | None]:
         again = self.port.run(until=unit.last, forced=self._forced)
@@ -333,7 +323,8 @@ class WeightSearch(ScoreTableSearch):
                 ways = matrix_candidates.padded(single[0], ranked[0], self.port.shapes, self.reference.shapes)
                 if self._choose(single, ranked[:1], ways, None, trace):
                     return
-            self._give_up(group[0], ranked[0])
+            if not self._settle_neutral(group[0], trace):
+                self._give_up(group[0], ranked[0])
 
     def _tied(self, unit: Unit, matches: Sequence[Unit]) -> None:
         """A bias behind a matrix that has its values already, as a decoder's that is the word table."""
@@ -406,6 +397,8 @@ class WeightSearch(ScoreTableSearch):
         if best is None:
             return False
         far, chosen, values = best
+        if far > CLOSE and len(group) == 1 and self._settle_neutral(group[0], trace):
+            return True
         why = GUESS if far > CLOSE else "what it computes" if len(tried) > 1 else "its place"
         behind = following.names[0] if following is not None else ""
         rivals = sorted((one for one in tried if list(one[0]) != chosen), key=lambda one: one[1])[:2]
@@ -416,6 +409,13 @@ class WeightSearch(ScoreTableSearch):
             self._habits.append(custom)
         self._accept(chosen, values, group, mates)
         partly = {name for move in chosen if move.fill is not None for name in move.reads} if far <= SAME else set()
+        self._uneven_among(group, mates, chosen, partly)
+        return True
+
+    def _uneven_among(
+        self, group: Sequence[Unit], mates: Sequence[Unit], chosen: Sequence[CandidateRule], partly: set[str]
+    ) -> None:
+        """Note the biases that one side of each pair lacks, but for those of which a rule takes a part."""
         for ours in group:
             for mate in mates:
                 reads = {name for move in chosen if set(move.writes) & set(ours.names) for name in move.reads}
@@ -424,7 +424,6 @@ class WeightSearch(ScoreTableSearch):
                         self._uneven(ours, mate)
                     if ours.biases:
                         break
-        return True
 
     def _in_basis(
         self, group: Sequence[Unit], mates: Sequence[Unit], ways: Iterator[tuple[CandidateRule, ...]]
@@ -482,6 +481,8 @@ class WeightSearch(ScoreTableSearch):
             for now in (by_number[number] for number in (following.number, *beside) if number in by_number):
                 like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
                 skipped = [0.0 for one in later if one not in mates and skips(now, one)]
+                alone = len(mates) == 1 and mates[0].kind in TABLES and now.kind is WeightUse.LINEAR
+                skipped += [0.0] if alone and self._is_computed(now) else []
                 own = max(own, min([*(self._apart(now, one) for one in like), *skipped], default=float("inf")))
             # What comes behind may differ for another reason, such as a mask.
             return CLOSE if own > CLOSE and has_scores(group, mates, again, self.found.reference) else own
@@ -521,9 +522,10 @@ class WeightSearch(ScoreTableSearch):
         activation in the place of the module's.
         """
         mate = min(like, key=lambda one: self._apart(unit, one), default=None)
-        if mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate):
-            if self._settle_neutral(unit, trace):
-                return []
+        gone = mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate)
+        if (gone or unit.kind is WeightUse.LINEAR) and self._settle_neutral(unit, trace):
+            return []
+        if mate is None or gone:
             own = unit.kind is WeightUse.NORM and self._is_own(unit)
             self._note("surplus norm" if own else "extra", unit, None)
             self._filled |= set(unit.names)
@@ -546,20 +548,20 @@ class WeightSearch(ScoreTableSearch):
     def _settle_neutral(self, unit: Unit, trace: OperationTrace) -> bool:
         """Make what the reference has nothing for do nothing, if some content of it does; whether one does.
 
-        Scales, shifts and gates are tried.  What comes behind has to be the reference's with that content, and must not
-        be with the values that stand there now: else nothing shows what the content should be.
+        Scales, shifts, gates, tables that are added and square matrices are tried.  What comes behind has to be the
+        reference's with that content, and must not be with the values that stand there now: else nothing shows what the
+        content should be.
         """
         names = [name for name in unit.names if name in self.port.loadable - self._filled]
-        if not names or any(
-            math.prod(self.port.shapes[name]) != max(self.port.shapes[name], default=1) for name in names
-        ):
+        fitting = self._neutral(unit, names)
+        if not names or not fitting:
             return False
         following = self._next([unit], trace)
         later = [one for one in self.found.reference.units if self._free(one)]
         before = {name: self.port.leaves[name].detach().clone() for name in names}
         if self._verdict([unit], (), (), following, later) <= SAME:
             return False
-        for word in ("ones", "zeros"):
+        for word in fitting:
             words = {name: word if name in unit.weights else "zeros" for name in names}
             self.found.trials += 1
             self._put(self._made_values(words))

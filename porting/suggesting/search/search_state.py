@@ -6,6 +6,7 @@ are filled first.  No activation goes into one, and what comes out of it can be 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -235,6 +236,16 @@ class SearchState:
         self.found.made.update({name: word for name, word in known.items() if name in self.port.loadable})
         self._filled |= set(known)
 
+    def _neutral(self, unit: Unit, names: Sequence[str]) -> tuple[str, ...]:
+        """With what content a unit may do nothing; none where it always does something."""
+        shapes = [self.port.shapes[name] for name in names]
+        if unit.kind is WeightUse.LINEAR:
+            square = [one for one in shapes if len(one) > 1]
+            return ("eye",) if len(square) == 1 and len(set(square[0])) == 1 and len(square[0]) == 2 else ()
+        if unit.kind in TABLES:
+            return ("zeros",)
+        return ("ones", "zeros") if all(math.prod(one) == max(one, default=1) for one in shapes) else ()
+
     def _made_values(self, words: Mapping[str, str]) -> dict[str, Tensor]:
         known = {name: (Content.parse(word) or Content(), self.port.leaves[name]) for name, word in words.items()}
         return {name: content.whole(leaf.shape, leaf.dtype) for name, (content, leaf) in known.items()}
@@ -306,8 +317,10 @@ class SearchState:
 
     def _is_own(self, unit: Unit) -> bool:
         """Whether torch's norm is given what the reference computes as well, or is given itself."""
-        if unit.eps is None:  # by hand: a scale, or a norm that is only seen at its end
-            return False
+        return unit.eps is not None and self._is_computed(unit)  # by hand: a scale, or a norm only seen at its end
+
+    def _is_computed(self, unit: Unit) -> bool:
+        """Whether the reference computes what a unit is given."""
         values = [*self.found.reference.values, *(one.operand for one in self.found.reference.units)]
         return any(
             one is not None and unit.operand is not None and distance(unit.operand, one) <= SAME for one in values
@@ -330,6 +343,21 @@ class SearchState:
                 if unit is not None and not unit.biases:
                     self._note("bias", unit, mate)
                     self._used |= set(mate.biases)
+        self._used_again(trace)
+
+    def _used_again(self, trace: OperationTrace) -> None:
+        """Note weights that are used at a second place, where the reference has others: layers that are one."""
+        seen: set[str] = set()
+        for unit in trace.units:
+            again = unit.weights and {*unit.weights} <= seen and unit.kind in {WeightUse.LINEAR, WeightUse.NORM}
+            seen |= {*unit.weights}
+            reads = {name for move in self.found.moves if {*move.writes} & {*unit.weights} for name in move.reads}
+            alike = (
+                [one for one in self.found.reference.units if one.kind is unit.kind and one.weights] if again else []
+            )
+            due = [one for one in alike if whole(one, unit) and self._apart(unit, one) <= SAME]
+            if reads and due and not any(reads & {*one.names} for one in due):
+                self._note("shared", unit, due[0])
 
     def _note(
         self,

@@ -83,6 +83,9 @@ NEW = ("_like", "new_")
 LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "embedding_bag", "take_along_dim"})
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot", "matmul", "linear"})
 NORMS = frozenset({"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"})
+ROOTS = NORMS | {
+    "sqrt", "rsqrt", "std", "std_mean", "norm", "linalg_vector_norm", "native_group_norm", "native_batch_norm",
+}  # fmt: skip
 SOFTMAXES = frozenset({"_softmax", "softmax", "_safe_softmax"})
 WRITES = frozenset(
     {"copy_", "index_put_", "index_copy_", "scatter_", "masked_scatter_", "slice_scatter", "index_fill_"}
@@ -157,6 +160,7 @@ class OperationTrace:
         values: what each operation on activations gave.
         constants: what was added to activations and is neither one of them nor made of weights.
         scores: what each softmax was given, with the number of the operation.
+        roots: how many norms there are, with weights or without: each takes one root.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -171,6 +175,7 @@ class OperationTrace:
     values: list[Tensor] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
     scores: list[tuple[int, Tensor]] = field(default_factory=list)
+    roots: int = 0
 
 
 def _several(output: object) -> dict[str, Tensor]:
@@ -330,6 +335,9 @@ class _OperationRecorder(DispatchMode):
         if weights and active and number in self._instead:
             args = self._substituted(args, self._instead[number].movedim(-1, channels))
         self.trace.scores += [(number, one.detach().clone()) for one in given[:1] if active and name in SOFTMAXES]
+        self.trace.roots += active and (
+            name in ROOTS or (name == "pow" and isinstance(args[1], float) and args[1] % 1 > 0)
+        )
         result = func(*args, **kwargs)
         if number in self._after:
             first, *rest = result if isinstance(result, tuple) else (result,)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, told
+from porting.loading import same_bits
 from porting.suggesting.draft.table_writer import patterns
 from porting.suggesting.draft.unmapped import Unmapped
 from porting.suggesting.search.activation_matching import laid_out
@@ -22,6 +23,7 @@ from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace,
 from porting.suggesting.subjects.argument_names import Unmasked
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import WeightUse
+from porting.suggesting.verdict.architecture import differs
 from porting.suggesting.verdict.evidence import stopped
 from porting.suggesting.verdict.extra_checks import ExtraChecks, unshown
 from porting.suggesting.verdict.proof import Proof, probed
@@ -108,6 +110,8 @@ def judge(
     ends = any(is_last(found, one) for one in found.divergences) or _own_parts(unmapped)
     if not reasons and not ends and not (proof.exact and ROOT in probed(proof.report)):
         reasons = [*_strange(found)]  # whatever else was noted on the way: what is returned has to be the reference's
+    if not proof.exact and not any(one.shown for one in reasons) and not all(map(_small, reasons)):
+        reasons += differs(subjects, found)
     refused = {one.reference for one in found.divergences if one.what == "shape" and is_last(found, one)}
     lacking = [unit for unit in found.reference.units if unit in found.lacking or refused & set(unit.names)]
     missing = tuple(patterns([name for unit in lacking for name in unit.names], _mapped(found)))
@@ -369,7 +373,7 @@ def _mask(subjects: ModelPair) -> Iterator[Reason]:
 def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:
     """Parts that one side has and the other has not, as long as everything in front of them is known."""
     puzzled = bool(unknown(proof)) or proof.report is None
-    for one in found.divergences:
+    for one in sorted(found.divergences, key=lambda one: one.what != "shared"):  # what is seen by itself
         match one.what:
             case "bias" if not _zero(checkpoint, subjects, one.reference):
                 said = f"{one.port} has no bias, and the checkpoint's {one.reference} is not zero"
@@ -383,6 +387,10 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
                 )
                 hint = "nn.Parameter in an nn.ParameterDict or nn.ParameterList"
                 yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True)
+            case "shared":
+                first = next((move.reads[0] for move in found.moves if one.port in move.writes), "")
+                said = f"{one.port} is used again where the checkpoint's model uses {one.reference}, and not {first}"
+                yield Reason(kind="shared", said=said, shown=not _equal(checkpoint, subjects, one.reference, first))
             case "second":
                 said = f"{one.port} needs the values of {one.near[0][0]}, since the checkpoint has one tensor for both"
                 yield Reason(kind="tie", said=f"{said}, which is read once: tie them in the module", shown=True)
@@ -469,6 +477,14 @@ def _zero(checkpoint: Checkpoint, subjects: ModelPair, name: str) -> bool:
     prefix = subjects.twin.prefix
     held = [one for one in checkpoint.tensors if _blank(one.removeprefix(prefix)) == _blank(name.removeprefix(prefix))]
     return bool(held) and all(not bool(checkpoint.read(one).any()) for one in held)
+
+
+def _equal(checkpoint: Checkpoint, subjects: ModelPair, name: str, other: str) -> bool:
+    """Whether two tensors of the checkpoint hold the same, or are not both there."""
+    prefix = subjects.twin.prefix
+    held = {one.removeprefix(prefix): one for one in checkpoint.tensors}
+    found = [held[one.removeprefix(prefix)] for one in (name, other) if one.removeprefix(prefix) in held]
+    return len(found) < 2 or same_bits(*map(checkpoint.read, found))
 
 
 def _blank(name: str) -> str:

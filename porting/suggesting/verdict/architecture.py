@@ -1,0 +1,204 @@
+"""What no weights can change: how many matrices and norms stand one behind the other, and how many numbers there are.
+
+Neither says which tensor is which.  So both hold where the search came to a part of the table only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from porting.suggesting.search.layouts import distance
+from porting.suggesting.search.search_result import SAME, SearchResult
+from porting.suggesting.subjects.config_fields import Role
+from porting.suggesting.subjects.model_pair import ModelPair, config_number
+from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.suggesting.verdict.suggestion import Reason
+from porting.target import named_tensors
+
+UNIT, MOST = 0.02, 0.9
+"""Rows that a norm made are of length one but for this, which its epsilon takes away: so many of them are looked at."""
+
+TABLES = frozenset({WeightUse.LOOKUP, WeightUse.TABLE})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a matrix stands.
+
+    Attributes:
+        matrices: so many are in front of it on the longest way from the input.
+        norms: so many norms are; of several right behind each other only the first counts.  None where not all norms
+            are seen.
+    """
+
+    matrices: int
+    norms: int | None = None
+
+    def __str__(self) -> str:
+        norms = "" if self.norms is None else f" and {_count(self.norms, 'norm', 'norms')}"
+        return f"{_count(self.matrices, 'matrix', 'matrices')}{norms}"
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What places are sorted by."""
+        return self.matrices, self.norms or 0
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number or 'no'} {one if number == 1 else several}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrices:
+    """The matrices of a model that stand in front of something that both models have.
+
+    Attributes:
+        units: where they are used.
+        places: where each stands; several where it is used several times.
+        known: every norm is one that is seen, also those without weights.
+    """
+
+    units: tuple[Unit, ...]
+    places: Mapping[str, Collection[Place]]
+    known: bool
+
+
+def matrices(trace: OperationTrace, common: Collection[str], words: int) -> Matrices:
+    """The matrices of a model, without those of parts that only this model has at its end.
+
+    Args:
+        trace: a run.
+        common: the names of the tensors that have a counterpart in the other model.
+        words: the size of the vocabulary: a matrix at the end that has as many rows is a head.
+    """
+    needed: set[int] = set()
+    for unit in reversed(trace.units):
+        if unit.number in needed or not {*common}.isdisjoint(unit.names):
+            needed |= {unit.number, *unit.behind}
+    inner = {number for unit in trace.units for number in unit.behind}
+    reached: dict[int, Place] = {}
+    places: dict[str, set[Place]] = {}
+    norms = {unit.number for unit in trace.units if _is_norm(unit)}
+    units = []
+    for unit in trace.units:
+        before = [reached[number].key for number in unit.behind if number in reached]
+        here = Place(*(max((one[side] for one in before), default=0) for side in (0, 1)))
+        matrix, norm = unit.kind is WeightUse.LINEAR, unit.number in norms and not norms >= unit.behind != frozenset()
+        after = Place(here.matrices + matrix, here.key[1] + norm)
+        reached[unit.number] = max(after, reached.get(unit.number, after), key=lambda one: one.key)
+        head = unit.number not in inner and unit.output.shape[-1:] == (words,)
+        if matrix and unit.number in needed and not head:
+            units.append(unit)
+            for name in unit.weights:
+                places.setdefault(name, set()).add(here)
+    return Matrices(units=tuple(units), places=places, known=len(norms) == trace.roots)
+
+
+def _is_norm(unit: Unit) -> bool:
+    """Whether a unit is a norm, and not only a gain: torch's own, or a gain of rows of length one."""
+    if unit.kind is not WeightUse.NORM or unit.operand is None or not unit.weights:
+        return False
+    lengths = unit.operand.double().pow(2).mean(-1).sqrt()
+    return unit.eps is not None or float((lengths - 1).abs().flatten().quantile(MOST)) < UNIT
+
+
+def differs(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
+    """What shows that the module cannot be the reference, whatever its weights are."""
+    if any(one.what == "shared" for one in found.divergences):  # what these are due to, the checkpoint's values decide
+        return
+    words = config_number(subjects.twin.config, Role.VOCABULARY)
+    written = {name for move in found.moves for name in move.writes} | {*found.made}
+    read = {name for move in found.moves for name in move.reads}
+    every = [{name for unit in trace.units for name in unit.names} for trace in (found.trace, found.reference)]
+    sizes = {name: one.numel() for name, one in named_tensors(subjects.built.module)}
+    others = {name: one.numel() for name, one in subjects.twin.tensors.items()}
+    for mine, other in ((written, read), every):  # without what ends one of them, or both as a whole
+        ours, theirs = matrices(found.trace, mine, words), matrices(found.reference, other, words)
+        if not ours.units or not theirs.units or not others.keys() >= theirs.places.keys():
+            return
+        if sum(sizes.get(name, 0) for name in ours.places) == sum(others[name] for name in theirs.places):
+            yield from _placed(ours, theirs, sizes, others)
+            return
+    yield from _too_few(subjects, found, ours, theirs, sizes, others)
+
+
+def _placed(ours: Matrices, theirs: Matrices, sizes: Mapping[str, int], others: Mapping[str, int]) -> Iterator[Reason]:
+    """As many numbers in matrices, which do not stand behind as many matrices and norms.
+
+    A tensor that holds several matrices counts as these do.  One that is used at several places could be cut.
+    """
+    if any(len(places) > 1 for side in (ours, theirs) for places in side.places.values()):
+        return
+    known = ours.known and theirs.known
+    counts = []
+    for side, numbers in ((ours, sizes), (theirs, others)):
+        count: Counter[Place] = Counter()
+        for name, (place,) in side.places.items():
+            count[place if known else Place(place.matrices)] += numbers[name]
+        counts.append(count)
+    mine, other = (count - against for count, against in (counts, counts[::-1]))
+    if not mine:
+        return
+    first = min(mine, key=lambda one: one.key)
+    name = next(name for name, (place,) in ours.places.items() if first in {place, Place(place.matrices)})
+    nearest = min(other, key=lambda one: one.key)
+    said = f"{name} runs behind {first}, and what fills the same share of the checkpoint's model behind {nearest}"
+    yield Reason(kind="structure", said=f"{said}: whatever the weights are, it is another function", shown=True)
+
+
+def _too_few(
+    subjects: ModelPair,
+    found: SearchResult,
+    ours: Matrices,
+    theirs: Matrices,
+    sizes: Mapping[str, int],
+    others: Mapping[str, int],
+) -> Iterator[Reason]:
+    """Fewer numbers in the whole module than the reference's matrices have degrees of freedom.
+
+    What weights can be exchanged for without a difference is not counted: a matrix within each head of attention, a
+    factor of each feature, a turn of the residual stream, a matrix that can be multiplied into the one before.
+    """
+    config = subjects.twin.config
+    width, heads = config_number(config, Role.HIDDEN), config_number(config, Role.HEADS)
+    size = config_number(config, Role.HEAD_SIZE) or (width // heads if heads else 0)
+    if not width or not heads:
+        return
+    lone = {name for unit in theirs.units for name in unit.weights if not _merges(unit, found.reference)}
+    free = sum(others[name] for name in lone) - width**2
+    for unit in theirs.units:
+        out = sum(others[name] for name in unit.weights) // (unit.summed or 1)
+        free -= out * size if out <= 3 * heads * size else out
+    tables = [
+        sum(numbers.get(name, 0) for name in {name for one in trace.units if one.kind in TABLES for name in one.names})
+        for trace, numbers in ((found.trace, sizes), (found.reference, others))
+    ]
+    held = sum(one.numel() for one in subjects.built.module.parameters()) - min(tables)
+    read = {_layer(name) for move in found.moves for name in move.reads}
+    lacking = [name for unit in theirs.units for name in unit.weights if unit in found.lacking and _layer(name) in read]
+    same = {one.summed for one in ours.units} == {one.summed for one in theirs.units}  # else a size may be a default
+    if held < free and lacking and same:
+        said = f"the module has no place for {lacking[0]}: it has {held} numbers besides its tables, and the matrices"
+        yield Reason(
+            kind="structure", said=f"{said} of the checkpoint's model decide about {free} at least", shown=True
+        )
+
+
+def _layer(name: str) -> str:
+    """The name up to its first number: of tensors of one layer."""
+    found = re.match(r".*?\.\d+(?=\.|$)", name)
+    return found.group() if found else ""
+
+
+def _merges(unit: Unit, trace: OperationTrace) -> bool:
+    """Whether a matrix could be multiplied into what stands right before it: another one, or a table."""
+    before = [one for one in trace.units if one.number in unit.behind]
+    if before and all(one.kind in TABLES for one in before):
+        return True
+    given = unit.operand
+    return given is not None and any(
+        one.kind is WeightUse.LINEAR and distance(one.output, given) <= SAME for one in before
+    )

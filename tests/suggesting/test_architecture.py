@@ -1,0 +1,165 @@
+"""What no weights can change is shown, also where the search finds a part of the table only."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from porting.suggesting import Verdict, suggest
+from tests.suggesting import llama
+from tests.suggesting.oracle import source
+from tests.suggesting.test_llama_mistakes import edited
+
+FORWARD = "x = x + self.attention(self.attention_norm(x), cos, sin, seen)"
+BEHIND = "out: Tensor = x + self.feed_forward(self.ffn_norm(x))"
+GATED = "out: Tensor = self.w2(F.silu(gate) * up)"
+NORMS = "self.attention_norm, self.ffn_norm = Norm(dim, eps), Norm(dim, eps)"
+FOUR = f"{NORMS}; self.norm3, self.norm4 = Norm(dim, eps), Norm(dim, eps)"
+QUERIES = "query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)"
+WIDE = "self.wo = nn.Linear(dim, dim, bias=False)"
+LAYERS = "for layer in self.layers:"
+WORDS = "x = self.tok_embeddings(tokens)"
+TABLES = "self.norm, self.output = Norm(dim, eps), nn.Linear(dim, vocabulary, bias=False)"
+
+OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "norms behind the sums": (
+        {
+            FORWARD: "x = self.attention_norm(x + self.attention(x, cos, sin, seen))",
+            BEHIND: "out: Tensor = self.ffn_norm(x + self.feed_forward(x))",
+        },
+        "runs behind no matrices and no norms, and",
+    ),
+    "norms behind the branches": (
+        {
+            FORWARD: "x = x + self.attention_norm(self.attention(x, cos, sin, seen))",
+            BEHIND: "out: Tensor = x + self.ffn_norm(self.feed_forward(x))",
+        },
+        "norm missing in a layer",
+    ),
+    "more norms": (
+        {
+            NORMS: FOUR,
+            FORWARD: "x = x + self.norm3(self.attention(self.attention_norm(x), cos, sin, seen))",
+            BEHIND: "out: Tensor = x + self.norm4(self.feed_forward(self.ffn_norm(x)))",
+        },
+        "runs behind 2 matrices and 3 norms",
+    ),
+    "norms of queries and keys": (
+        {
+            WIDE: f"{WIDE}; self.q_norm, self.k_norm = Norm(dim // heads, 1e-5), Norm(dim // heads, 1e-5)",
+            QUERIES: f"query, key = self.q_norm(query), self.k_norm(key)\n        {QUERIES}",
+        },
+        "runs behind 1 matrix and 2 norms",
+    ),
+    "parallel": (
+        {
+            FORWARD: "y = self.attention(self.attention_norm(x), cos, sin, seen)",
+            BEHIND: "out: Tensor = x + y + self.feed_forward(self.ffn_norm(x))",
+        },
+        "checkpoint's model behind 4 matrices",
+    ),
+    "no gate": (
+        {"self.w1, self.w3 = (nn.Linear(dim, inner, bias=False) for _ in range(2))": (
+            "self.w1 = nn.Linear(dim, inner, bias=False)"
+        ), "(self.w1(x), self.w3(x))": "(self.w1(x), self.w1(x))", GATED: "out: Tensor = self.w2(F.silu(gate))"},
+        "the module has no place for model.layers.",
+    ),
+    "one layer for all": (
+        {LAYERS: "for layer in [self.layers[0]] * len(self.layers):", "nn.ModuleList(blocks)": (
+            "nn.ModuleList(blocks[:1] * len(blocks))"
+        )},
+        "is used again where the checkpoint's model uses model.layers.1.input_layernorm.weight",
+    ),
+    "positions in a table": (
+        {
+            TABLES: f"{TABLES}; self.places = nn.Embedding(length, dim)",
+            WORDS: f"{WORDS} + self.places(torch.arange(length))",
+            QUERIES: "pass",
+        },
+        "rotary missing",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_architecture_is_impossible(name: str, tmp_path: Path) -> None:
+    changes, said = OTHERS[name]
+    source("LlamaForCausalLM", llama.FIELDS, tmp_path)
+    found = suggest(tmp_path, edited(changes).builder())
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    assert any(said in one.said for one in found.reasons if one.shown), str(found)
+
+
+@pytest.mark.slow
+def test_a_sequential_module_is_not_a_parallel_model(tmp_path: Path) -> None:
+    fields = {**llama.FIELDS, "num_key_value_heads": 6, "layer_norm_eps": 1e-5, "partial_rotary_factor": 1.0}
+    source("PhiForCausalLM", fields, tmp_path)
+    changes = {**OTHERS["no gate"][0], "bias=False": "bias=True", "F.silu": "F.gelu"}
+    found = suggest(tmp_path, edited(changes).builder(bias=True))
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+
+
+NEUTRAL: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+    "a table of positions": (
+        {
+            TABLES: f"{TABLES}; self.places = nn.Embedding(length, dim)",
+            WORDS: f"{WORDS} + self.places(torch.arange(length))",
+        },
+        {"places.weight": "zeros"},
+    ),
+    "a matrix behind the words": (
+        {TABLES: f"{TABLES}; self.lift = nn.Linear(dim, dim)", WORDS: "x = self.lift(self.tok_embeddings(tokens))"},
+        {"lift.weight": "eye", "lift.bias": "zeros"},
+    ),
+    "a matrix in the feed-forward part": (
+        {
+            "self.w2 = nn.Linear(inner, dim, bias=False)": (
+                "self.w2, self.mid = nn.Linear(inner, dim, bias=False), nn.Linear(inner, inner, bias=False)"
+            ),
+            GATED: "out: Tensor = self.w2(self.mid(F.silu(gate) * up))",
+        },
+        {"layers.{i}.feed_forward.mid.weight": "eye"},
+    ),
+    "a matrix in front of attention's last": (
+        {
+            WIDE: f"{WIDE}; self.mid = nn.Linear(dim, dim, bias=False)",
+            "self.wo((scores": "self.wo(self.mid((scores",
+            ".flatten(2))\n": ".flatten(2)))\n",
+        },
+        {"layers.{i}.attention.mid.weight": "eye"},
+    ),
+    "a matrix behind the last norm": (
+        {
+            TABLES: f"{TABLES}; self.lift = nn.Linear(dim, dim, bias=False)",
+            "self.output(self.norm(x))": "self.output(self.lift(self.norm(x)))",
+        },
+        {"lift.weight": "eye"},
+    ),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_what_can_do_nothing_is_made_and_no_reason(name: str, tmp_path: Path) -> None:
+    changes, made = NEUTRAL[name]
+    source("LlamaForCausalLM", llama.FIELDS, tmp_path)
+    found = suggest(tmp_path, edited(changes).builder())
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert tomllib.loads(found.text)["make"] == made
+
+
+@pytest.mark.slow
+def test_one_layer_for_all_may_hold_layers_that_are_alike(tmp_path: Path) -> None:
+    """No table can say so; but it is not impossible."""
+    model = source("LlamaForCausalLM", llama.FIELDS, tmp_path)
+    for layer in model.model.layers[1:]:
+        layer.load_state_dict(model.model.layers[0].state_dict())
+    model.save_pretrained(tmp_path)
+    changes, said = OTHERS["one layer for all"]
+    found = suggest(tmp_path, edited(changes).builder())
+    assert found.verdict is Verdict.NOT_FOUND, str(found)
+    assert any(said in one.said for one in found.reasons)
