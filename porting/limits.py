@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from threading import Event, current_thread, main_thread
+from threading import Event, Lock, current_thread, main_thread
 from types import FrameType
 from typing import TypeVar
 
@@ -48,11 +48,12 @@ class Limits:
         members: names that a pattern of a table stands for, over all patterns.
         made: bytes of tensors beyond those that are stored: elements that are repeated and names that share a storage,
             as float64 in a reference and a port, and what a module makes for itself, such as masks and tables of
-            positions.
+            positions; and what models make of inputs that are read from a file, far beyond its bytes.
         parameters: elements of a module's parameters beyond four times those that are stored.
         seconds: processor time that reading descriptions takes, and going through tensors of few bytes; for each
             :data:`GRANTED` bytes of the checkpoint's files a second more.
-        waiting: seconds for which a hub may give nothing; after that, those that its bytes take at :data:`RATE`.
+        waiting: seconds for which a hub may give nothing, over all files; beyond, those that its bytes take at
+            :data:`RATE`.
     """
 
     metadata: int = 1 << 27
@@ -123,6 +124,55 @@ def raised(unit: str, limit: int) -> str:
     return f"{VARIABLE}={unit}={limit}"
 
 
+class Waiting:
+    """The time for which a command waits for the hub, over all its requests; several at a time count once.
+
+    Args:
+        most: seconds for which the hub may give nothing.
+
+    Attributes:
+        received: bytes that came.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.received = 0
+        self._lock = Lock()
+        self._requests = 0
+        self._begun = self._before = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time in which something is asked."""
+        with self._lock:
+            if not self._requests:
+                self._begun = time.monotonic()
+            self._requests += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._requests -= 1
+                if not self._requests:
+                    self._before += time.monotonic() - self._begun
+
+    def add(self, count: int) -> None:
+        """So many bytes came."""
+        with self._lock:
+            self.received += count
+
+    @property
+    def waited(self) -> float:
+        """Seconds so far."""
+        with self._lock:
+            return self._before + (time.monotonic() - self._begun if self._requests else 0.0)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.most + self.received / RATE - self.waited
+
+
 class Budget:
     """What is left of the limits.
 
@@ -130,10 +180,15 @@ class Budget:
         within: the limits.
         outer: the budget that this one is part of: while its time counts, no other does.
         part: how much of the time it has.
+
+    Attributes:
+        hub: the time for which the command waits for the hub, of which there is one however many budgets it opens.
     """
 
     def __init__(self, within: Limits, outer: Budget | None = None, part: float = 1.0) -> None:
+        enclosing = _OPEN.get()
         self.within = within
+        self.hub: Waiting = Waiting(within.waiting) if enclosing is None else enclosing.hub
         self._part = part
         self._outer = outer
         self._spent = dict.fromkeys(UNITS, 0)

@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,13 @@ DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 """For opening what is in it by name, for which the right to list it is not needed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+LINKED = "it gained or lost a hard link since, and may have been written to as well"
+
+MOST_LINKED = 8
+"""So often the names of an open file may change before it is refused: what was read of it is read again each time."""
+
+
+@dataclass(kw_only=True)
 class Opened:
     """A regular file that was opened for reading; whoever has it closes the descriptor.
 
@@ -43,13 +49,38 @@ class Opened:
         path: what it was asked for by.
         where: its name in messages.
         descriptor: the open file.
-        status: what it was when it was opened.
+        status: the state of the file that all its bytes were read in.
+        holds: whether the file at a descriptor still has the bytes that were read; the second argument says that it
+            has no name any more.  None when nobody can say.
+        linked: how often its names changed.
     """
 
     path: Path
     where: str
     descriptor: int
     status: os.stat_result
+    holds: Callable[[int, bool], bool] | None = None
+    linked: int = 0
+
+    def change(self, descriptor: int) -> str:
+        """How a file differs from the one that was opened; empty when it does not.
+
+        The time of a write can be set back, and then the time of the last change of any kind (ctime) shows it.  A file
+        that gains or loses a name changes that time as well.  What was read of it is then read again and compared.
+
+        Args:
+            descriptor: the file as it is now, opened for reading.
+        """
+        now = os.fstat(descriptor)
+        if (found := difference(self.status, now)) != LINKED:
+            return found
+        self.linked += 1
+        if self.linked > MOST_LINKED or self.holds is None or not self.holds(descriptor, now.st_nlink == 0):
+            return LINKED
+        if difference(now, os.fstat(descriptor)):
+            return LINKED
+        self.status = now
+        return ""
 
 
 def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opened:
@@ -92,7 +123,7 @@ class Folder:
     def __init__(self, path: Path, *, follow_links: bool = False, inside: Folder | None = None) -> None:
         self.path = path
         self._follow_links = follow_links
-        self._seen: dict[str, os.stat_result] = {}
+        self._seen: dict[str, Opened] = {}
         try:
             if inside is None:
                 self.descriptor = os.open(path, DIRECTORY)
@@ -181,7 +212,7 @@ class Folder:
 
     def remember(self, name: str, opened: Opened) -> None:
         """Note which file was opened at a name, for :meth:`require_in_place`; the first one counts."""
-        self._seen.setdefault(name, opened.status)
+        self._seen.setdefault(name, opened)
 
     def require_in_place(self, names: Iterable[str] = ()) -> None:
         """See that the files that were opened still stand at their names, and are as they were.
@@ -198,22 +229,32 @@ class Folder:
         changed: list[Fault] = []
         gone = 0
         seen = {name: self._seen[name] for name in names or self._seen if name in self._seen}
-        for name, then in seen.items():
+        for name, opened in seen.items():
             try:
-                now = os.stat(name, dir_fd=self.descriptor)
+                found = self._change(name, opened)
             except OSError:
                 gone += 1
                 found = "nothing stands there any more"
-            else:
-                if not was_changed(then, now):
-                    continue
-                same = (then.st_dev, then.st_ino) == (now.st_dev, now.st_ino)
-                found = "it was written to" if same else "another file stands there now"
+            if not found:
+                continue
             hint = "open the checkpoint again once nothing writes to it"
             message = f"the file changed after it was opened: {found}"
             changed.append(Fault(code=Code.FILE_CHANGED, where=str(self.path / name), message=message, hint=hint))
         if changed and gone < len(seen):
             raise CheckpointError(changed)
+
+    def _change(self, name: str, opened: Opened) -> str:
+        """How what stands at a name differs from what was opened there; empty when it does not."""
+        now = os.stat(name, dir_fd=self.descriptor)
+        if not os.path.samestat(opened.status, now):
+            return "another file stands there now"
+        if (found := difference(opened.status, now)) != LINKED:
+            return found
+        descriptor = os.open(name, READING, dir_fd=self.descriptor)
+        try:
+            return opened.change(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _open(self, name: str, limit: int | None) -> Opened:
         path = self.path / name
@@ -347,15 +388,14 @@ class Member:
         return self.folder.read(self.name, limit=limit)
 
 
-def was_changed(then: os.stat_result, now: os.stat_result) -> bool:
-    """Whether a file is another one, or in another state, than it was.
-
-    The time of a write can be set back, and then the time of the change of that shows it.  A file that is deleted,
-    replaced by a rename, or given another name changes that time as well, and its number of names.
-    """
+def difference(then: os.stat_result, now: os.stat_result) -> str:
+    """How two states of a file differ; empty when they do not, :data:`LINKED` when only its names changed perhaps."""
     states = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in (then, now)]
-    hidden = now.st_ctime_ns != then.st_ctime_ns and now.st_nlink == then.st_nlink
-    return states[0] != states[1] or hidden
+    if states[0] != states[1]:
+        return "it was written to since"
+    if then.st_ctime_ns == now.st_ctime_ns:
+        return ""
+    return "it was written to since" if then.st_nlink == now.st_nlink else LINKED
 
 
 def _not_followed(path: Path, message: str, what: str) -> CheckpointError:
@@ -417,19 +457,27 @@ def _directory(name: str, folder: int | None, path: Path, stack: ExitStack) -> i
 
 def read_opened(opened: Opened) -> bytes:
     """All bytes that the file had when it was opened; closes it."""
-    pieces, left = [], opened.status.st_size
     try:
-        while left and (piece := os.read(opened.descriptor, left)):
-            pieces.append(piece)
-            left -= len(piece)
+        content = _read(opened.descriptor, opened.status.st_size)
     except OSError as error:
         raise open_error(error, opened.path, where=opened.where) from error
     finally:
         os.close(opened.descriptor)
-    if left:
+    if len(content) < opened.status.st_size:
         message = "the file changed after it was opened: it was truncated while it was being read"
         hint = "try again once nothing writes to it"
         raise CheckpointError(Fault(code=Code.FILE_CHANGED, where=opened.where, message=message, hint=hint))
+    digest = hash(content)  # with a key of this process
+    opened.holds = lambda descriptor, _: hash(_read(descriptor, len(content))) == digest
+    return content
+
+
+def _read(descriptor: int, count: int) -> bytes:
+    """The first bytes of a file."""
+    pieces = []
+    while count and (piece := os.read(descriptor, count)):
+        pieces.append(piece)
+        count -= len(piece)
     return b"".join(pieces)
 
 

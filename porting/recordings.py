@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from porting.errors import CheckpointError, Code, Fault, PortingError
+from porting.limits import charge, charge_text
 from porting.opening import read_file
 
 FORMAT, VERSION = "porting trace", "1"
@@ -136,6 +137,7 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedArrays:
 
     Raises:
         RecordingError: the file is damaged, or no recording.
+        LimitError: its header has more values than one command may read (:mod:`porting.limits`).
 
     >>> from tempfile import TemporaryDirectory
     >>> x = np.ones((2, 3))
@@ -150,7 +152,7 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedArrays:
     except CheckpointError as error:
         raise _unreadable(path, error.faults[0].message) from error
     try:
-        arrays, metadata = _parsed(content)
+        arrays, metadata = _parsed(content, str(path))
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise _unreadable(path, f"it is no safetensors file: {error}") from error
     kind, version = metadata.get("format", ""), metadata.get("version", "")
@@ -165,6 +167,8 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedArrays:
         elif name.startswith(f"{WEIGHTS}/"):
             weights[name.removeprefix(f"{WEIGHTS}/")] = array
     count = 1 + max(runs.get(INPUTS, {}), default=-1)
+    if count > len(runs.get(INPUTS, {})):
+        raise _unreadable(path, f"it has {len(runs[INPUTS])} cases with inputs, numbered up to {count - 1}")
     listed = {kind: tuple(cases.get(number, {}) for number in range(count)) for kind, cases in runs.items()}
     return RecordedArrays(listed.pop(INPUTS, ()), weights, listed, metadata)
 
@@ -259,24 +263,31 @@ def _umask() -> int:
     return mask
 
 
-def _parsed(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _parsed(content: bytes, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays and the metadata of a safetensors file.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError: it is damaged.
+        LimitError: its header has more values than are left.
     """
     (length,) = struct.unpack_from("<Q", content)
     if not 2 <= length <= min(len(content) - 8, MOST_HEADER):
         raise ValueError(f"a header of {length} bytes in a file of {len(content)}")
-    header = json.loads(content[8 : 8 + length])
+    text = content[8 : 8 + length]
+    charge("objects", sum(map(text.count, (b"{", b"[", b",", b":"))), where=where)
+    charge_text(text, where=where)
+    header = json.loads(text)
     metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-    body, arrays = memoryview(content)[8 + length :], {}
+    body, arrays, used = memoryview(content)[8 + length :], {}, 0
     for name, said in header.items():
         kind, shape, (start, end) = said["dtype"], tuple(map(int, said["shape"])), said["data_offsets"]
         half = kind == "BF16"
         dtype = np.dtype("uint16" if half else _NAMES[kind]).newbyteorder("<")
         if not 0 <= start <= end <= len(body) or min(shape, default=0) < 0:
             raise ValueError(f"{name!r} lies outside of the file")
+        used += end - start
+        if used > len(body):
+            raise ValueError("its arrays overlap")
         array = np.frombuffer(body[start:end], dtype).reshape(shape)
         arrays[name] = (array.astype(np.uint32) << 16).view(np.float32) if half else array
     return arrays, metadata

@@ -77,7 +77,7 @@ def _importing_file() -> str:
 
 def search(folder: Path) -> None:
     """Let the user's modules be found in a folder; of several folders the last one comes first."""
-    folder = folder.resolve()
+    folder = Path(os.path.realpath(folder))
     FINDER.folders = [folder, *(one for one in FINDER.folders if one != folder)]
     if FINDER not in sys.meta_path:
         sys.meta_path.append(FINDER)
@@ -117,7 +117,7 @@ def import_file(path: Path) -> ModuleType:
         ImportError: it is no file that Python can run.
         Exception: whatever running it raises.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     search(path.parent)
     _check_neighbours(path, path.parent)
     name = path.stem

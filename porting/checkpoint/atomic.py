@@ -38,7 +38,7 @@ UNFINISHED = "files"
 """The folder of a conversion's temporary directory that becomes the destination."""
 
 
-def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
+def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = (), file: bool = False) -> None:
     """Refuses a destination before anything is written.
 
     Args:
@@ -46,14 +46,15 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
         overwrite: whether something that stands there may be replaced.
         sources: what the new files are made from; they are never overwritten, and nothing is written into
             them.
+        file: a file is to be made, and no directory.
 
     Raises:
         CheckpointError: the destination exists, is a link, a device, a pipe or a socket, touches a source, or its
             parent does not exist.
     """
-    place = path.parent.resolve() / path.name
+    place = Path(os.path.realpath(path.parent), path.name)
     for source in sources:
-        home = source.resolve()
+        home = Path(os.path.realpath(source))
         if place == home or place.is_relative_to(home):
             raise refused(path, f"is or lies inside the source {quote(str(source))}", "choose another destination")
         if home.is_relative_to(place):
@@ -62,6 +63,8 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
         raise refused(path, f"is a link to {quote(os.readlink(path))}", "remove the link, or pass what it leads to")
     if not path.parent.is_dir():
         raise refused(path, "lies in a directory that does not exist", f"run `mkdir -p {path.parent}`")
+    if file and path.is_dir():
+        raise refused(path, "is a directory", "pass the path of a file")
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise refused(path, "is a device, a pipe or a socket", "choose another destination")
     if path.exists() and not overwrite:
@@ -342,7 +345,7 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         CheckpointError: something else stands there, there is no such directory, or it cannot be written.
     """
-    check_destination(path, overwrite=True)
+    check_destination(path, overwrite=True, file=True)
     with new_file(path, size=len(content), overwrite=True) as descriptor:
         write_all(descriptor, content)
 

@@ -192,6 +192,12 @@ class Checkpoint:
         return source
 
     @property
+    def paths(self) -> list[Path]:
+        """Its files of weights and their index; none where only headers were fetched."""
+        names = [*(file.name for file in self.files), *([self.index_file.name] if self.index_file is not None else [])]
+        return [self.path / name for name in names] if self.path is not None else []
+
+    @property
     def in_chunks(self) -> bool:
         """Whether tensors lie in chunks that were saved by themselves, of which a process may need a few."""
         return bool(self._chunks)

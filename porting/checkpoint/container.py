@@ -7,7 +7,7 @@ Where its files lie, on this machine or on the hub, it does not know: a :class:`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
@@ -341,22 +341,35 @@ class Container(ABC):
 
 def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
     """Every file, or an error that names all that cannot be opened."""
+    sources = dict(open_each(place, names))
+    allow_time(sources.values())
+    return sources
+
+
+def open_each(place: Place, names: Iterable[str]) -> Iterator[tuple[str, ByteSource]]:
+    """The files one after the other, for whoever needs each once.
+
+    Raises:
+        CheckpointError: in the end, or after :data:`ENOUGH` of them; names all that cannot be opened.
+    """
     names = list(names)
-    sources: dict[str, ByteSource] = {}
     faults: list[Fault] = []
     for name in names:
         try:
-            sources[name] = place.open(name)
+            source = place.open(name)
         except CheckpointError as error:
             faults += error.faults
+            if error.faults[0].code is Code.HUB_UNREACHABLE:
+                break
+        else:
+            yield name, source
+            del source  # it may hold what was read of it
         if len(faults) >= ENOUGH:
             message = f"of {len(names)} files these cannot be opened; the others were not tried"
             faults.append(Fault(code=faults[-1].code, where=str(Path(faults[-1].where).parent), message=message))
             break
     if faults:
         raise CheckpointError(faults)
-    allow_time(sources.values())
-    return sources
 
 
 def allow_time(sources: Iterable[ByteSource]) -> None:

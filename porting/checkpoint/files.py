@@ -8,16 +8,20 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import secrets
 import weakref
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 import torch
+import xxhash
 
 from porting.checkpoint.errors import CheckpointError
-from porting.errors import Code, Fault
-from porting.opening import Opened, open_file, was_changed
+from porting.errors import Code, Fault, told
+from porting.opening import LINKED, Opened, open_file
 
 MOST_ROWS = 1024
 """The most buffers that one call of the system fills (IOV_MAX)."""
@@ -25,6 +29,11 @@ MOST_ROWS = 1024
 
 PIECE = 1 << 18
 """Bytes that are compared at a time."""
+
+MOST_OPEN, MOST_RUNS = 16, 1 << 16
+"""Runs of bytes of a file that are being read at a time, and that were read: beyond, nothing more is remembered."""
+
+KEY = secrets.randbits(64)
 
 
 class ByteSource(Protocol):
@@ -72,6 +81,57 @@ class Readable(ByteSource, Protocol):
         ...  # pragma: no cover
 
 
+class _Read:
+    """What was read of a file: runs of bytes with their digests, so that it can be compared later.
+
+    Attributes:
+        lock: held while something is remembered or compared.
+        unknown: a view was given of it, or there are too many runs: nobody can say what was read.
+    """
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.unknown = self._full = False
+        self._open: dict[int, tuple[int, xxhash.xxh3_64]] = {}  # by their ends
+        self._done = array("Q")
+
+    def add(self, start: int, rows: Sequence[memoryview | bytes]) -> None:
+        """Remember bytes that lie one after the other, from ``start`` on."""
+        begun, state = self._open.pop(start, (start, None))
+        state = xxhash.xxh3_64(seed=KEY) if state is None else state
+        for row in rows:
+            state.update(row)
+        end = start + sum(map(len, rows))
+        if end in self._open:
+            self._close(end)
+        self._open[end] = begun, state
+        if len(self._open) > MOST_OPEN:
+            self._close(next(iter(self._open)))
+
+    def _close(self, end: int) -> None:
+        begun, state = self._open.pop(end)
+        self._full = self._full or len(self._done) >= 3 * MOST_RUNS
+        if not self._full:
+            self._done.extend((begun, end, state.intdigest()))
+
+    def holds(self, descriptor: int, gone: bool) -> bool:
+        """Whether a file has the bytes that were read of it; of views only one without a name is believed."""
+        with self.lock:
+            if self._full or (self.unknown and not gone):
+                return False
+            runs = [(begun, end, state.intdigest()) for end, (begun, state) in self._open.items()]
+            runs += zip(self._done[::3], self._done[1::3], self._done[2::3], strict=True)
+            return all(_digest(descriptor, begun, end) == digest for begun, end, digest in runs)
+
+
+def _digest(descriptor: int, start: int, stop: int) -> int:
+    state = xxhash.xxh3_64(seed=KEY)
+    while start < stop and (piece := os.pread(descriptor, min(PIECE, stop - start), start)):
+        state.update(piece)
+        start += len(piece)
+    return int(state.intdigest())
+
+
 class LocalFile:
     """A regular file, opened for reading; closed when it is no longer referred to.
 
@@ -91,12 +151,14 @@ class LocalFile:
         self._fd = opened.descriptor
         weakref.finalize(self, os.close, self._fd)
         self.size = opened.status.st_size
-        self._opened = opened.status
+        self._opened, self._first = opened, opened.status
+        self._read = _Read()
+        opened.holds = self._read.holds
         self._mapping: mmap.mmap | None = None
 
     def pread(self, offset: int, count: int) -> bytes:
         """Exactly ``count`` bytes from ``offset`` on."""
-        pieces = []
+        pieces, start, linked = [], offset, self._opened.linked
         while count:
             try:
                 piece = os.pread(self._fd, count, offset)
@@ -107,10 +169,12 @@ class LocalFile:
             pieces.append(piece)
             offset += len(piece)
             count -= len(piece)
+        self._remember(start, pieces, linked)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a writable buffer with the bytes from ``offset`` on."""
+        whole, start, linked = buffer, offset, self._opened.linked
         while len(buffer):
             try:
                 count = os.preadv(self._fd, [buffer], offset)
@@ -120,12 +184,13 @@ class LocalFile:
                 raise self._changed("it was truncated: it ended early while it was being read")
             buffer = buffer[count:]
             offset += count
+        self._remember(start, [whole], linked)
 
     def read_rows(self, rows: Sequence[memoryview], offset: int) -> None:
         """Fill several writable buffers with the bytes from ``offset`` on, one after the other, in as few calls."""
         for start in range(0, len(rows), MOST_ROWS):
             some = rows[start : start + MOST_ROWS]
-            wanted = sum(map(len, some))
+            wanted, linked = sum(map(len, some)), self._opened.linked
             try:
                 count = os.preadv(self._fd, some, offset) if len(some) > 1 else 0
             except OSError as error:
@@ -135,7 +200,15 @@ class LocalFile:
                     self.read_into(row, offset)
                     offset += len(row)
             else:
+                self._remember(offset, some, linked)
                 offset += count
+
+    def _remember(self, offset: int, rows: Sequence[memoryview | bytes], linked: int) -> None:
+        """Remember what was read, begun when the names of the file had changed so often."""
+        with self._read.lock:
+            self._read.add(offset, rows)
+        if self._opened.linked != linked and not self._read.holds(self._fd, False):
+            raise self._changed(LINKED)
 
     def same_bytes(self, other: LocalFile) -> bool:
         """Whether another file has the same bytes."""
@@ -164,13 +237,13 @@ class LocalFile:
         Device, inode, time of the last change of any kind, time of the last write, and size.  The first three cannot be
         set by whoever unpacks or copies a file, as the last two can.
         """
-        status = self._opened
+        status = self._first
         return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size
 
     @property
     def inode(self) -> str:
         """Which file it is, under whatever name: links and several names lead to one."""
-        return f"inode {self._opened.st_dev}:{self._opened.st_ino}"
+        return f"inode {self._first.st_dev}:{self._first.st_ino}"
 
     def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """The bytes from ``start`` to ``stop`` as a 1-D tensor over a private mapping of the file.
@@ -184,6 +257,7 @@ class LocalFile:
             return torch.empty(0, dtype=dtype)
         if start % dtype.itemsize:
             return self.copy(start, stop, dtype)
+        self._read.unknown = True
         if self._mapping is None:
             try:
                 self._mapping = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_COPY)
@@ -214,21 +288,24 @@ class LocalFile:
 
         A mapped read past the end of a file that was truncated meanwhile would kill the process (SIGBUS).
         """
-        now, then = os.fstat(self._fd), self._opened
+        now, then = os.fstat(self._fd), self._opened.status
         sizes = f"it had {then.st_size} bytes when it was opened and has {now.st_size} now"
         if now.st_size < then.st_size:
             raise self._changed(f"it was truncated: {sizes}")
         if now.st_size > then.st_size:
             raise self._changed(sizes)
-        if was_changed(then, now):
-            raise self._changed(f"{sizes}, but it was written to since")
+        if found := self._opened.change(self._fd):
+            raise self._changed(f"{sizes}, but {found}")
 
     def _changed(self, found: str) -> CheckpointError:
+        hint = "open the checkpoint again once nothing writes to it"
+        if self._read.unknown:
+            hint += told(called="; with own=True its values are copies, which no later change reaches", typed="")
         fault = Fault(
             code=Code.FILE_CHANGED,
             where=self.where,
             message=f"the file changed after it was opened: {found}",
-            hint="open the checkpoint again once nothing writes to it",
+            hint=hint,
         )
         return CheckpointError(fault)
 

@@ -130,19 +130,20 @@ def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
 
 def _resolve(model: ModelId, token: str | bool | None) -> tuple[RemoteModel, set[str]]:
     """The commit that the revision stands for now, and the files at its top."""
-    timeout = constants.HF_HUB_ETAG_TIMEOUT
     with explained(str(model)):
-        info = guarded(
-            lambda: HfApi().model_info(model.repo, revision=model.revision, token=token, timeout=timeout),
-            Guard(str(model)),
-        )
-        if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
-            raise ValueError("no commit in the answer")
-        there = RemoteModel(location=str(model), repo=model.repo, commit=info.sha, token=token)
-        names = {sibling.rfilename for sibling in info.siblings or ()}
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError("a file whose name is no text")
-        return there, names
+        commit, names = guarded(lambda: _listed(model, token), Guard(str(model)))
+    return RemoteModel(location=str(model), repo=model.repo, commit=commit, token=token), names
+
+
+def _listed(model: ModelId, token: str | bool | None) -> tuple[str, set[str]]:
+    timeout = constants.HF_HUB_ETAG_TIMEOUT
+    info = HfApi().model_info(model.repo, revision=model.revision, token=token, timeout=timeout)
+    if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
+        raise ValueError("no commit in the answer")
+    names = {sibling.rfilename for sibling in info.siblings or ()}
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("a file whose name is no text")
+    return info.sha, names
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from huggingface_hub import constants, errors
 
-from porting.checkpoint.errors import HubError
+from porting.checkpoint.errors import HubError, quote
 from porting.errors import Code, Fault, PortingError, told
 
 # The root of what the HTTP client raises, whichever client huggingface_hub was built on.
@@ -26,6 +27,46 @@ def _offline_way() -> str:
     return f"what the cache holds is taken with {way}"
 
 
+BEGINNING = 60
+"""Bytes of an answer that are shown."""
+
+
+@dataclass
+class Exchange:
+    """The last request of a call, and what came.
+
+    Attributes:
+        asked: the method and the URL; empty when no response came.
+        status: of the response.
+        kind: its Content-Type.
+        begins: its first bytes.
+    """
+
+    asked: str = ""
+    status: int = 0
+    kind: str = ""
+    begins: bytes = b""
+
+    def __str__(self) -> str:
+        if not self.asked:
+            return "no response came that can be read"
+        kind = f"Content-Type {quote(self.kind)}" if self.kind else "no Content-Type"
+        body = f"a body that begins {quote(self.begins.decode(errors='replace'))}" if self.begins else "no body"
+        return f"{self.asked} got status {self.status}, {kind} and {body}"
+
+
+class CallError(Exception):
+    """A call of the client failed; its cause says how."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self.exchange = exchange
+
+
+class MalformedAnswerError(HubError):
+    """What answered is no hub, or what it sent cannot be read: perhaps a proxy or a login page."""
+
+
 @contextmanager
 def explained(model: str, *, file: str = "") -> Iterator[None]:
     """Turns what the client raises while it works on ``model`` into a :class:`HubError`."""
@@ -34,30 +75,52 @@ def explained(model: str, *, file: str = "") -> Iterator[None]:
         yield
     except PortingError:
         raise
-    except Exception as error:  # a malformed answer makes the client raise any exception: KeyError, TypeError, …
-        raise HubError(explain(error, model=model, where=where)) from error
+    except CallError as error:
+        cause = error.__cause__ or error
+        fault = _known(cause, model, where)
+        if fault is None:
+            raise MalformedAnswerError(_malformed(cause, error.exchange, where)) from cause
+        raise HubError(fault) from cause
+    except Exception as error:
+        raise HubError(_known(error, model, where) or _malformed(error, Exchange(), where)) from error
 
 
 def is_unreachable(error: HubError) -> bool:
-    """Whether the hub gave no answer, so that what the cache holds may stand in for it."""
-    return all(fault.code is Code.HUB_UNREACHABLE for fault in error.faults)
+    """Whether the hub gave no answer that can be read, so that what the cache holds may stand in for it."""
+    return isinstance(error, MalformedAnswerError) or all(one.code is Code.HUB_UNREACHABLE for one in error.faults)
 
 
-def explain(error: BaseException, *, model: str, where: str) -> Fault:
-    """The fault that an exception of the client stands for."""
+def _known(error: BaseException, model: str, where: str) -> Fault | None:
+    """The fault that an exception of the client stands for; None where it does not understand the answer."""
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
-        return explain(error.__cause__, model=model, where=where)  # the file is not cached *because* of that
+        return _known(error.__cause__, model, where)  # the file is not cached *because* of that
+    if isinstance(error, errors.FileMetadataError) or _breaks_the_protocol(error):
+        return None
+    if type(error) is OSError and error.errno is None:  # the client's, for a file of another length than announced
+        return None
     for kind, make in EXPLANATIONS:
         if isinstance(error, kind):
             code, message, hint = make(error, model)
             return Fault(code=code, where=where, message=message, hint=hint)
-    # An answer that is no JSON, or lacks what every answer of a hub has.
-    return Fault(
-        code=Code.HUB_UNREACHABLE,
-        where=where,
-        message=f"{constants.ENDPOINT} did not answer as a hub does ({_first_line(error)})",
-        hint="check HF_ENDPOINT, and whether a proxy or a login page stands between",
-    )
+    return None
+
+
+def _breaks_the_protocol(error: BaseException) -> bool:
+    """Whether what came is no HTTP, or ends too early, for the parser that the HTTP client uses (h11)."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if type(seen).__module__.partition(".")[0].startswith("h11"):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _malformed(error: BaseException, exchange: Exchange, where: str) -> Fault:
+    while isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    message = f"{constants.ENDPOINT} gave a malformed answer: {exchange} ({_first_line(error)})"
+    hint = "try again; check HF_ENDPOINT, and whether a proxy or a login page stands between"
+    return Fault(code=Code.HUB_ANSWER, where=where, message=message, hint=hint)
 
 
 Explanation = tuple[Code, str, str]
@@ -184,6 +247,5 @@ EXPLANATIONS: tuple[tuple[type[BaseException], Callable[[BaseException, str], Ex
     (errors.HFValidationError, _bad_name),
     (errors.HfHubHTTPError, _status),
     (HTTP_ERROR, _network),
-    (errors.FileMetadataError, _network),
     (OSError, _system),
 )

@@ -23,12 +23,15 @@ from typing import Any, TypeVar
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.utils import _http
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but without __all__
+    _http,
+    get_session,
+)
 
 from porting.checkpoint.errors import HubError, quote
-from porting.checkpoint.hub_errors import HTTP_ERROR
+from porting.checkpoint.hub_errors import BEGINNING, HTTP_ERROR, CallError, Exchange
 from porting.errors import Code, Fault, PortingError
-from porting.limits import RATE, limits, raised, spending
+from porting.limits import RATE, raised, spending
 from porting.printable import safe
 
 Value = TypeVar("Value")
@@ -74,18 +77,14 @@ class Guard:
     ) -> None:
         self.where = where
         self.received = 0
+        self.exchange = Exchange()
         self._pieces = 0
         self._commit = commit
         self._most = most
         self._folder = folder
         self._unseen = 0  # bytes that come by a way that is not counted
-        self._waiting = limits().waiting
-        self._begun = time.monotonic()
-
-    def left(self) -> float:
-        """Seconds that are left."""
-        allowed = self._waiting + (self.received + self._unseen) / RATE
-        return allowed - (time.monotonic() - self._begun)
+        with spending() as budget:
+            self.hub = budget.hub
 
     def check(self, response: Any) -> None:  # Any: httpx's response, or its successor's
         """Judge a response by its headers, and count its body.
@@ -94,6 +93,8 @@ class Guard:
             HubError: no hub answers so.
         """
         headers = response.headers
+        asked = f"{response.request.method} {response.request.url.copy_with(query=None)}"
+        self.exchange = Exchange(asked, response.status_code, headers.get("content-type", ""))
         if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise self._refused(f"Content-Encoding: {quote(headers['content-encoding'])}, and none was asked for")
         if WARNING in headers:  # the client prints each
@@ -132,14 +133,17 @@ class Guard:
                 raise self._refused(f"X-Xet-Hash: {quote(headers[constants.HUGGINGFACE_HEADER_X_XET_HASH])}")
             else:
                 self._unseen = int(announced)
+                self.hub.add(self._unseen)
 
     def _count(self, most: int) -> Callable[[bytes], None]:
-        left = most
+        left, exchange = most, self.exchange
 
         def count(piece: bytes) -> None:
             nonlocal left
             left -= len(piece)
             self.received += len(piece)
+            self.hub.add(len(piece))
+            exchange.begins += piece[: BEGINNING - len(exchange.begins)]
             self._pieces += 1
             if left < 0:
                 raise self._refused(f"more than {most} bytes, which is more than was announced or can be meant")
@@ -170,8 +174,8 @@ class Guard:
 
     def expired(self) -> HubError:
         """The error for a server that gave nothing, or too slowly."""
-        message = f"{self.received} bytes came in {time.monotonic() - self._begun:.0f} seconds, and then it was left"
-        hint = f"try again; for a line slower than {RATE} bytes a second: {raised('waiting', 100 * self._waiting)}"
+        message = f"{self.hub.received} bytes of all files came in {self.hub.waited:.0f} seconds, and then it was left"
+        hint = f"try again; for a line slower than {RATE} bytes a second: {raised('waiting', 100 * self.hub.most)}"
         return HubError(Fault(code=Code.HUB_UNREACHABLE, where=self.where, message=message, hint=hint))
 
     def _refused(self, found: str) -> HubError:
@@ -209,9 +213,10 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
     Raises:
         HubError: a response was refused, or the time is over.
         LimitError: it takes more processor time than is left.
-        Exception: what ``work`` raises.
+        CallError: ``work`` raised what is its cause.
     """
     _install()
+    session = get_session()
     done: Future[Value] = Future()
     spent = 0.0
 
@@ -228,28 +233,40 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
             spent = time.thread_time() - begun
             done.set_result(value)
 
-    with spending() as budget:
+    with spending() as budget, guard.hub.waiting():
         budget.require_time(guard.where)
         # A daemon, so that a program can end while a server holds one of its connections.
         thread = Thread(target=copy_context().run, args=(run,), daemon=True)
         thread.start()
         charged = 0.0
         while True:
-            wait([done], timeout=min(max(guard.left(), 0.01), LOOK))
+            wait([done], timeout=min(max(guard.hub.left, 0.01), LOOK))
             ended = done.done()
             taken = max(charged, (spent if ended else _busy(thread)) - guard.received / A_SECOND)
             charged, more = taken, taken - charged
             try:
                 budget.spend(more, guard.where)
-                if not ended and guard.left() <= 0:
+                if not ended and guard.hub.left <= 0:
                     raise guard.expired()
             except PortingError:
                 if not ended:
                     # Ends the requests that are still on their way, and may wait for one of them to end.
-                    Thread(target=huggingface_hub.close_session, daemon=True).start()
+                    Thread(target=_close, args=(session,), daemon=True).start()
                 raise
             if ended:
-                return done.result()
+                break
+    try:
+        return done.result()
+    except PortingError:
+        raise
+    except Exception as error:  # a malformed answer makes the client raise any exception: KeyError, TypeError, …
+        raise CallError(guard.exchange) from error
+
+
+def _close(session: object) -> None:
+    """Close the client's session, unless it has another one by now."""
+    if get_session() is session:
+        huggingface_hub.close_session()
 
 
 def _busy(thread: Thread) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from porting.checkpoint.bin_file import Bin
-from porting.checkpoint.container import Container, Found, Place, open_all
+from porting.checkpoint.container import Container, Found, Place, open_all, open_each
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import Contents, TensorInfo
@@ -207,9 +207,11 @@ class ShardedIndex(Container):
         """Open every shard, as what its ending says."""
         self.require_no_part(part, where=place.location)
         index = _read(place, main)
-        sources = open_all(place, index.shards)
+        # Of a model on the hub only headers are wanted: each file is let go once it was read.
+        sources = open_all(place, index.shards) if locate else {}
         contents = tuple(
-            SHARDS[os.path.splitext(name)[1]].read(sources[name], name=name, locate=locate) for name in index.shards
+            SHARDS[os.path.splitext(name)[1]].read(source, name=name, locate=locate)
+            for name, source in (sources.items() if locate else open_each(place, index.shards))
         )
         notes = tuple(note for one in contents for note in one.notes)
         return Found(contents=contents, sources=sources, index=index, notes=notes)

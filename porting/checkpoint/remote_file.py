@@ -104,7 +104,7 @@ class RemoteFile:
     def _odd(self, message: str) -> HubError:
         return HubError(
             Fault(
-                code=Code.HUB_UNREACHABLE,
+                code=Code.HUB_ANSWER,
                 where=self.where,
                 message=f"the header cannot be fetched alone: {message}",
                 hint="try again, or open the checkpoint with its weights",

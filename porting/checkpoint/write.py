@@ -74,9 +74,7 @@ def write_safetensors(
     """
     destination = Path(path)
     plan = _plan(TensorFile(tensors=tensors, metadata=metadata, header=header), where=str(destination))
-    if destination.is_dir():
-        raise refused(destination, "is a directory", "pass the path of a file")
-    check_destination(destination, overwrite=overwrite)
+    check_destination(destination, overwrite=overwrite, file=True)
     _write(destination, plan, overwrite=overwrite)
 
 

@@ -258,12 +258,6 @@ def batch_of(path: str | None) -> list[Case] | None:
     """
     if path is None:
         return None
-    from porting.checkpoint import open_checkpoint
-    from porting.verification import Case
-    from porting.verification.recorded_trace import recorded_inputs
+    from porting.verification.recorded_trace import read_inputs
 
-    file = open_checkpoint(path)
-    recorded = recorded_inputs(file)
-    if recorded:
-        return list(recorded)
-    return [Case(Path(path).name, {name: file.read(name, own=True) for name in file.tensors})]
+    return read_inputs(path)

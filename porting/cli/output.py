@@ -10,12 +10,14 @@ import json
 import math
 import re
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -39,9 +41,40 @@ DIFFERENT = 1
 WRONG = 2
 """Exit code: what was asked for cannot be done."""
 
-INTERRUPTED = 130
-BROKEN_PIPE = 141
-"""Exit codes of a process that SIGINT or SIGPIPE ended, by the shells' convention."""
+SIGNALLED = 128
+"""Exit code of a process that a signal ended, less the number of the signal, by the shells' convention."""
+
+INTERRUPTED, BROKEN_PIPE = SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGPIPE
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asks the command to end; what it has begun is cleaned up as after Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def endable() -> Iterator[None]:
+    """Raise :class:`Ended` on SIGTERM and SIGHUP, unless the program handles or ignores them; the first one counts."""
+    taken: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        for one in taken:
+            signal.signal(one, signal.SIG_IGN)
+        raise Ended(number)
+
+    if current_thread() is main_thread():
+        taken += [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for one in taken:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)
+
 
 PIPE_WIDTH = 100_000
 """Columns of what is no terminal: no row is ever folded there."""
@@ -98,6 +131,7 @@ class Screen(AbstractContextManager["Screen"]):
     def __enter__(self) -> Screen:
         self._borrowed.enter_context(redirect_stdout(sys.stderr))
         self._borrowed.enter_context(typed())
+        self._borrowed.enter_context(endable())
         try:
             self._borrowed.enter_context(spending())
             self._borrowed.enter_context(watched())
@@ -119,6 +153,9 @@ class Screen(AbstractContextManager["Screen"]):
         match error:
             case PortingError():
                 self._refuse([str(fault) for fault in error.faults], error.faults)
+            case Ended():
+                self.err.print(f"ended by {signal.Signals(error.number).name}", style="red")
+                raise typer.Exit(SIGNALLED + error.number) from error
             case KeyboardInterrupt():
                 self.err.print("interrupted", style="red")
                 raise typer.Exit(INTERRUPTED) from error

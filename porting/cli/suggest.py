@@ -97,12 +97,14 @@ def suggest(
         from porting.suggesting import suggest as make
 
         if output is not None:  # before the work, not after it
-            check_destination(output, overwrite=overwrite or interactive)
+            check_destination(output, overwrite=overwrite or interactive, file=True)
         wanted = output
         lines = dict(_line("--input", one, "REFERENCE=YOURS") for one in inputs or ())
         fields = dict(_line("--config", one, "YOURS=FIELD") for one in config or ())
         builder = options.builder(into)
         checkpoint = open_checkpoint(options.checkpoint_source(source))
+        if output is not None:
+            check_destination(output, overwrite=overwrite or interactive, sources=checkpoint.paths)
         name = output.stem if output is not None else into.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
         dialogue = Prompt(screen, defaults=yes)
         with dialogue.bar("suggesting", limit) as tell:

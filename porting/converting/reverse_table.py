@@ -82,12 +82,13 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
         known: the sizes that [sizes] gives.
 
     Raises:
-        PlanError: a shape is not stated, or no name counts an index.
+        PlanError: a shape is not stated, no name counts an index, or a tensor equals another one of [make].
     """
     found: dict[str, Shape] = {}
     faults = []
     stored = sum(map(math.prod, places.values()))  # a copy is no more than what is stored already
     copied = 0
+    ours = Matcher((((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix)
     for make in table.makes:
         name = make.term.name
         counted = [_counted(name, index, places, known) for index in name.indices]
@@ -95,6 +96,9 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
             for values in combinations(counted, where=make.where):
                 bindings = dict(zip(name.indices, values, strict=True))
                 other = present(make.value, bindings, table.target_prefix, places)
+                if other not in places and ours.read(other):
+                    message = f"{name.spell(bindings)!r} is to equal {other!r}, which no rule writes"
+                    raise PlanError(Fault(code=Code.SHAPE_MISMATCH, where=make.where, message=message))
                 if other in places:
                     found[name.spell(bindings)] = places[other]
                     more = math.prod(places[other])

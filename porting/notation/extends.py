@@ -7,6 +7,7 @@ of the one that extends it.  Of a short rule the name is what stands before its 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -81,7 +82,7 @@ def _find(extends: Entry, path: Path | None, chain: tuple[Path, ...]) -> Path:
         raise refused(f"extends = {name!r}, expected the name of a table: letters, digits, - and _")
     beside = path.parent / f"{name}.toml" if path else None
     chosen = beside if beside and beside.is_file() and beside != path else SHIPPED / f"{name}.toml"
-    if chosen.resolve() in {one.resolve() for one in chain}:
+    if os.path.realpath(chosen) in map(os.path.realpath, chain):
         raise refused(f"a table extends itself: {' -> '.join(one.stem for one in (*chain, chosen))}")
     if not chosen.is_file():
         folders = [SHIPPED, *([path.parent] if path else [])]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from porting.limits import reading
 from porting.notation.axes import leaves
 from porting.notation.name import Decimal, Literal, Name
 from porting.notation.rule import Rule
@@ -68,6 +69,7 @@ class Entry:
         )
 
 
+@reading()
 def as_weight_converters(table: Table) -> str:
     r"""A table as Python source of transformers' list of conversions.
 
@@ -79,6 +81,7 @@ def as_weight_converters(table: Table) -> str:
 
     Raises:
         TableError: a rule is nothing that the list says; names it.
+        LimitError: the table has more rules than can be tried out in the time of one command.
 
     >>> from porting import parse_table
     >>> print(as_weight_converters(parse_table('[tensors]\n"h.{i}.ln.weight" = "layers.{i}.norm.weight"')))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
+from porting.limits import reading
 from porting.notation.name import Decimal, Literal, Name
 from porting.notation.rule import Rule
 from porting.notation.table import Drop, Table
@@ -47,6 +48,7 @@ class Mapper:
         return name
 
 
+@reading()
 def as_weights_mapper(table: Table) -> str:
     r"""A table as Python source of a ``WeightsMapper``.
 
@@ -58,6 +60,7 @@ def as_weights_mapper(table: Table) -> str:
 
     Raises:
         TableError: a rule is nothing that a WeightsMapper says; names it.
+        LimitError: the table has more rules than can be compared in the time of one command.
 
     >>> from porting import parse_table
     >>> print(as_weights_mapper(parse_table('[tensors]\n"h.{i}.ln.weight" = "layers.{i}.norm.weight"')))

@@ -18,17 +18,21 @@ point to the operations before it that computed with less than float64), and ver
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.checkpoint.strict_json import JsonError, parse
 from porting.checkpoint.write import write_safetensors
 from porting.errors import Code, Fault, VerifyError, option
+from porting.limits import charge
 from porting.recordings import EXACT, FORMAT, INPUTS, ISOLATED, VERSION, WEIGHTS
 from porting.tracing.trace import Point, Trace
 from porting.trials.inputs import Case
@@ -36,6 +40,12 @@ from porting.trials.inputs import Case
 WORKING = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _NAME = re.compile(rf"({INPUTS}|{EXACT}|(?:{'|'.join(WORKING)})(?:{ISOLATED})?)/(0|[1-9]\d{{0,5}})/(.+)")
+MOST_GAPS = 20
+"""Cases that are missing and are named."""
+
+PLACE, CASE, DENSE = 1 << 16, 1 << 21, 2
+"""Bytes that a model makes of an element of its inputs, and of a batch; so many elements a stored byte are free."""
+
 MADE_BY = "porting record makes one, docs/foreign-references.md says what it holds"
 
 
@@ -139,9 +149,13 @@ def read_recording(path: str | Path) -> Recording:
         message = "it holds inputs and nothing that was computed from them"
         hint = f"run the reference on them, and write a recording of its own; or pass it as {option('inputs')}"
         raise VerifyError(Fault(code=Code.BAD_RECORDING, where=file.location, message=message, hint=hint))
-    for case in range(count):
-        missing = [one for one in (INPUTS, EXACT) if (one, case) not in names]
-        faults += [f"case {case} of {count} has no {one}" for one in missing]
+    gaps = (
+        f"case {case} of {count} has no {one}"
+        for case in range(count)
+        for one in (INPUTS, EXACT)
+        if (one, case) not in names
+    )
+    faults += islice(gaps, MOST_GAPS)
     if not count:
         faults.append("it holds no case")
     titles = _read(metadata, "cases", list, faults)
@@ -157,21 +171,37 @@ def read_recording(path: str | Path) -> Recording:
     return Recording(file.location, cases, metadata, said, tuple(weights), file, names)
 
 
-def recorded_inputs(file: Checkpoint) -> tuple[Case, ...]:
-    """The inputs of a recording, whatever else it holds; none for a file that is no recording."""
-    metadata = file.files[0].metadata
-    if metadata.get("format") != FORMAT:
-        return ()
-    names, _, _ = _sorted(file)
-    return _cases(file, names, _read(metadata, "cases", list, []))
+def read_inputs(path: str) -> list[Case]:
+    """The batch in a file of tensors, or those of a recording, whatever else it holds.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        LimitError: running a model on it takes far more than on a file of its size.
+    """
+    file = open_checkpoint(path)
+    if file.files[0].metadata.get("format") == FORMAT:
+        names, _, _ = _sorted(file)
+        recorded = _cases(file, names, _read(file.files[0].metadata, "cases", list, []))
+        if recorded:
+            return list(recorded)
+    _charge(file, 1, file.tensors)
+    return [Case(Path(path).name, {name: file.read(name, own=True) for name in file.tensors})]
+
+
+def _charge(file: Checkpoint, cases: int, inputs: Iterable[str]) -> None:
+    """Charge what models make of inputs, which a compressed file says in a few bytes, before it is spent."""
+    elements = sum(math.prod(file.tensors[name].shape) for name in inputs)
+    beyond = max(elements - DENSE * sum(one.size for one in file.files), 0)
+    charge("made", CASE * cases + PLACE * beyond, where=file.location)
 
 
 def _cases(file: Checkpoint, names: Mapping[tuple[str, int], Mapping[Point, str]], titles: object) -> tuple[Case, ...]:
+    inputs = {number: found for (kind, number), found in names.items() if kind == INPUTS}
+    _charge(file, len(inputs), (name for found in inputs.values() for name in found.values()))
     cases = []
-    for number in sorted(case for kind, case in names if kind == INPUTS):
+    for number, found in sorted(inputs.items()):
         title = titles[number] if isinstance(titles, list) and number < len(titles) else f"case {number}"
-        inputs = {name: file.read(key, own=True) for name, key in names[INPUTS, number].items()}
-        cases.append(Case(str(title), inputs))
+        cases.append(Case(str(title), {name: file.read(key, own=True) for name, key in found.items()}))
     return tuple(cases)
 
 
@@ -203,8 +233,8 @@ def _sorted(file: Checkpoint) -> tuple[dict[tuple[str, int], dict[Point, str]], 
 
 def _read(metadata: Mapping[str, str], key: str, kind: type, faults: list[str]) -> object:
     try:
-        found = json.loads(metadata.get(key, "null"))
-    except (ValueError, RecursionError):
+        found: object = parse(metadata.get(key, "null").encode(errors="surrogatepass"), where=key)
+    except JsonError:
         found = ...
     if found is not None and not isinstance(found, kind):
         faults.append(f"metadata {key!r} is no JSON {'object' if kind is dict else 'list'}")

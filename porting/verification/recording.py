@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from porting.architecture import choose
 from porting.build import OWN_CODE
 from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.checkpoint.atomic import check_destination
 from porting.comparing import digest
 from porting.errors import Code, Fault, VerifyError, told
 from porting.notation.rule import Term
@@ -99,6 +100,8 @@ def record(
             subject = _of_checkpoint(source, table, architecture, revision, given, seed, longest)
         else:
             subject = _of_living(source, table, given, seed, longest)
+        sources = [] if isinstance(subject.checkpoint, HeldWeights) else subject.checkpoint.paths
+        check_destination(Path(path), overwrite=overwrite, sources=sources, file=True)
         every = [subject.living.taken(case) for case in subject.batch.cases]
         taken = [every[number] for number in (range(len(every)) if cases is None else cases)]
         terms = [term for rule in subject.table.probes for term in rule.sources]

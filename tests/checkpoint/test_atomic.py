@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from porting.checkpoint.atomic import new_file, write_all, write_file
+from porting.checkpoint.atomic import check_destination, new_file, write_all, write_file
 from porting.errors import CheckpointError
 
 
@@ -37,6 +37,17 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
         write_file(path, b"page")
     assert not other.exists() or other.read_text() == "kept"
     assert len(list(tmp_path.iterdir())) == 1 + (kind == "link")
+
+
+def test_a_destination_below_a_loop_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CheckpointError, match="lies in a directory that does not exist"):
+        check_destination(tmp_path / "loop" / "out", overwrite=False)
+
+
+def test_a_directory_is_no_destination_for_a_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a directory"):
+        check_destination(tmp_path, overwrite=True, file=True)
 
 
 def test_a_source_that_is_cut_short_while_it_is_written_is_named(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_status(hub: Hub, status: int, messages: tuple[str, ...], where: str, we
 
 def test_login_page_instead_of_an_answer(hub: Hub) -> None:
     hub.fail("/api/models", "html")
-    fails("org/name", "did not answer as a hub does", "check HF_ENDPOINT")
+    fails("org/name", "gave a malformed answer", "'text/html' and a body that begins '<", "check HF_ENDPOINT")
 
 
 def test_hub_that_is_not_there(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import hashlib
 import json
 import os
 import time
+import warnings
+import weakref
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -21,7 +25,9 @@ from porting.checkpoint import CheckpointError, HubError, open_checkpoint
 from porting.checkpoint.hub import Fetcher
 from porting.checkpoint.hub_guard import Guard
 from porting.checkpoint.names import ModelId
+from porting.checkpoint.remote_file import RemoteFile
 from porting.limits import LimitError, spending
+from porting.printable import quote
 from tests.hub_server import Answer, Hub
 
 pytestmark = pytest.mark.few(3)
@@ -56,6 +62,7 @@ def sending(headers: dict[str, str], body: bytes = WEIGHTS, *, status: int = 200
         handler.end_headers()
         if handler.command != "HEAD":
             handler.wfile.write(body)
+        handler.close_connection = length is not None
 
     return answer
 
@@ -138,7 +145,7 @@ def test_a_list_of_files_whose_names_are_none(hub: Hub, tmp_path: Path, name: ob
     commit = hub.add("org/name", MODEL)
     listed = {"id": "org/name", "sha": commit, "siblings": [{"rfilename": name}, {"rfilename": "model.safetensors"}]}
     hub.fail("/api/models", sending({"Content-Type": "application/json"}, json.dumps(listed).encode()))
-    refused(tmp_path, "did not answer as a hub does")
+    refused(tmp_path, "gave a malformed answer", "[hub-answer]")
 
 
 def test_a_warning_of_the_hub_is_shown_once_and_moves_no_cursor(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -418,6 +425,50 @@ def test_a_server_that_is_slow_and_goes_on_is_waited_for(hub: Hub, monkeypatch: 
     assert open_checkpoint("org/name").read("a")[5] == 5
 
 
+def many_shards(hub: Hub, count: int) -> None:
+    shards = {f"s{number}.safetensors": save({f"a.{number}": torch.zeros(1)}) for number in range(count)}
+    index = {"metadata": {}, "weight_map": {f"a.{number}": f"s{number}.safetensors" for number in range(count)}}
+    hub.add("org/name", {"model.safetensors.index.json": json.dumps(index).encode(), "config.json": b"{}", **shards})
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("weights", [True, False])
+def test_the_time_of_waiting_is_one_for_all_files(hub: Hub, monkeypatch: pytest.MonkeyPatch, weights: bool) -> None:
+    monkeypatch.setenv("PORTING_LIMITS", "waiting=2")
+    many_shards(hub, 40)
+
+    def slowly(handler: Any) -> None:  # Any: the hub's own handler
+        Event().wait(0.4)
+        handler._stored(handler.path.removeprefix("/store/"), None)
+
+    hub.fail("/store/", slowly)
+    begun = time.monotonic()
+    with pytest.raises(
+        (HubError, CheckpointError), match=r"^.* of all files came in .* and then it was left .*waiting=200\) .*$"
+    ):
+        open_checkpoint("org/name", weights=weights)
+    assert time.monotonic() - begun < 8
+    Event().wait(1)  # requests that are on their way end by themselves, and their sockets are closed by the collector
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+
+def test_of_shards_whose_headers_are_read_one_is_held_at_a_time(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_shards(hub, 30)
+    alive: weakref.WeakSet[RemoteFile] = weakref.WeakSet()
+    most, real = [0], RemoteFile.__init__
+
+    def init(self: RemoteFile, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **options)
+        alive.add(self)
+        most[0] = max(most[0], len(alive))
+
+    monkeypatch.setattr(RemoteFile, "__init__", init)
+    assert len(open_checkpoint("org/name", weights=False).tensors) == 30
+    assert most[0] <= 3
+
+
 def test_a_limit_that_is_none_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTING_LIMITS", "wating=1")
     with pytest.raises(LimitError, match=r"PORTING_LIMITS: 'wating=1' is no limit, expected one of made, members"):
@@ -442,7 +493,41 @@ def test_a_limit_that_is_none_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch)
 )
 def test_an_answer_of_another_kind(hub: Hub, tmp_path: Path, body: bytes) -> None:
     hub.fail("/api/models", sending({"Content-Type": "application/json"}, body))
-    refused(tmp_path)
+    came = f"GET {hub.url}/api/models/org/name/revision/main got status 200, Content-Type 'application/json' and a body"
+    shown = quote(body[:60].decode(errors="replace"))
+    refused(tmp_path, f"gave a malformed answer: {came} that begins {shown} (", "[hub-answer]")
+
+
+def says_nothing(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"no HTTP\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "came"),
+    [
+        (sending({}, b'{"sha": "'), "got status 200, no Content-Type and a body that begins"),
+        (sending({}, b"{}", length=9), "got status 200, no Content-Type and a body that begins '{}' ("),
+        (sending({}, b"", status=204), "got status 204, no Content-Type and no body"),
+        (says_nothing, "no response came that can be read"),
+    ],
+    ids=["half", "short", "empty", "no http"],
+)
+@pytest.mark.parametrize("match", ["/api/models", "/config.json"])
+def test_an_answer_that_cannot_be_read(hub: Hub, tmp_path: Path, answer: Answer, came: str, match: str) -> None:
+    hub.add("org/name", MODEL)
+    hub.fail(match, answer)
+    weights = match == "/config.json"
+    if weights and "half" in tmp_path.name:
+        pytest.skip("a config.json of other bytes is for whoever reads it")
+    refused(tmp_path, "gave a malformed answer", "[hub-answer]", weights=weights)
+
+
+def test_what_cannot_be_read_lets_the_cache_stand_in(hub: Hub) -> None:
+    """As in a network that shows a login page first."""
+    hub.add("org/name", MODEL)
+    open_checkpoint("org/name")
+    hub.fail("/api/models", "html")
+    assert open_checkpoint("org/name").read("a")[5] == 5
 
 
 def test_a_mirrors_way_past_http_is_not_taken(hub: Hub) -> None:

@@ -209,6 +209,53 @@ def test_an_unexpected_exception_is_one_line_and_a_report(folder: Path, tmp_path
     assert report.stat().st_mode & 0o077 == 0
 
 
+SIGNALLED = """
+import os, sys
+from porting.cli import main
+import {module} as place
+real = place.{name}
+def signalled(*arguments, **options):
+    if not os.path.exists("once"):
+        open("once", "w").close()
+        os.kill(os.getpid(), {number})
+    return real(*arguments, **options)
+place.{name} = signalled
+main()
+"""
+"""A command to which a signal comes once something is written."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("words", "module", "name", "left"),
+    [
+        (["export", "out"], "porting.checkpoint.atomic", "publish", []),
+        (["convert", "out"], "porting.converting.writing", "_write_small", [".out.porting-convert"]),
+        (["attention", "a word", "--html", "out"], "porting.checkpoint.atomic", "write_all", []),
+    ],
+)
+def test_a_command_that_is_told_to_end_removes_what_it_made(
+    number: signal.Signals, words: list[str], module: str, name: str, left: list[str], tmp_path: Path
+) -> None:
+    """But for an interrupted conversion, from which the same command goes on."""
+    code = SIGNALLED.format(module=module, name=name, number=int(number))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (tmp_path / "once").exists(), done.stderr
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (128 + number, f"ended by {number.name}"), done.stderr
+    assert sorted(one.name for one in tmp_path.iterdir() if one.name != "once") == left
+    if left:
+        done = porting(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert sorted(one.name for one in tmp_path.iterdir() if one.name != "once") == ["out"]
+
+
 COMMANDS = {
     "inspect": ["inspect", "c"],
     "tables": ["tables"],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from porting.notation.table import read_table
 from porting.suggesting import Suggestion
 from tests.cli.conftest import Run
 from tests.cli.modules import write_own
@@ -70,6 +71,25 @@ def test_a_wrong_input_line_is_refused(run: Run, checkpoint: Path) -> None:
     result = run("suggest", checkpoint, *INTO, "--input", "attention_mask")
     assert result.exit_code == 2
     assert "--input 'attention_mask' is not of the form REFERENCE=YOURS" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["suggest", "record"])
+@pytest.mark.parametrize("name", ["c", "c/model.safetensors"])
+def test_what_is_read_is_not_written_over(run: Run, checkpoint: Path, command: str, name: str) -> None:
+    """Not with --overwrite either, and before the work."""
+    write_own(Path())
+    before = (checkpoint / "model.safetensors").read_bytes()
+    words = [*INTO, "-o"] if command == "suggest" else ["--out"]
+    result = run(command, checkpoint, *words, name, "--overwrite")
+    assert result.exit_code == 2
+    assert f"error: {name}: the destination " in result.stderr
+    assert (checkpoint / "model.safetensors").read_bytes() == before
+
+
+def test_a_table_whose_name_is_no_text_is_written(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    assert run("suggest", checkpoint, *INTO, "-o", "caf\udce9\x7f.toml").exit_code == 0
+    assert read_table(Path("caf\udce9\x7f.toml")).name == "caf\\udce9\x7f"
 
 
 def test_a_table_that_is_there_is_not_written_over(run: Run, checkpoint: Path) -> None:

@@ -9,13 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import porting
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.converting import convert, verify_files
+from porting.converting.digests import of_bytes
 from porting.notation.table import parse_table
 from tests.guards.tree import ROOT
 
@@ -199,3 +202,73 @@ def test_a_file_that_loses_its_name_stays_readable(how: str, tmp_path: Path) -> 
     else:
         os.link(path, source / "again")
     assert checkpoint.read("a.0").shape == (30, 40)
+
+
+def hash_(source: Path, folder: Path) -> str:
+    return str(porting.digest(source, threads=1))
+
+
+def convert_(source: Path, folder: Path) -> str:
+    run(source, folder / "out")
+    return of_bytes((folder / "out" / "model.safetensors").read_bytes())
+
+
+def export_(source: Path, folder: Path) -> str:
+    """The module holds copies of half of the tensors, and views of the others."""
+    checkpoint = open_checkpoint(source)
+    tensors = {name: checkpoint.read(name, own=number % 2 == 0) for number, name in enumerate(checkpoint.tensors)}
+    moment(tensors)
+    checkpoint.require_unchanged(tensors.values())
+    return str({name: one.sum() for name, one in tensors.items()})
+
+
+def moment(tensors: object) -> None:
+    """Between what loads and what exports; replaced by the test."""
+
+
+LINKS: dict[str, Callable[[Path], object]] = {
+    "gains a link": lambda path: os.link(path, path.with_name("again")),
+    "loses a link": lambda path: path.parents[1].joinpath("other").unlink(),
+    "loses a name": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize(("command", "number"), [(hash_, 9), (convert_, 9), (export_, 0)])
+def test_a_write_that_is_hidden_by_a_change_of_links_is_seen(
+    command: Callable[[Path, Path], str],
+    number: int,
+    written: bool,
+    links: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And links alone, as `cp -l` makes them while a command reads, change nothing."""
+    source, other = write_version(tmp_path / "1", 1), write_version(tmp_path / "2", 2)
+    path = source / "model.safetensors"
+    os.link(path, tmp_path / "other")
+    expected = command(source, tmp_path)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    real, calls = os.preadv, [0]
+
+    def change(*arguments: object) -> None:
+        if written:
+            overwrite(source, other)
+        LINKS[links](path)
+        os.utime(tmp_path / "other" if links == "loses a name" else path, ns=(10**18, 10**18))
+
+    def preadv(*arguments: Any) -> int:
+        calls[0] += 1
+        if calls[0] == number:
+            change()
+        return real(*arguments)
+
+    monkeypatch.setattr(
+        "porting.checkpoint.files.os.preadv" if number else f"{__name__}.moment", preadv if number else change
+    )
+    if written or not number:  # of what is mapped nobody can say what was read
+        with pytest.raises(CheckpointError, match="written to"):
+            command(source, tmp_path)
+    else:
+        assert command(source, tmp_path) == expected

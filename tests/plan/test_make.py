@@ -278,3 +278,17 @@ def test_a_dropped_tensor_equals_any_of_the_words(tmp_path: Path, tensors: dict[
     written(source, tensors | {"unit": torch.ones(3, 3)})
     with pytest.raises(PlanError, match="unit: was to be dropped because it equals 'eye', and it does not"):
         porting.load(source, Toy, porting.parse_table(text), trust=True)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ['"x" = "equals y"\n"y" = "equals x"', '"x" = "equals x"', '"x" = "equals b"\n"y" = "equals x"'],
+    ids=["cycle", "itself", "chain"],
+)
+def test_what_equals_another_tensor_of_make_is_refused_without_a_module_too(lines: str, tmp_path: Path) -> None:
+    """It was left out without a word."""
+    source = tmp_path / "s.safetensors"
+    save_file({"a": torch.ones(2, 2)}, source)
+    table = porting.parse_table(f'[tensors]\n"a" = "b"\n[make]\n{lines}\n')
+    with pytest.raises(PlanError, match=r"is to equal '[xy]', which no rule writes"):
+        porting.convert(source, tmp_path / "out", table, derive=True)

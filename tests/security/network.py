@@ -50,7 +50,7 @@ HUB: list[HubRow] = [
     row("503 for a file", "the hub answered with status 503", "config.json", 503),
     row("a gated model", "the model is gated", gated=True),
     row("a private model", "it does not exist, or it is private", private=True),
-    row("a login page for an answer", "did not answer as a hub does", "/api/models", "html"),
+    row("a login page for an answer", "gave a malformed answer: GET http", "/api/models", "html"),
     row("a body half as long as announced", "model.safetensors:", "/store/", "short"),
     row("a connection that drops half way, each time", "model.safetensors:", "/store/", "drop"),
     HubRow(

@@ -191,4 +191,35 @@ PROOFS = [
         "the file changed after it was opened",
         f"{SAFE}::test_a_source_that_changes_is_noticed_before_it_is_mapped",
     ),
+    proof(
+        "system",
+        "a write whose times are set back, while the number of hard links changes",
+        "gained or lost a hard link since, and may have been written to as well",
+        "tests/converting/test_identity.py::test_a_write_that_is_hidden_by_a_change_of_links_is_seen",
+    ),
+    proof(
+        "system",
+        "SIGTERM or SIGHUP",
+        "ended by SIGTERM: exit code 143, and nothing is left but an interrupted conversion",
+        "tests/cli/test_process.py::test_a_command_that_is_told_to_end_removes_what_it_made",
+        code=143,
+    ),
+    proof(
+        "system",
+        "inputs or a recording of a few bytes that are 400,000 rows, or hundreds of cases",
+        "bytes of tensors beyond those that are stored",
+        "tests/security/test_costs.py::test_inputs_that_a_model_makes_far_more_of_are_charged",
+    ),
+    proof(
+        "hub",
+        "many files, each of which comes slowly",
+        "bytes of all files came in 60 seconds, and then it was left",
+        "tests/checkpoint/test_hub_hostile.py::test_the_time_of_waiting_is_one_for_all_files",
+    ),
+    proof(
+        "hub",
+        "an answer that is cut short, no JSON or no HTTP",
+        "gave a malformed answer",
+        "tests/checkpoint/test_hub_hostile.py::test_an_answer_that_cannot_be_read",
+    ),
 ]

@@ -29,11 +29,13 @@ from porting.checkpoint.strict_json import parse
 from porting.converting import verify_files
 from porting.converting.journal import past
 from porting.converting.record import read_record, record_bytes
-from porting.errors import nearest
+from porting.errors import VerifyError, nearest
 from porting.limits import LimitError, Limits, spending
 from porting.opening import Folder
 from porting.printable import quote
+from porting.recordings import RecordingError, load_recording, save_recording
 from porting.tokenizer import TokenizerError, read_tokenizer
+from porting.verification.recorded_trace import read_inputs, read_recording
 
 DEEP = 400
 
@@ -331,3 +333,69 @@ def test_the_tree_of_a_vocabulary_is_charged(tmp_path: Path, monkeypatch: pytest
     refused(lambda: read_tokenizer(unigram(tmp_path, apart), where="a folder"), "objects")
     alike = [apart[0][: number % 100] + "z" for number in range(100)]  # as many characters, and a few beginnings
     assert read_tokenizer(unigram(tmp_path, sorted(set(alike))), where="a folder").tokenizer.get_vocab_size() == 101
+
+
+def few_bytes(path: Path) -> Path:
+    np.savez_compressed(path.with_suffix(".npz"), input_ids=np.zeros((400_000, 1), np.int64))
+    return path.with_suffix(".npz")
+
+
+def repeated_rows(path: Path) -> Path:
+    torch.save({"input_ids": torch.ones(1, 1, dtype=torch.int64).expand(400_000, 1)}, path.with_suffix(".pt"))
+    return path.with_suffix(".pt")
+
+
+def many_cases(path: Path) -> Path:
+    inputs = [{"x": np.ones((1, 1))}] * 600
+    return save_recording(path.with_suffix(".safetensors"), inputs, [{".": np.ones((1, 1))}] * 600)
+
+
+@pytest.mark.parametrize("make", [few_bytes, repeated_rows, many_cases])
+def test_inputs_that_a_model_makes_far_more_of_are_charged(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    """A few kilobytes were 400,000 rows, for which a small model took 5 GB."""
+    path = make(tmp_path / "f")
+    with spending(), pytest.raises(LimitError, match="bytes of tensors beyond those that are stored"):
+        read_inputs(str(path))
+    if make is many_cases:
+        with pytest.raises(LimitError, match="bytes of tensors beyond those that are stored"):
+            read_recording(path)
+
+
+@pytest.mark.parametrize("rows", [(1, 8), (8, 512)])
+def test_inputs_that_are_packed_well_are_read(rows: tuple[int, int], tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(1, 30_000, rows)
+    np.savez_compressed(tmp_path / "f.npz", input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=0 * ids)
+    assert read_inputs(str(tmp_path / "f.npz"))[0].inputs["input_ids"].shape == rows
+
+
+def recorded(path: Path, header: dict[str, object], body: bytes) -> Path:
+    text = json.dumps({"__metadata__": {"format": "porting trace", "version": "1"}, **header}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return path
+
+
+def test_a_recording_says_in_a_few_bytes_what_takes_gigabytes(tmp_path: Path) -> None:
+    """Arrays that share bytes, each widened; a case of the number 999999; millions of empty lists."""
+    said = {"dtype": "BF16", "shape": [50_000], "data_offsets": [0, 100_000]}
+    path = recorded(tmp_path / "a.safetensors", {f"inputs/0/{one}": said for one in range(2000)}, bytes(100_000))
+    tracemalloc.start()
+    with pytest.raises(RecordingError, match="its arrays overlap"):
+        load_recording(path)
+    one = {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}
+    path = recorded(tmp_path / "b.safetensors", {"inputs/999999/x": one}, bytes(8))
+    with pytest.raises(RecordingError, match="it has 1 cases with inputs, numbered up to 999999"):
+        load_recording(path)
+    with pytest.raises(VerifyError, match="holds inputs and nothing that was computed"):
+        read_recording(path)
+    path = recorded(tmp_path / "c.safetensors", {"float64/999999/x": one}, bytes(8))
+    with pytest.raises(VerifyError) as caught:
+        read_recording(path)
+    assert len(caught.value.faults) < 100
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000
+    path = recorded(tmp_path / "d.safetensors", {"x": []}, b"")
+    raw = path.read_bytes().replace(b"[]", b"[" + b"[]," * 4_500_000 + b"0]")
+    path.write_bytes(struct.pack("<Q", len(raw) - 8) + raw[8:])
+    with pytest.raises(LimitError, match="values in descriptions"):
+        load_recording(path)

@@ -19,6 +19,9 @@ from porting.checkpoint import open_checkpoint
 from porting.comparing.streaming import each
 from porting.converting.thread_pool import work as share
 from porting.limits import SMALL, LimitError, charge, moving, reading, spending, untimed, watched
+from porting.notation.table import parse_table
+from porting.registries.weight_converters import as_weight_converters
+from porting.registries.weights_mapper import as_weights_mapper
 from porting.tables import find_table
 from tests.small_checkpoint import write_checkpoint
 
@@ -76,13 +79,16 @@ def test_a_signal_that_meets_a_finalizer_prints_no_traceback(monkeypatch: pytest
     assert shown == ["ValueError", "LimitError"]
 
 
-@pytest.mark.parametrize("how", ["open", "inspect", "check", "hash", "diff", "load", "convert", "verify_files"])
+@pytest.mark.parametrize(
+    "how", ["open", "inspect", "check", "hash", "diff", "load", "convert", "verify_files", "mapper", "converters"]
+)
 def test_the_time_of_each_function_counts(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of it grows with the number of tensors."""
     write_checkpoint(tmp_path / "m")
     checkpoint = open_checkpoint(tmp_path / "m")
     module, table = porting.load(checkpoint), find_table(None, checkpoint.config)
     porting.convert(checkpoint, tmp_path / "port", table)
+    renames = parse_table('[tensors]\n"h.{i}.ln.weight" = "layers.{i}.norm.weight"')
     work: dict[str, Callable[[], object]] = {
         "open": lambda: open_checkpoint(tmp_path / "m"),
         "inspect": lambda: porting.inspect_checkpoint(tmp_path / "m"),
@@ -92,6 +98,8 @@ def test_the_time_of_each_function_counts(how: str, tmp_path: Path, monkeypatch:
         "load": lambda: porting.load(checkpoint),
         "convert": lambda: porting.convert(checkpoint, tmp_path / "again", table),
         "verify_files": lambda: porting.verify_files(tmp_path / "port"),
+        "mapper": lambda: as_weights_mapper(renames),
+        "converters": lambda: as_weight_converters(renames),
     }
     work[how]()
     monkeypatch.setenv("PORTING_LIMITS", "seconds=0")

@@ -69,8 +69,9 @@ _NEUTRAL = "# parameters that the checkpoint does not have: copies of others, or
 
 
 def quoted(text: str) -> str:
-    """A text as TOML writes it."""
-    return json.dumps(text, ensure_ascii=False)
+    """A text as TOML writes it; half of a surrogate pair, as in the name of a file that is no text, is written out."""
+    text = text.encode(errors="backslashreplace").decode()
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def write(draft: TableDraft) -> str:

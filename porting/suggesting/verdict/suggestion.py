@@ -151,7 +151,7 @@ class Suggestion:
             CheckpointError: something stands there, there is no such directory, or it cannot be written.
         """
         path, content = Path(path), self.text.encode()
-        check_destination(path, overwrite=overwrite)
+        check_destination(path, overwrite=overwrite, file=True)
         with new_file(path, size=len(content), overwrite=overwrite) as descriptor:
             write_all(descriptor, content)
         return path
