@@ -22,6 +22,7 @@ from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, told
 from porting.notation.field import held, value_of, with_field
 from porting.opening import Folder, Member
+from porting.printable import dtype_name
 from porting.target import TargetError
 
 METADATA = {"format": "pt"}
@@ -241,7 +242,7 @@ def main_dtype(tensors: Mapping[str, Tensor]) -> str:
     for tensor in tensors.values():
         if tensor.is_floating_point():
             counts[tensor.dtype] += tensor.numel()
-    return str(counts.most_common(1)[0][0]).removeprefix("torch.") if counts else ""
+    return dtype_name(counts.most_common(1)[0][0]) if counts else ""
 
 
 def _json(value: object) -> bytes:

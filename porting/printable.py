@@ -1,4 +1,4 @@
-"""Text that came with a file, made fit to be shown."""
+"""What is shown of what came with a file: text that is fit for a terminal, and names of dtypes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ _UNSEEN = re.compile(
 
 Python calls some of them printable: the fillers of Hangul are letters, and variation selectors are marks.
 """
+
+
+def dtype_name(dtype: object) -> str:
+    """What a dtype is called without the package: ``"float32"`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def is_printable(text: str) -> bool:

@@ -16,6 +16,7 @@ from porting.causes.model_parts import ModelParts
 from porting.causes.projections import added_biases
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref, call_again
+from porting.printable import dtype_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Lowered(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each call of one of these on activations."""
-        detail = f"in {str(self.dtype).removeprefix('torch.')}"
+        detail = f"in {dtype_name(self.dtype)}"
         for call in model_parts.called(*self.functions):
             value = model_parts.tape[call.result]
             if model_parts.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
@@ -78,7 +79,7 @@ class LoweredSoftmax(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention: its scores, as they are and as they are shown, its probabilities, and what reads these."""
-        detail = f"in {str(self.dtype).removeprefix('torch.')}"
+        detail = f"in {dtype_name(self.dtype)}"
         for one in model_parts.attentions:
             scores = model_parts.tape.maker(one.masked)
             rewrites: dict[int, Rewrite] = {

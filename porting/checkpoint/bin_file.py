@@ -47,6 +47,7 @@ from porting.checkpoint.zip_file import (
 from porting.checkpoint.zip_file import locate as locate_entry
 from porting.errors import Code, Fault
 from porting.limits import LimitError, charge
+from porting.printable import dtype_name
 
 SAVE_AGAIN = "save the state dict again with torch.save"
 SAVED_AGAIN = "the checkpoint is damaged: fetch it, or save it, again"
@@ -193,8 +194,7 @@ def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, .
     loaded.machine.require_used(value, records)
     if (value.dtype, value.size) != (dtype, shape):
         found, said = (
-            f"{list(sizes)} of {str(kind).removeprefix('torch.')}"
-            for kind, sizes in ((value.dtype, value.size), (dtype, shape))
+            f"{list(sizes)} of {dtype_name(kind)}" for kind, sizes in ((value.dtype, value.size), (dtype, shape))
         )
         raise CheckpointError(
             Fault(

@@ -17,6 +17,7 @@ import torch
 
 from porting.checkpoint.state_pickle import STORAGES
 from porting.checkpoint.zip_file import Directory, local_header
+from porting.printable import dtype_name
 
 ALIGNED = 64
 """Bytes: the largest unit that any processor asks for."""
@@ -88,7 +89,7 @@ def _pickle(dtype: torch.dtype, shape: Sequence[int]) -> bytes:
     kind = next((name for name, one in STORAGES.items() if one == dtype), "")
     storage = f"ctorch\n{kind}\n" if kind else "ctorch.storage\nUntypedStorage\n"
     call = "_rebuild_tensor_v2" if kind else "_rebuild_tensor_v3"  # the third names the dtype of an untyped storage
-    behind = b"" if kind else f"ctorch\n{str(dtype).removeprefix('torch.')}\n".encode()
+    behind = b"" if kind else f"ctorch\n{dtype_name(dtype)}\n".encode()
     return b"".join(
         [
             b"\x80\x02" + f"ctorch._utils\n{call}\n((".encode(),

@@ -17,6 +17,7 @@ from porting.checkpoint.inner_path import InnerPath, InnerPathNeededError
 from porting.checkpoint.layout import TensorInfo
 from porting.checkpoint.source import open_checkpoint
 from porting.limits import charge, reading
+from porting.printable import dtype_name
 
 DIGITS = re.compile(r"(\d+)")
 
@@ -216,7 +217,7 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
                 TensorGroup(
                     pattern=_pattern(family.literals, box),
                     shape=family.shape,
-                    dtype=str(family.dtype).removeprefix("torch."),
+                    dtype=dtype_name(family.dtype),
                     count=count,
                     nbytes=count * math.prod(family.shape) * family.dtype.itemsize,
                 )

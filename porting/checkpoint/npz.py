@@ -52,6 +52,7 @@ from porting.checkpoint.zip_file import (
 )
 from porting.errors import Code, Fault, told
 from porting.limits import charge, reading
+from porting.printable import dtype_name
 
 SAVE_AGAIN = "save the arrays again with numpy.savez"
 NUMPY = Writer(name="numpy.savez", code=Code.NPZ_FILE, again=SAVE_AGAIN, methods=frozenset({STORED, DEFLATED}))
@@ -160,7 +161,7 @@ class Npz(Container):
             return "", ""
         wider = told(called="pass dtype=torch.float32", typed="pass --dtype float32")
         hint = f"{wider}, which holds every value of it, or write safetensors" if dtype.is_floating_point else ""
-        return f"numpy has no {str(dtype).removeprefix('torch.')}, so that an .npz file cannot hold it", hint
+        return f"numpy has no {dtype_name(dtype)}, so that an .npz file cannot hold it", hint
 
     def outline(
         self,
@@ -316,7 +317,7 @@ def _parsed(text: bytes, start: int, size: int) -> _Array:
         raise _ArrayError(reason)
     needed = math.prod(shape) * dtype.itemsize
     if size - start != needed:
-        kind = str(dtype).removeprefix("torch.")
+        kind = dtype_name(dtype)
         raise _ArrayError(f"it has {size - start} bytes, and shape {shown_sizes(shape)} of {kind} needs {needed}")
     return _Array(shape=shape, dtype=dtype, start=start, columns=columns, swapped=swapped)
 

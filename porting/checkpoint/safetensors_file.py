@@ -44,7 +44,7 @@ from porting.checkpoint.layout import (
 from porting.checkpoint.names import check_names
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault, nearest
-from porting.printable import NAME_SHOWN
+from porting.printable import NAME_SHOWN, dtype_name
 
 MAX_HEADER = 100_000_000
 """The longest header that the reference parser reads, in bytes."""
@@ -222,7 +222,7 @@ def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> st
         return reason
     length, count = offsets[1] - offsets[0], math.prod(shape) * dtype.itemsize
     if length != count:
-        needed = f"shape {shown_sizes(shape)} of {str(dtype).removeprefix('torch.')} needs {count}"
+        needed = f"shape {shown_sizes(shape)} of {dtype_name(dtype)} needs {count}"
         return f"its range {shown_sizes(offsets)} has {length} bytes, and {needed}"
     return ""
 

@@ -23,6 +23,7 @@ from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import MAX_RANK
 from porting.errors import Code, Fault
 from porting.limits import charge, reading
+from porting.printable import dtype_name
 
 STORAGES = {
     "BoolStorage": torch.bool,
@@ -39,7 +40,7 @@ STORAGES = {
     "ComplexDoubleStorage": torch.complex128,
 }
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*STORAGES.values(), torch.uint16, torch.uint32)}
+DTYPES = {dtype_name(dtype): dtype for dtype in (*STORAGES.values(), torch.uint16, torch.uint32)}
 DTYPES |= {
     name: getattr(torch, name)
     for name in (
@@ -493,7 +494,7 @@ class StateMachine:
 
     def _require_grad(self, dtype: torch.dtype, grad: bool) -> None:
         if grad and not (dtype.is_floating_point or dtype.is_complex):
-            raise self.error(f"a tensor of {str(dtype).removeprefix('torch.')} with a gradient")
+            raise self.error(f"a tensor of {dtype_name(dtype)} with a gradient")
 
     def _lazy(self, metadata: object) -> str:
         """How the elements are to be read, as the last argument of a tensor says it."""

@@ -9,6 +9,7 @@ import typer
 
 from porting.cli import options
 from porting.cli.output import Screen
+from porting.printable import dtype_name
 
 if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
@@ -105,7 +106,7 @@ def _spelled(names: Iterable[str], described: Mapping[str, object]) -> list[str]
 
 
 def _dtype(described: object) -> str:
-    return str(getattr(described, "dtype", "")).removeprefix("torch.")
+    return dtype_name(getattr(described, "dtype", ""))
 
 
 def _show_rest(screen: Screen, plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> None:

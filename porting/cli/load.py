@@ -10,6 +10,7 @@ import typer
 
 from porting.cli import options
 from porting.cli.output import Screen, counted, size
+from porting.printable import dtype_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -126,7 +127,7 @@ def _built(module: nn.Module, checkpoint: Checkpoint) -> LoadedModule:
         module=f"{type(module).__module__}.{type(module).__qualname__}",
         parameters=sum(one.numel() for one in {id(one): one for one in module.parameters()}.values()),
         tensors=len(tensors),
-        dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in tensors})),
+        dtypes=tuple(sorted({dtype_name(one.dtype) for one in tensors})),
         mapped=mapped,
         copied=sum(one.nbytes for one in tensors) - mapped,
     )

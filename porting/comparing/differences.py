@@ -17,6 +17,7 @@ from porting.comparing.streaming import PIECE, SPAN, THREADS, Reader, Readers, e
 from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe, as_it_is, unravel
+from porting.printable import dtype_name
 from porting.tables import find_table
 
 
@@ -274,7 +275,7 @@ def _judged(pair: Counterpart, difference: Difference) -> Compared:
         b=pair.name,
         verdict=verdict,
         shapes=(recipe.shape, tuple(info.shape)),
-        dtypes=(str(recipe.dtype).removeprefix("torch."), str(info.dtype).removeprefix("torch.")),
+        dtypes=(dtype_name(recipe.dtype), dtype_name(info.dtype)),
         difference=difference,
         largest_at=_places(pair, recipe, difference),
         note=pair.note,

@@ -29,6 +29,7 @@ from porting.comparing.streaming import THREADS, Reader, Readers, each, spans
 from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe
+from porting.printable import dtype_name
 from porting.tables import find_table
 
 FIRST_LINE = "porting hash 1"
@@ -158,7 +159,7 @@ def _tensor_digest(recipe: Recipe, reader: Reader, *, values: bool) -> TensorDig
         piece = (_values(piece) if values else piece).contiguous()
         if piece.numel():
             state.update((ctypes.c_char * piece.nbytes).from_address(piece.data_ptr()))
-    kind = _kind(recipe.dtype) if values else str(recipe.dtype).removeprefix("torch.")
+    kind = _kind(recipe.dtype) if values else dtype_name(recipe.dtype)
     return TensorDigest(name=recipe.name, dtype=kind, shape=recipe.shape, sha256=state.hexdigest())
 
 
@@ -167,7 +168,7 @@ def _kind(dtype: torch.dtype) -> str:
         return "float"
     if dtype.is_complex:
         return "complex"
-    return str(dtype).removeprefix("torch.") if dtype in (torch.bool, torch.uint64) else "int"
+    return dtype_name(dtype) if dtype in (torch.bool, torch.uint64) else "int"
 
 
 def _values(piece: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from porting.plan.check import check
 from porting.plan.config import arguments, has_own_config, is_target_config, source_config, unknown, unsaid
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe
+from porting.printable import dtype_name
 from porting.tables import find_table
 
 
@@ -219,7 +220,7 @@ def _record(port: Checkpoint) -> Record | None:
 def _require_one_dtype(plan: Plan) -> None:
     faults = []
     for step in plan.steps:
-        dtypes = sorted({str(plan.targets[name].dtype).removeprefix("torch.") for name in step.targets})
+        dtypes = sorted({dtype_name(plan.targets[name].dtype) for name in step.targets})
         if len(dtypes) > 1:
             message = f"{step.targets[0]!r} -> {step.sources[0]!r}: the port has {' and '.join(dtypes)}"
             hint = "one rule makes one tensor of them: give them one dtype first"
@@ -254,7 +255,7 @@ def _draft(
         changed = any(
             one.dtype != checkpoint.tensors[one.copies[0].source].dtype for one in recipes.tensors if one.copies
         )
-        named = str(dtype).removeprefix("torch.")
+        named = dtype_name(dtype)
         changes = {field: named for field in ("dtype", "torch_dtype") if field in checkpoint.config and changed}
         kept[CONFIG_NAME] = config_bytes(raw, changes)
     metadata = dict(METADATA)
@@ -282,7 +283,7 @@ def _draft(
         not_copied=left,
         options={
             "reverse": reverse,
-            "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+            "dtype": None if dtype is None else dtype_name(dtype),
             "shard_size": size,
             **({} if to is None else {"to": to}),
         },
@@ -304,7 +305,7 @@ def _other_config(
     counts = Counter[str]()
     for one in recipes.tensors:
         if one.dtype.is_floating_point:
-            counts[str(one.dtype).removeprefix("torch.")] += one.numel
+            counts[dtype_name(one.dtype)] += one.numel
     if counts:
         fields["dtype"] = counts.most_common(1)[0][0]
     said = []

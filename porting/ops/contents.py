@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from porting.printable import dtype_name
+
 if TYPE_CHECKING:  # tables are read without torch, which takes a second to import: those who make tensors have it
     import torch
     from torch import Tensor
@@ -70,9 +72,9 @@ class Content:
         if not dtype.is_floating_point and not dtype.is_complex:
             limits = torch.iinfo(dtype)
             if not float(largest).is_integer() or not limits.min <= largest <= limits.max:
-                return f"{str(dtype).removeprefix('torch.')} cannot hold {largest:g}"
+                return f"{dtype_name(dtype)} cannot hold {largest:g}"
         elif not math.isfinite(largest) or abs(largest) > torch.finfo(dtype).max:
-            return f"{str(dtype).removeprefix('torch.')} cannot hold {largest:g}"
+            return f"{dtype_name(dtype)} cannot hold {largest:g}"
         return ""
 
     def row(self, shape: Sequence[int], start: int, stop: int) -> Tensor:

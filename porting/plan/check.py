@@ -20,6 +20,7 @@ from porting.plan.leftovers import leave_out, make_recipes, renew
 from porting.plan.plan import Plan, PlanError
 from porting.plan.recipe import Described, Recipe, forward_recipes
 from porting.plan.ties import parted, resolve_ties
+from porting.printable import dtype_name
 from porting.target import Slot, slots, unsaved_tensors
 
 
@@ -233,7 +234,7 @@ def _dtypes(
 
 
 def _spell(dtypes: set[torch.dtype]) -> str:
-    return " and ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
+    return " and ".join(sorted(dtype_name(one) for one in dtypes))
 
 
 def _unfilled(alignment: Alignment) -> Iterator[Fault]:

@@ -22,6 +22,7 @@ from porting.plan.matching import Match, Matcher
 from porting.plan.plan import LeftOut
 from porting.plan.recipe import Described, Recipe
 from porting.plan.ties import present
+from porting.printable import dtype_name
 from porting.target import Slot
 
 COUNTS = re.compile(r"layer|block|depth|expert")
@@ -143,7 +144,7 @@ def _unequal(left: LeftOut, sources: Mapping[str, Described], near: Nearest) -> 
         yield Fault(code=Code.NO_SOURCE, where=left.name, message=message, hint=hint)
         return
     mine, other = sources[left.name], sources[left.equals]
-    found, expected = ((tuple(one.shape), str(one.dtype).removeprefix("torch.")) for one in (mine, other))
+    found, expected = ((tuple(one.shape), dtype_name(one.dtype)) for one in (mine, other))
     if found != expected:
         message = (
             f"{left.name!r} {list(found[0])} {found[1]} is dropped because it equals {left.equals!r}, "

@@ -14,11 +14,27 @@ from porting.notation.table import Approximation
 from porting.reporting.gradient_results import GradientResults
 from porting.tracing.code_coverage import INPUTS, Branch
 from porting.tracing.measure import MEANING, ROUNDING, ErrorProfile, luck
-from porting.tracing.trace import ARROW, ROOT
+from porting.tracing.trace import is_returned, output_of
 from porting.trials.scope import Scope
 
 FAITHFUL, DIFFERENT, IMPRECISE, APPROXIMATE = "faithful", "different", "imprecise", "approximate"
 UNPROVEN = "unproven"
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What a verification could not show.
+
+    Attributes:
+        what: it, ``"the attention mask"``.
+        why: what it would have taken, ``"no row is padded"``.
+    """
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.why})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +172,7 @@ class Outcome:
         shown: what the inputs could see of the weights.
         noise: working dtype -> the reference's own largest rounding error, relative to the activation's scale.
         cases: the inputs, in words.
-        unseen: branches that the inputs could not show.
+        unseen: what the inputs could not show.
         seed: of the inputs.
         environment: versions.
         warnings: what is allowed and should be known.
@@ -186,7 +202,7 @@ class Outcome:
     shown: Shown
     noise: Mapping[str, float]
     cases: tuple[str, ...]
-    unseen: tuple[str, ...]
+    unseen: tuple[Unseen, ...]
     seed: int
     environment: Mapping[str, str]
     warnings: tuple[str, ...]
@@ -336,8 +352,8 @@ def rows_of(probes: Iterable[Probe]) -> list[ReportRow]:
         key = (found["stack"] or "", found["number"]) if found else (None, probe.port)
         within = probe.port[found.end() :].lstrip(". ") if found else ""
         within = f".{within}" if within == OUTPUT else within  # a part of that name is not the layer's own output
-        if probe.port.partition(ARROW)[0] == ROOT:  # what the model itself returns
-            key = (None, f"{OUTPUT} {probe.port.partition(ARROW)[2]}".rstrip())
+        if is_returned(probe.port):  # what the model itself returns
+            key = (None, f"{OUTPUT} {output_of(probe.port)}".rstrip())
         groups.setdefault(key, []).append((within or OUTPUT, probe))
     names = _stack_names(list(dict.fromkeys(stack for stack, _ in groups if stack is not None)))
     return [

@@ -144,8 +144,7 @@ def _limits(report: Outcome) -> Iterator[str]:
     if report.scope.returned is None:
         yield "trials beyond the batches above"
     yield from _failures(report.scope)
-    for words in report.unseen:
-        yield words.partition(" (")[0]
+    yield from (one.what for one in report.unseen)
     if report.idle:
         more = f" and {len(report.idle) - 3} more modules" if len(report.idle) > 3 else ""
         yield f"{', '.join(report.idle[:3])}{more}, which never ran"

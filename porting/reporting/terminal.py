@@ -321,8 +321,8 @@ def shown_lines(report: Outcome) -> Iterator[Text]:
         yield Text(f"never ran: {listed(report.idle)}", "yellow")
     if shown.nothing:
         yield Text(f"not shown: {listed(shown.nothing)}", "yellow")
-    for words in report.unseen:
-        yield Text(f"not shown: {words}", "yellow")
+    for one in report.unseen:
+        yield Text(f"not shown: {one}", "yellow")
     yield from _code_lines(report)
 
 

@@ -30,6 +30,7 @@ from porting.plan.copies import Copy, order_copy
 from porting.plan.leftovers import differs
 from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
+from porting.printable import dtype_name
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor
 from porting.sharding.places import PIECE, Layout, Places, layout
@@ -114,7 +115,7 @@ def _require_values(module: nn.Module, plan: Plan) -> None:
             if tensors[name].is_meta:
                 message, hint = "it is on the meta device and has no values", "load or initialise the module first"
                 faults.append(Fault(code=Code.DTYPE_CHANGE, where=name, message=message, hint=hint))
-        dtypes = {str(tensors[name].dtype).removeprefix("torch.") for name in step.targets}
+        dtypes = {dtype_name(tensors[name].dtype) for name in step.targets}
         if len(dtypes) > 1:
             message = f"the module has {' and '.join(sorted(dtypes))} for '{step.rule}'"
             hint = "one rule makes one tensor of them: give them one dtype first"

@@ -67,6 +67,34 @@ def split(point: Point) -> tuple[Point, int]:
     return name, int(call or 1)
 
 
+def module_of(point: Point) -> str:
+    """The path of the module whose output a point is.
+
+    >>> module_of("layers.0.attention -> scores"), module_of(".")
+    ('layers.0.attention', '.')
+    """
+    return split(point)[0].partition(ARROW)[0]
+
+
+def output_of(point: Point) -> str:
+    """Which output of its module a point is; empty for the first.
+
+    >>> output_of("layers.0.attention -> scores"), output_of(".")
+    ('scores', '')
+    """
+    return split(point)[0].partition(ARROW)[2]
+
+
+def is_returned(point: Point) -> bool:
+    """Whether a point is what the model itself returns."""
+    return module_of(point) == ROOT
+
+
+def is_inner(point: Point) -> bool:
+    """Whether a point is attention's scores or probabilities, which no module returns as they are."""
+    return output_of(point) in INNER
+
+
 def numbered(name: Point, call: int) -> Point:
     """The point of the call of that number: :func:`split` read from right to left."""
     return name if call == 1 else f"{name}{CALL}{call}"

@@ -13,6 +13,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from porting.printable import dtype_name
 from porting.trials.combinations import covering, de_bruijn
 from porting.trials.derived_inputs import is_right_padded
 from porting.trials.inputs import Case, integers, lengthened
@@ -314,7 +315,7 @@ class _Rows:
         for dtype in (torch.bool, torch.float64):
             given = self._hidden(right)
             given |= {MASK: given[MASK].to(dtype)}
-            yield self._trial(Kind.MASK, f"a mask of {str(dtype).removeprefix('torch.')}", given)
+            yield self._trial(Kind.MASK, f"a mask of {dtype_name(dtype)}", given)
 
     def _segments(self, width: int) -> Iterator[Trial]:
         if SEGMENTS not in self.model.base or not self._types:

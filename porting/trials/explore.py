@@ -14,7 +14,7 @@ from porting.errors import VerifyError
 from porting.notation.table import Table
 from porting.tracing.measure import error
 from porting.tracing.running import Side
-from porting.tracing.trace import ARROW, Point, select
+from porting.tracing.trace import Point, output_of, select
 from porting.trials.battery import Model, Trial, battery
 from porting.trials.inputs import Case
 from porting.trials.modalities import IDS
@@ -175,7 +175,7 @@ class Explorer:
 
         def judge(case: int, output: object) -> float:
             theirs, given = exact[case]
-            ours = {point: one for point in names if (one := select(output, point.partition(ARROW)[2])) is not None}
+            ours = {point: one for point in names if (one := select(output, output_of(point))) is not None}
             shapes = [{point: tuple(one.shape) for point, one in some.items()} for some in (theirs, ours)]
             try:
                 pairing = pair(table, shapes[0], shapes[1], self.sizes)

@@ -19,7 +19,7 @@ from porting.notation.table import Table
 from porting.plan.align import align
 from porting.plan.move import backward
 from porting.tracing.running import Side
-from porting.tracing.trace import ARROW, INNER, ROOT, Point, leaves, points, select, split
+from porting.tracing.trace import ARROW, INNER, ROOT, Point, is_returned, leaves, output_of, points, select, split
 from porting.trials.returned import layouts
 
 CLOSE = 1e-4
@@ -130,7 +130,7 @@ class LogitsReader:
         order = sorted(rules, key=lambda rule: _rank(rule.sources[0].output, wanted.names))
         for rule in order:
             for point in points(rule.targets, self._module, self._table.target_prefix):
-                value = select(output, point.partition(ARROW)[2]) if _at_root(point) else self._at(side, point)
+                value = select(output, output_of(point)) if is_returned(point) else self._at(side, point)
                 found = None if value is None else _fitted(value, wanted, rule, loose=loose)
                 if found is not None:
                     yield _Found(point, rule, found)
@@ -194,10 +194,6 @@ def _is_plain(rule: Rule) -> bool:
 
 def _is_root(term: Term) -> bool:
     return str(term.name) == ROOT
-
-
-def _at_root(point: Point) -> bool:
-    return point.partition(ARROW)[0] == ROOT
 
 
 def _rank(name: str, names: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from porting.tracing.torch_modes import DispatchMode
-from porting.tracing.trace import ARROW, PROBABILITIES, SCORES, Point, split
+from porting.tracing.trace import PROBABILITIES, SCORES, Point, output_of, split
 
 MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 
@@ -81,7 +81,7 @@ def attended(inputs: Mapping[str, Tensor], point: Point, shape: tuple[int, ...])
         either side of an encoder-decoder.
     """
     masks = {name: _rows(inputs[name]) for name in _order(point) if name in inputs}
-    inside = _output(point) in {SCORES, PROBABILITIES} and len(shape) == QUERIES
+    inside = output_of(point) in {SCORES, PROBABILITIES} and len(shape) == QUERIES
     whole = [mask.any(1) for mask in masks.values() if shape and len(mask) == shape[0]]  # a row that is all padding
     rows = torch.stack(whole).all(0) if whole else None
     seen = [mask & rows[:, None] if rows is not None and len(mask) == len(rows) else mask for mask in masks.values()]
@@ -94,10 +94,6 @@ def attended(inputs: Mapping[str, Tensor], point: Point, shape: tuple[int, ...])
     if rows is None or inside or rows.all():
         return None
     return rows.view(-1, *[1] * (len(shape) - 1)).expand(shape)
-
-
-def _output(point: Point) -> str:
-    return split(point)[0].partition(ARROW)[2]
 
 
 def _order(point: Point) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from porting.plan.align import Alignment, Shape, Step, align
 from porting.plan.matching import Matcher
 from porting.plan.move import gather
 from porting.tracing.measure import Anchor
-from porting.tracing.trace import ARROW, INNER, ROOT, Point, numbered, points, split
+from porting.tracing.trace import INNER, ROOT, Point, is_returned, numbered, points, split
 from porting.trials.padding import attended
 
 EQUAL_NAMES = "the table of equal names"
@@ -153,7 +153,7 @@ def pair(
         theirs, ours = _of_call(reference, call), _of_call(port, call)
         ours = {name: shape for name, shape in ours.items() if math.prod(shape) or name in theirs}
         if table.where == EQUAL_NAMES:  # nobody has said that these are the same: parts may do their work otherwise
-            parts = [name for name in theirs if name.partition(ARROW)[0] != ROOT and name in ours]
+            parts = [name for name in theirs if not is_returned(name) and name in ours]
             others = [name for name in parts if theirs[name] != ours[name]]
             theirs = {name: shape for name, shape in theirs.items() if name not in others}
             ours = {name: shape for name, shape in ours.items() if name not in others}

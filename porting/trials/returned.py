@@ -21,7 +21,7 @@ from porting.notation.faults import TableError
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Table, parse_table
 from porting.tracing.running import Side
-from porting.tracing.trace import ARROW, INNER, ROOT, Point, split
+from porting.tracing.trace import ARROW, INNER, ROOT, Point, module_of, split
 from porting.trials.padding import attended
 from porting.trials.scope import Returned, Stop
 
@@ -98,7 +98,7 @@ def with_returned(
 
 def _stop(reference: Side, sources: Sequence[Point]) -> Stop | None:
     """Where a port ends whose outputs are these points of the reference."""
-    paths = {split(point)[0].partition(ARROW)[0] for point in sources}
+    paths = {module_of(point) for point in sources}
     weighed = {
         path for path, part in reference.module.named_modules() if any(True for _ in part.parameters(recurse=False))
     }
@@ -108,7 +108,7 @@ def _stop(reference: Side, sources: Sequence[Point]) -> Stop | None:
 
     def visit(point: Point, value: Tensor) -> None:
         nonlocal stop
-        path = split(point)[0].partition(ARROW)[0]
+        path = module_of(point)
         if path in paths:
             stop = path
             behind.clear()

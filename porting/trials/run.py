@@ -12,7 +12,7 @@ from porting.errors import VerifyError
 from porting.notation.table import Table
 from porting.tracing.measure import error, finite
 from porting.tracing.running import Side
-from porting.tracing.trace import ARROW, INNER, ROOT, Point, select, split
+from porting.tracing.trace import INNER, ROOT, Point, is_returned, output_of, select, split
 from porting.trials.battery import Trial
 from porting.trials.inputs import Case
 from porting.trials.padding import FEW_TOKENS, kept
@@ -121,10 +121,10 @@ def is_empty(values: Mapping[Point, Tensor]) -> bool:
 def _outputs(side: Side, *, plainly: bool) -> dict[Point, Tensor]:
     """What a side returns, and what else of it is compared with the other's outputs."""
     side = replace(side, lifting=not plainly)
-    if side.renames or not plainly or any(point.partition(ARROW)[0] != ROOT for point in side.wanted):
+    if side.renames or not plainly or any(not is_returned(point) for point in side.wanted):
         return side.record(0)
     output = side.outputs(0)
-    found = {point: select(output, point.partition(ARROW)[2]) for point in side.wanted}
+    found = {point: select(output, output_of(point)) for point in side.wanted}
     return {point: one.detach() for point, one in found.items() if one is not None}
 
 

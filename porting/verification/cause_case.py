@@ -30,7 +30,7 @@ from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Side
 from porting.tracing.torch_modes import FunctionMode
-from porting.tracing.trace import ARROW, INNER, ROOT, Point, Trace, like, split
+from porting.tracing.trace import Point, Trace, is_inner, is_returned, like
 from porting.trials.pairing import Pairing
 from porting.verification.compare import Comparison
 
@@ -117,7 +117,7 @@ class CauseCase:
     def outputs(self) -> tuple[Point, ...]:
         """The probes of what the model returns; the last one where there is none."""
         every = list(self.pairing.pairs)
-        return tuple(one for one in every if _returned(one)) or tuple(every[-1:])
+        return tuple(one for one in every if is_returned(one)) or tuple(every[-1:])
 
     def apart(self, rewrites: Mapping[int, Rewrite]) -> Gap:
         """How far what the model returns is from what the port returns, end to end, when it is altered."""
@@ -299,14 +299,14 @@ class CauseCase:
 
             def visit(point: Point, value: Tensor) -> Tensor | None:
                 recorder.mark(point, value)
-                if value.dtype == torch.float64 or _inner(point):  # the exact values are its own, or as good
+                if value.dtype == torch.float64 or is_inner(point):  # the exact values are its own, or as good
                     return None
                 return recorder.stand_in(like(exact[point], value))
 
             replace(self.reference, spelled_out=True).run(self.case, visit, wanted=compared)
         marks = recorder.tape.marks
         # An isolated run cannot replace a returned value where the port goes on with it: nothing is held still there.
-        held = {one for point, pair in self.pairing.pairs.items() if not _returned(point) for one in pair.sources}
+        held = {one for point, pair in self.pairing.pairs.items() if not is_returned(point) for one in pair.sources}
         read = {point: _read_for(recorder.tape, ref) for point, ref in marks.items() if point in held}
         if not self.reference.lifted:
             return Stage(recorder.tape, read)
@@ -333,15 +333,6 @@ def _alike(own: Tensor, expected: Tensor) -> bool:
 
 def _copied(value: Tensor) -> Tensor:
     return value.detach().clone()
-
-
-def _returned(point: Point) -> bool:
-    """Whether it is what the model returns."""
-    return point.partition(ARROW)[0] == ROOT
-
-
-def _inner(point: Point) -> bool:
-    return split(point)[0].partition(ARROW)[2] in INNER
 
 
 def _read_for(tape: Tape, ref: Ref) -> Ref:

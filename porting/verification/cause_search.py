@@ -24,7 +24,7 @@ from porting.causes.step_differences import Kind as Repaired
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.running import Side
-from porting.tracing.trace import ARROW, ROOT, Point, split
+from porting.tracing.trace import ROOT, Point, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
 
@@ -416,9 +416,9 @@ def _repaired(way: Way) -> Finding:
 def _beside(one: Explained, unknown: Sequence[Point]) -> bool:
     """Whether a named probe and one that is not known are of one layer, or one is within the other's module."""
     for point in one.chosen:
-        path = split(point)[0].partition(ARROW)[0]
+        path = module_of(point)
         for other in unknown:
-            there = split(other)[0].partition(ARROW)[0]
+            there = module_of(other)
             inside = there != ROOT and (path.startswith(f"{there}.") or there.startswith(f"{path}."))
             if inside or (_LAYER.search(path) and _scope(point) == _scope(other)):
                 return True
@@ -427,7 +427,7 @@ def _beside(one: Explained, unknown: Sequence[Point]) -> bool:
 
 def _scope(point: Point) -> str:
     """The layer that a probe is in, or the part around its module."""
-    path = split(point)[0].partition(ARROW)[0]
+    path = module_of(point)
     layer = _LAYER.search(path)
     return path[: layer.end()] if layer else path.rpartition(".")[0]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from porting.errors import Code, VerifyError
 from porting.notation.table import Table
+from porting.printable import dtype_name
 from porting.reporting.outcome import Probe, View
 from porting.tracing.activations import Activations
 from porting.tracing.code_coverage import Executed
@@ -66,7 +67,7 @@ class Tier:
     @property
     def name(self) -> str:
         """``"float32"``, or ``"autocast bfloat16"``."""
-        return f"{'autocast ' if self.autocast else ''}{str(self.dtype).removeprefix('torch.')}"
+        return f"{'autocast ' if self.autocast else ''}{dtype_name(self.dtype)}"
 
 
 END, ALONE = "end_to_end", "isolated"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from porting.reporting.outcome import Shown
+from porting.reporting.outcome import Shown, Unseen
 from porting.target import named_tensors
 from porting.tracing.code_coverage import Branch, Executed, never_ran_in, not_watched
 from porting.tracing.conditions import Conditions
@@ -22,6 +22,8 @@ from porting.trials.inputs import REST, Case
 MASKS = {"attention_mask": "attention", "decoder_attention_mask": "decoder's attention"}
 TYPES, WORDS = "token_type_ids", "input_ids"
 
+
+NEVER_GIVEN = "never given"
 
 MATRIX = 2
 """Axes of a weight that has rows."""
@@ -90,10 +92,10 @@ class Observer:
         self.failed = self.failed or why
 
     @property
-    def said(self) -> tuple[str, ...]:
-        """What could not be seen, in words."""
-        words = f"which weights reach a probe (the port cannot be differentiated: {self.failed})"
-        return (words,) if self.failed else ()
+    def unseen(self) -> tuple[Unseen, ...]:
+        """What could not be seen of the weights."""
+        why = f"the port cannot be differentiated: {self.failed}"
+        return (Unseen("which weights reach a probe", why),) if self.failed else ()
 
     def hopes(self) -> bool:
         """Whether more of some weight may be reached: words beyond what is affordable are no hope."""
@@ -200,13 +202,13 @@ def shown(
 WINDOW = re.compile(r"window|local_attention")
 
 
-def _edges(config: Mapping[str, object], longest: int) -> Iterator[str]:
+def _edges(config: Mapping[str, object], longest: int) -> Iterator[Unseen]:
     """The windows of attention, by the config's fields, that no row is longer than."""
     for field, size in config.items():
         switched_off = config.get(f"use_{field}") is False
         whole = isinstance(size, int) and not isinstance(size, bool) and size >= longest
         if WINDOW.search(field) and whole and not switched_off:
-            yield f"the window's edge ({field} = {size}, and rows of at most {longest} tokens)"
+            yield Unseen("the window's edge", f"{field} = {size}, and rows of at most {longest} tokens")
 
 
 def _equal(tensor: Tensor, expected: Tensor) -> bool:
@@ -219,8 +221,8 @@ def _equal(tensor: Tensor, expected: Tensor) -> bool:
     return torch.equal(tensor.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8))
 
 
-def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = ()) -> list[str]:
-    """What these inputs could not show, in words: ``what (why)``.
+def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = ()) -> list[Unseen]:
+    """What these inputs could not show.
 
     Args:
         cases: the inputs.
@@ -233,17 +235,17 @@ def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequen
             extremes = (value.min(), value.max()) if value.numel() else ()
             given.setdefault(name, set()).update(float(one) for one in extremes)
     same = {name: values.pop() for name, values in given.items() if len(values) == 1}
-    found = [f"{name} ([inputs] does not name it: neither side was given it)" for name in withheld]
+    found = [Unseen(name, "[inputs] does not name it: neither side was given it") for name in withheld]
     for name, what in MASKS.items():
         if name in withheld:
             continue
         if name in same or (name not in given and what == "attention" and WORDS in given):
-            found.append(f"the {what} mask ({'no row is padded' if name in same else 'none is given'})")
+            found.append(Unseen(f"the {what} mask", "no row is padded" if name in same else "none is given"))
     kinds = config.get("type_vocab_size") not in (None, 0, 1)
     if kinds and TYPES not in withheld and (TYPES in same or TYPES not in given):
-        found.append("the token types (one segment only)")
+        found.append(Unseen("the token types", "one segment only"))
     others = [name for name in same if name not in (TYPES, *MASKS)]
-    found += [f"what {name} does (it is {same[name]:g} everywhere)" for name in others]
+    found += [Unseen(f"what {name} does", f"it is {same[name]:g} everywhere") for name in others]
     lengths = [int(case.inputs[WORDS].shape[-1]) for case in cases if WORDS in case.inputs]
     found += _edges(config, max(lengths, default=0))
     positions = config.get("max_position_embeddings")
@@ -253,7 +255,7 @@ def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequen
             if max(lengths) < positions - 1
             else f"position {max(lengths)}"
         )
-        found.append(f"{beyond} (rows of at most {max(lengths)} tokens)")
+        found.append(Unseen(beyond, f"rows of at most {max(lengths)} tokens"))
     return found
 
 
@@ -263,11 +265,11 @@ class Reach:
 
     Attributes:
         branches: code of the port that never ran, and conditions on tensors that had one outcome only.
-        unseen: what else was not shown, in words.
+        unseen: what else was not shown.
     """
 
     branches: tuple[Branch, ...] = ()
-    unseen: tuple[str, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
 
 
 def reached(
@@ -290,15 +292,15 @@ def reached(
         return Reach()
     names = not_watched(executed, port.module, ran)
     met = conditions.branches() if conditions is not None else ()
-    hidden = [f"which branches of {', '.join(names)} run (compiled, or without its source)"]
+    hidden = [Unseen(f"which branches of {', '.join(names)} run", "compiled, or without its source")]
     return Reach(
         branches=(*never_ran_in(executed, port.module), *met),
         unseen=(*(hidden if names else ()), *never_given(port.module, [*port.arguments, tried])),
     )
 
 
-def never_given(module: nn.Module, given: Sequence[Collection[str]]) -> Iterator[str]:
-    """In words, the arguments of forward that were never given."""
+def never_given(module: nn.Module, given: Sequence[Collection[str]]) -> Iterator[Unseen]:
+    """The arguments of forward that were never given."""
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -312,6 +314,6 @@ def never_given(module: nn.Module, given: Sequence[Collection[str]]) -> Iterator
         and str(place) not in everything
     ]
     if len(missing) == 1:
-        yield f"the argument {missing[0]} (never given)"
+        yield Unseen(f"the argument {missing[0]}", NEVER_GIVEN)
     elif missing:
-        yield f"the arguments {', '.join(missing[:-1])} and {missing[-1]} (never given)"
+        yield Unseen(f"the arguments {', '.join(missing[:-1])} and {missing[-1]}", NEVER_GIVEN)

@@ -9,6 +9,7 @@ import torch
 
 from porting.errors import VerifyError
 from porting.notation.table import Table
+from porting.reporting.outcome import Unseen
 from porting.tracing.running import Clock, Side
 from porting.trials.explore import Explored
 from porting.trials.inputs import Case
@@ -29,7 +30,7 @@ class Float64Comparison:
     Attributes:
         shares: weight -> the share of its elements that a probe saw.
         rows: weight -> its rows of which no probe saw anything, where it has other rows.
-        failed: what could not be seen of the weights, in words.
+        unseen: what could not be seen of the weights.
         reach: how far the inputs got in the port's code.
         searched: the batches that were found.
         scope: what was tried besides.
@@ -37,7 +38,7 @@ class Float64Comparison:
 
     shares: dict[str, float]
     rows: dict[str, tuple[int, ...]]
-    failed: tuple[str, ...]
+    unseen: tuple[Unseen, ...]
     reach: Reach
     searched: Found
     scope: Scope = Scope()  # noqa: RUF009  # it is frozen
@@ -129,7 +130,7 @@ def compare_in_float64(
     return Float64Comparison(
         shares=observer.shares(),
         rows=observer.rows(),
-        failed=observer.said,
+        unseen=observer.unseen,
         reach=reached(port, comparison.executed, comparison.conditions, comparison.ran, comparison.tried),
         searched=found,
         scope=explored.scope,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
+from porting.printable import dtype_name
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Visit, select, split
 from porting.trials.inputs import USUAL, Case
@@ -182,7 +183,7 @@ class LivingFunction(LiveReference):
         low = {name: one.dtype for name, one in values.items() if one.is_floating_point() and one.dtype.itemsize < 8}
         if low:
             name, dtype = next(iter(low.items()))
-            message = f"{module.title} gives {name!r} in {_spelled(dtype)} where float64 was asked for"
+            message = f"{module.title} gives {name!r} in {dtype_name(dtype)} where float64 was asked for"
             hint = f"hold its weights in float64, or compute in the dtype that an argument {DTYPE!r} is given; {_X64}"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
         if not values:
@@ -202,7 +203,7 @@ class LivingFunction(LiveReference):
             return False
         again = self._values(torch.float64)
         if any(not torch.equal(one, again[name]) for name, one in self.exact.items()):
-            message = f"{self.title} gives other values in float64 since it was run in {_spelled(dtype)}"
+            message = f"{self.title} gives other values in float64 since it was run in {dtype_name(dtype)}"
             hint = "it must leave its weights as they are: model.to(dtype) changes them, use deepcopy(model).to(dtype)"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
         return all(one.dtype == dtype for one in values if one.is_floating_point())
@@ -413,11 +414,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
     """The dtype of numpy; bfloat16 is known once JAX, or ml_dtypes by itself, has been imported."""
-    return np.dtype(_spelled(dtype))
-
-
-def _spelled(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return np.dtype(dtype_name(dtype))
 
 
 def _parameters(given: Callable[..., object]) -> dict[str, inspect.Parameter]:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from porting.printable import dtype_name
 from porting.reporting.gradient_results import Gradient
 from porting.target import named_tensors
 from porting.tracing.measure import Anchor, Error, bound, error, ratio
 from porting.tracing.running import Side
-from porting.tracing.trace import ARROW, INNER, Point, Trace, split
+from porting.tracing.trace import Point, Trace, is_inner
 from porting.verification.compare import Comparison
 from porting.verification.counterparts import Counterpart, Counterparts
 
@@ -68,7 +69,7 @@ class Objective:
     def wanted(self, case: int, *, reference: bool, outputs_only: bool = False) -> list[Point]:
         """The points to see on one side."""
         pairs = self._comparison.pairings[case].pairs
-        found = list(self._weights[case]) if outputs_only else [point for point in pairs if not _inner(point)]
+        found = list(self._weights[case]) if outputs_only else [point for point in pairs if not is_inner(point)]
         return [source for point in found for source in pairs[point].sources] if reference else found
 
     def choose(self, case: int, held: Trace, returned: object) -> None:
@@ -80,7 +81,7 @@ class Objective:
         known: set[int] = set()  # what a probe compares is often what is returned as well
         for point, pair in self._comparison.pairings[case].pairs.items():
             values = {id(held[one]) for one in pair.sources if one in held}
-            if _inner(point) or not chosen.intersection(pair.sources) or values <= known:
+            if is_inner(point) or not chosen.intersection(pair.sources) or values <= known:
                 continue
             known |= values
             weight = torch.randn(pair.shape, dtype=DOUBLE, generator=generator)
@@ -258,7 +259,7 @@ def judged(
         **named,  # type: ignore[arg-type]  # as named above
         meaning=error(found.port, anchor).largest,
         bound=allowed,
-        rounding={_name(dtype): ratio(*pair, dtype) for dtype, pair in found.errors.items()},
+        rounding={dtype_name(dtype): ratio(*pair, dtype) for dtype, pair in found.errors.items()},
         wrong=_apart(one) or _rows(found, allowed * anchor.scale),
     )
 
@@ -300,7 +301,7 @@ def boundary(objective: Objective, comparison: Comparison, exact: Slope, port: S
         right = ""
         for point, pair in reversed(list(comparison.pairings[case].pairs.items())):
             theirs, ours = exact.points[case], port.points[case].get(point)
-            if _inner(point) or not pair.whole or any(source not in theirs for source in pair.sources):
+            if is_inner(point) or not pair.whole or any(source not in theirs for source in pair.sources):
                 continue
             if any(0 in copy.source_strides for copy in pair.step.copies):
                 continue
@@ -327,13 +328,5 @@ def blamed(side: Side, objective: Objective, why: RuntimeError) -> str:
     return said
 
 
-def _inner(point: Point) -> bool:
-    return split(point)[0].partition(ARROW)[2] in INNER
-
-
 def _largest(value: Tensor) -> float:
     return float(value.abs().amax()) if value.numel() else 0.0
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -17,6 +17,7 @@ from porting.errors import Code, Fault, VerifyError
 from porting.loading import Into, weights
 from porting.notation.table import Table
 from porting.plan.config import sizes
+from porting.printable import dtype_name
 from porting.reporting.outcome import Cost, Probe
 from porting.reporting.report import Report, spelled_call
 from porting.reporting.scope_text import never_ran
@@ -270,7 +271,7 @@ def _verify(
         cases=tuple(case.name for case in cases),
         scope=_scope(exact.scope, comparison, probes, returned, cases),
         padded=comparison.padded,
-        unseen=(*exact.failed, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
+        unseen=(*exact.unseen, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
         environment=versions(),
         warnings=(*warned(subject, random), *comparison.warnings, *comparison.misfits, *exact.searched.failed),
@@ -303,7 +304,7 @@ def _round(
 ) -> None:
     """Compare both sides in each working dtype, and under autocast with float32 weights; then measure what is noise."""
     for number, dtype in enumerate(dtypes):
-        tell(f"both in {str(dtype).removeprefix('torch.')}", number)
+        tell(f"both in {dtype_name(dtype)}", number)
         comparison.rounding(reference(dtype), port(dtype), dtype)
     if autocast is not None:
         tell("both under autocast", len(dtypes))

@@ -33,6 +33,7 @@ from porting.checkpoint.strict_json import JsonError, parse
 from porting.checkpoint.write import write_safetensors
 from porting.errors import Code, Fault, VerifyError, option
 from porting.limits import charge
+from porting.printable import dtype_name
 from porting.recordings import EXACT, FORMAT, INPUTS, ISOLATED, VERSION, WEIGHTS
 from porting.tracing.trace import Point, Trace
 from porting.trials.inputs import Case
@@ -91,7 +92,7 @@ class Recording:
 
     def trace(self, dtype: torch.dtype, case: int, *, isolated: bool = False) -> Iterator[tuple[Point, Tensor]]:
         """The activations of one run, in order of execution."""
-        kind = str(dtype).removeprefix("torch.") + (ISOLATED if isolated else "")
+        kind = dtype_name(dtype) + (ISOLATED if isolated else "")
         for point, name in self._names.get((kind, case), {}).items():
             yield point, self._file.read(name)
 
@@ -220,7 +221,7 @@ def _sorted(file: Checkpoint) -> tuple[dict[tuple[str, int], dict[Point, str]], 
             continue
         kind, case, point = found[1], int(found[2]), found[3]
         names.setdefault((kind, case), {})[point] = name
-        held = str(info.dtype).removeprefix("torch.")
+        held = dtype_name(info.dtype)
         if kind != INPUTS and held != kind.removesuffix(ISOLATED):
             faults.append(f"{name!r} is of {held}, expected {kind.removesuffix(ISOLATED)}")
         exact = file.tensors.get(f"{EXACT}/{case}/{point}")
@@ -258,5 +259,5 @@ def refuse_with_recording(recording: Recording, inputs: Sequence[Case] | None, *
 
 def without_rounding(dtype: torch.dtype, why: str = "was not recorded") -> str:
     """What cannot be said of a dtype that the reference was not run in, in words."""
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     return f"the reference {why} in {name}: how well the port rounds there is not known"

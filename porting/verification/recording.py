@@ -21,6 +21,7 @@ from porting.errors import Code, Fault, VerifyError, told
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.config import effective
+from porting.printable import dtype_name
 from porting.recordings import EXACT, ISOLATED
 from porting.tables import find_table
 from porting.tracing.provenance import ProvenanceRecorder
@@ -254,7 +255,7 @@ def _traces(
     for dtype in dict.fromkeys(dtypes):
         if isinstance(living, LivingFunction) and not living.computes_in(dtype):
             continue
-        working, name = side(dtype), str(dtype).removeprefix("torch.")
+        working, name = side(dtype), dtype_name(dtype)
         traces[name] = [working.record(case) for case in numbers]
         if function:  # nobody can go on with other values in the middle of it
             continue

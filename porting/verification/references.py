@@ -15,7 +15,7 @@ from porting.plan.matching import Matcher
 from porting.target import named_tensors
 from porting.tracing.lazy_weights import with_lazy_weights
 from porting.tracing.running import Clock, Side
-from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, points, split
+from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, is_returned, points, split
 from porting.trials.inputs import Case, for_port
 from porting.trials.modalities import DECODER
 from porting.verification.recorded_trace import Recording
@@ -182,7 +182,7 @@ class RecordedSide(Side):
     def places(self) -> list[Point]:
         """As :attr:`Side.places`: what was recorded."""
         names = dict.fromkeys(map(_bare, self.recording.points()))
-        return [name for name in names if name.partition(ARROW)[0] != ROOT]
+        return [name for name in names if not is_returned(name)]
 
     def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
         """As :meth:`Side.record`."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from porting.notation.table import Table, parse_table
 from porting.target import named_tensors
-from porting.tracing.trace import ARROW, PROBABILITIES, ROOT, SCORES, Point, split
+from porting.tracing.trace import ARROW, PROBABILITIES, ROOT, SCORES, Point, module_of, split
 from porting.trials.pairing import EQUAL_NAMES
 
 
@@ -35,7 +35,7 @@ def same_points(recorded: Sequence[Point], port: nn.Module) -> Table:
     names = dict.fromkeys(split(point)[0] for point in recorded)
     probes = []
     for name in names:
-        known = name.partition(ARROW)[0] in paths
+        known = module_of(name) in paths
         if known or name.isidentifier():
             probes.append(f"{_quoted(name)} = {_quoted(name if known else f'{ROOT}{ARROW}{name}')}")
     return _unwritten("\n".join([*_weight_rules(port, port), "[probes]", *probes]))

@@ -10,7 +10,8 @@ from functools import partial
 import torch
 
 from porting.plan.config import sizes
-from porting.reporting.outcome import Cost, Shown
+from porting.printable import dtype_name
+from porting.reporting.outcome import Cost, Shown, Unseen
 from porting.reporting.report import Report
 from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
@@ -103,9 +104,9 @@ def verify_streamed(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        scope=Scope(dtypes=("float64", *(str(one).removeprefix("torch.") for one in dtypes)), returned=returned),
+        scope=Scope(dtypes=("float64", *(dtype_name(one) for one in dtypes)), returned=returned),
         unseen=(
-            "which weights reach a probe (a streamed run does not measure it)",
+            Unseen("which weights reach a probe", "a streamed run does not measure it"),
             *unseen(cases, batch.fields, batch.withheld),
             *found.unseen,
         ),

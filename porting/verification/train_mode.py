@@ -12,7 +12,7 @@ from porting.reporting.gradient_results import DropoutSite, TrainMode
 from porting.tracing.dropout import DropoutMask, SameDropout
 from porting.tracing.measure import MEANING, error
 from porting.tracing.running import Side
-from porting.tracing.trace import ARROW, INNER, split
+from porting.tracing.trace import is_inner
 from porting.verification.compare import END, Comparison
 from porting.verification.gradients import DOUBLE, Make
 
@@ -63,7 +63,7 @@ def compare_training(reference: Make, port: Make, comparison: Comparison) -> Tra
         shapes = {point: tuple(value.shape) for point, value in found.items()}
         for point, pair in pairing.pairs.items():
             fits = shapes.get(point) == tuple(pair.shape) and all(one in exact for one in pair.sources)
-            if not fits or split(point)[0].partition(ARROW)[2] in INNER:
+            if not fits or is_inner(point):
                 continue
             anchor = pair.anchor(exact, theirs.arguments[case], found[point])
             size = error(found[point], anchor).largest

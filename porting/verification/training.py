@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from porting.printable import dtype_name
 from porting.reporting.gradient_results import Steps
 from porting.target import named_tensors
 from porting.tracing.measure import Anchor, Error, bound, error, luck, ratio
@@ -68,7 +69,7 @@ def trained(
                 errors[dtype][when, one.name] = error(pulled[keep], anchor), error(own[keep], anchor)
         del theirs, ours
     differing: list[list[str]] = [[] for _ in exact]
-    largest, limit, ratios = 0.0, 0.0, dict.fromkeys((_title(dtype) for dtype in dtypes), 0.0)
+    largest, limit, ratios = 0.0, 0.0, dict.fromkeys((dtype_name(dtype) for dtype in dtypes), 0.0)
     for when in range(len(exact)):
         for one in movable:
             keep = _kept(one, gradients[one.name], finest)
@@ -82,7 +83,7 @@ def trained(
                 ours_, theirs_ = (replace(found, largest=0.0) for found in errors[dtype][when, one.name])
                 if ours_.count:
                     beyond = ratio(ours_, theirs_, dtype) / luck(ours_.count) * luck(1 << 20)
-                    ratios[_title(dtype)] = max(ratios[_title(dtype)], beyond)
+                    ratios[dtype_name(dtype)] = max(ratios[dtype_name(dtype)], beyond)
     shares = [(one, 1 - float(gradients[one.name].determined[finest].double().mean())) for one in movable]
     numbers = (1, steps) if len(exact) > 1 else (1,)
     return Steps(
@@ -138,7 +139,3 @@ def _moved(
 def _kept(one: Counterpart, gradient: Compared, dtype: torch.dtype) -> Tensor:
     """The elements that are compared: those that the port has, and whose gradient is more than rounding."""
     return gradient.determined[dtype] & one.covered()
-
-
-def _title(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

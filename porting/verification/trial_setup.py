@@ -18,7 +18,7 @@ from porting.notation.table import Table
 from porting.tracing.conditions import constants_of
 from porting.tracing.measure import LEAKED, MEANING
 from porting.tracing.running import Clock, Side
-from porting.tracing.trace import ARROW, INNER, ROOT
+from porting.tracing.trace import is_inner, is_returned
 from porting.trials.battery import Model
 from porting.trials.derived_inputs import LENGTHS, source_of
 from porting.trials.derived_inputs import NAMES as DERIVED
@@ -167,8 +167,7 @@ def _tolerance(comparison: Comparison) -> float:
 
 def _root(point: str) -> bool:
     """Whether a point is what the model returns."""
-    path, _, output = point.partition(ARROW)
-    return path == ROOT and output not in INNER
+    return is_returned(point) and not is_inner(point)
 
 
 def _model(theirs: LiveReference, module: nn.Module, table: Table, batch: Batches, cases: Sequence[Case]) -> Model:

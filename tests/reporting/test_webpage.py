@@ -15,6 +15,7 @@ from playwright.sync_api import Page
 
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
+from porting.reporting.outcome import Unseen
 from porting.tracing.measure import ErrorProfile
 from porting.verification import Probe, Report, View, verify
 from tests.browser import opened
@@ -213,8 +214,8 @@ def test_what_is_in_a_name_can_do_nothing(tmp_path: Path) -> None:
         spreads=(ErrorProfile(case=0, shape=(1, 2, 3), positions=((0.0, 1.0),), channels=(1.0, math.inf, 0.0)),),
     )
     fields = dict.fromkeys(("source", "reference", "port", "table", "call"), HOSTILE)
-    lists = dict.fromkeys(("skipped", "cases", "unseen", "warnings"), (HOSTILE,))
-    report = small(probes=(probe,), noise={}, **fields, **lists)
+    lists = dict.fromkeys(("skipped", "cases", "warnings"), (HOSTILE,))
+    report = small(probes=(probe,), noise={}, unseen=(Unseen(HOSTILE, HOSTILE),), **fields, **lists)
     report = dataclasses.replace(
         report,
         environment={HOSTILE: HOSTILE},

@@ -10,6 +10,7 @@ from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from porting.notation.table import parse_table
+from porting.reporting.outcome import Unseen
 from porting.trials.inputs import for_port, make_cases, named_inputs, withheld
 from porting.verification import Case, verify
 from porting.verification.coverage import unseen
@@ -40,9 +41,9 @@ def test_rows_that_nobody_is_told_the_padding_of_are_called_so() -> None:
     kept = named_inputs(parse_table('[inputs]\n"input_ids" = "x"').inputs, case)
     assert kept.name == "8 rows of 1 to 5 tokens, padded and without a mask"
     assert unseen([kept], {}, withheld([case], [kept])) == [
-        "attention_mask ([inputs] does not name it: neither side was given it)"
+        Unseen("attention_mask", "[inputs] does not name it: neither side was given it")
     ]
-    assert unseen([kept], {}) == ["the attention mask (none is given)"]
+    assert unseen([kept], {}) == [Unseen("the attention mask", "none is given")]
 
 
 def test_nothing_is_left_out_without_inputs_or_when_they_name_what_is_not_there() -> None:
@@ -54,10 +55,10 @@ def test_a_room_without_token_types_is_compared_on_one_segment_and_the_report_sa
     make(Pair("bert_into_encoder", "BertModel", BERT), tmp_path)
     report = verify(tmp_path, table="bert_into_encoder", dtypes=(), trials=False)
     assert report.faithful
-    assert report.unseen[0] == "token_type_ids ([inputs] does not name it: neither side was given it)"
-    assert not any(words.startswith("the token types") for words in report.unseen)
+    assert report.unseen[0] == Unseen("token_type_ids", "[inputs] does not name it: neither side was given it")
+    assert not any(one.what == "the token types" for one in report.unseen)
     assert report.cases[0] == "8 rows of 1 to 24 tokens, padded"
-    assert not any("neither side" in words for words in verify(tmp_path, dtypes=(), trials=False).unseen)
+    assert not any("neither side" in one.why for one in verify(tmp_path, dtypes=(), trials=False).unseen)
 
 
 class Silent(GPT2LMHeadModel):  # type: ignore[no-untyped-call]  # transformers has no types

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from porting.verification import Report
+from porting.verification.coverage import NEVER_GIVEN
 
 FLAGS = "the arguments position_ids, output_hidden_states and output_attentions (never given)"
 
@@ -13,9 +14,9 @@ def complete_but_for_flags(report: Report) -> bool:
     left = (*shown.copy, *shown.nothing, *shown.parts, *report.skipped)
     asked = ("output_", "hidden_states", "attentions", "Rows)", "self.rows is None", "token_type_ids is None")
     behind = all(any(name in one.condition for name in asked) for one in report.not_taken)
-    return report.unseen == (FLAGS,) and not left and behind
+    return tuple(map(str, report.unseen)) == (FLAGS,) and not left and behind
 
 
 def unseen_but_arguments(report: Report) -> tuple[str, ...]:
     """What was not shown, but for arguments that no table speaks of."""
-    return tuple(one for one in report.unseen if not one.endswith(" (never given)"))
+    return tuple(str(one) for one in report.unseen if one.why != NEVER_GIVEN)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, VerifyError
 from porting.frames import place_of, users_line
+from porting.printable import dtype_name
 from porting.suggesting.subjects.argument_names import (
     ArgumentMapping,
     Unmasked,
@@ -391,7 +392,7 @@ def comparable(module: nn.Module, returned: object) -> list[Tensor]:
 
 def _kind(returned: object) -> str:
     if isinstance(returned, Tensor):
-        return f"one of {str(returned.dtype).removeprefix('torch.')}"
+        return f"one of {dtype_name(returned.dtype)}"
     return "None" if returned is None else type(returned).__name__
 
 

@@ -325,12 +325,12 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
         name = subjects.way.causal
         yield f"calls without a causal mask as {name!r}: the module hides later tokens only where this mask does"
     yield from behind.limits
-    whats = [{_what(one) for one in report.unseen} for report in reports]
+    whats = [{one.what for one in report.unseen} for report in reports]
     if own is not None and own.whole:  # verify's own batches: what these did not show, verify reports as well
         whats = []
     for one in reports[-1].unseen if reports else ():
-        if all(_what(one) in some for some in whats) and not one.startswith("position"):
-            yield one
+        if all(one.what in some for some in whats) and not one.what.startswith("position"):
+            yield str(one)
     unread = [name for name in (reports[0].shown.copy if reports else ()) if _everywhere(name, reports)]
     if unread:
         listed = [name for (name,) in indexed([(name,) for name in unread])]
@@ -342,11 +342,6 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
     ]
     if branches:
         yield f"code that no batch led to: {_some([f'{one.condition} ({one.where})' for one in branches])}"
-
-
-def _what(text: str) -> str:
-    """What was not shown, without the why."""
-    return text.partition(" (")[0]
 
 
 def _everywhere(name: str, reports: Sequence[Report]) -> bool:

@@ -248,8 +248,8 @@ def _rounding(proof: Proof) -> float:
 
 def _seen(one: Reason, kinds: set[str]) -> bool:
     """Whether a cause is a missing part that was seen to be missing."""
-    name = one.said.partition(" (")[0].partition(", at ")[0]
-    return ("bias" in kinds and name.endswith("bias missing")) or ("missing norm" in kinds and "norm missing" in name)
+    bias, norm = one.cause.endswith("bias missing"), "norm missing" in one.cause
+    return ("bias" in kinds and bias) or ("missing norm" in kinds and norm)
 
 
 def _once(reasons: Sequence[Reason]) -> list[Reason]:

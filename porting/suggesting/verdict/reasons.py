@@ -105,14 +105,15 @@ def _reason(one: Finding) -> Reason:
     detail = f" ({one.detail})" if one.detail else ""
     advice = "" if final or one.difference <= CLOSE else "; weights that are moved or scaled might do it, by hand"
     text = f"{one.name}{detail}, at {several(one.probes)}: {_far(one.difference)}{advice}"
-    return Reason(kind=kind, said=text, size=one.difference, shown=final and one.difference > CLOSE)
+    shown = final and one.difference > CLOSE
+    return Reason(kind=kind, said=text, size=one.difference, shown=shown, cause=one.name)
 
 
 def _mostly(one: Finding) -> Reason:
     near = one.nearest[0]
     detail = f" ({near.detail})" if near.detail else ""
     text = f"{near.name}{detail}, at {several(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
-    return Reason(kind=_THEMES.get(near.name, "several"), said=text, size=one.difference)
+    return Reason(kind=_THEMES.get(near.name, "several"), said=text, size=one.difference, cause=near.name)
 
 
 def met(before: str) -> Reason:

@@ -35,12 +35,14 @@ class Reason:
         said: in one sentence.
         size: the difference that it makes, relative to the activation's scale; None where none was measured.
         shown: it was shown, and no table can do anything about it.
+        cause: the entry of the catalogue of causes that names it; empty where none does.
     """
 
     kind: str
     said: str
     size: float | None = None
     shown: bool = False
+    cause: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
