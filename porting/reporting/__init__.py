@@ -1,6 +1,6 @@
 """What was found, as data and as words: the report, on a terminal, as a page and in a notebook."""
 
-from porting.reporting.outcome import Cost, Probe, Shown, View
+from porting.reporting.outcome import Cost, Probe, Shown, Unseen, View
 from porting.reporting.report import Report
 
-__all__ = ["Cost", "Probe", "Report", "Shown", "View"]
+__all__ = ["Cost", "Probe", "Report", "Shown", "Unseen", "View"]

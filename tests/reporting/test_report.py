@@ -19,7 +19,7 @@ from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
 from porting.reporting.report import spelled_call
 from porting.reporting.terminal import as_text, listed, render
-from porting.verification import Cost, Probe, Report, Shown, View, verify
+from porting.verification import Cost, Probe, Report, Shown, Unseen, View, verify
 from tests.verification.flags import complete_but_for_flags
 from tests.verification.planted import BUGS, ROUNDS_WORSE, Bug
 
@@ -170,7 +170,7 @@ def test_what_is_in_a_name_cannot_move_the_cursor() -> None:
 
 def test_what_was_not_shown_is_said_and_changes_the_verdicts_words() -> None:
     shown = Shown(activation={"a": 0.25}, copy=("layers.0.b", "layers.1.b", "layers.2.b"), nothing=("d",))
-    text = str(small(shown=shown, unseen=("the token types (one segment only)",), skipped=("x -> 1",)))
+    text = str(small(shown=shown, unseen=(Unseen("the token types", "one segment only"),), skipped=("x -> 1",)))
     said = "the token types; 3 parameters (compared by value only); d; the probe x -> 1 float64:"
     assert said in " ".join(text.split())
     assert "proven by activation: 1 of 5 parameters and buffers\n" in text

@@ -165,7 +165,8 @@ def test_it_fits_a_phone_and_reads_well_in_the_dark(window: dict[str, int], tmp_
         )
         for number, size in enumerate((1e-16, 4e-13, 9e-13, 5e-12, 5e-10, 5e-8, 5e-3, math.inf))
     ]
-    report = small(probes=tuple(probes), call="porting verify " + "x" * 90, unseen=("the mask",), warnings=("w" * 90,))
+    unseen = (Unseen("the mask", "none is given"),)
+    report = small(probes=tuple(probes), call="porting verify " + "x" * 90, unseen=unseen, warnings=("w" * 90,))
     with shown(report.save_html(tmp_path / "report.html"), **window) as browser:
         assert browser.evaluate("document.documentElement.scrollWidth") == window["width"]
         assert len({cell.get_attribute("class") for cell in browser.locator("#heat button").all()}) >= 7
