@@ -254,6 +254,8 @@ def _verify(
     seen = replace(seen, made=subject.plan.contents)
     drawn, turned = _drawn(theirs, sides.both, given.table, another(cases[0], batch, seed))
     weighed, seconds = given.weighed and not seen.differing, math.inf if causes is True else float(causes)
+    if seconds > 0 and any(probe.guilty or probe.imprecise for probe in probes):
+        tell("looking for the cause", stages - 1, stages)
     found, diverges = name_causes(
         comparison, probes, sides.both, dtypes, drawn=drawn, turned=turned, weights_compared=weighed, seconds=seconds
     )

@@ -69,10 +69,17 @@ def test_the_search_for_a_cause_casts_each_model_once(tmp_path: Path, monkeypatc
         return exactly(subject, checkpoint)
 
     monkeypatch.setattr(proof, "exactly", counted)
+    told: list[str] = []
+
+    def tell(what: str, done: int, total: int) -> None:
+        told.append(what)
+
     counts = []
     for causes in (False, True):
         made.clear()
-        report = verify(path, tanh_gelu, architecture="BertModel", trials=False, dtypes=(), causes=causes)
+        options = {"trials": False, "dtypes": (), "causes": causes, "progress": tell}
+        report = verify(path, tanh_gelu, architecture="BertModel", **options)  # type: ignore[arg-type]  # options of several types
+        assert ("looking for the cause" in told) == causes
         counts.append(len(made))
     assert [one.name for one in report.causes] == ["tanh GELU for another activation"]
     assert counts[1] == counts[0] + 1
