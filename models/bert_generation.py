@@ -3,6 +3,7 @@
 Paper: Rothe, Narayan and Severyn 2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks" (TACL 8).
 Reference: huggingface/transformers, ``modeling_bert_generation.py``. Shape letters are those of ``bert.py``.
 
+>>> import torch
 >>> config = BertConfig(
 ...     vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
 ... )
@@ -11,8 +12,6 @@ torch.Size([2, 4, 8])
 """
 
 from __future__ import annotations
-
-import torch  # noqa: F401  # the docstring's example
 
 from porting.models.bert import Bert
 from porting.models.bert_config import BertConfig

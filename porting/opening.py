@@ -51,7 +51,7 @@ class Opened:
         descriptor: the open file.
         status: the state of the file that all its bytes were read in.
         holds: whether the file at a descriptor still has the bytes that were read; the second argument says that it
-            has no name any more.  None when nobody can say.
+            has no name any more.  None where that is not known.
         linked: how often its names changed.
     """
 

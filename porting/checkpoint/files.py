@@ -86,7 +86,7 @@ class _Read:
 
     Attributes:
         lock: held while something is remembered or compared.
-        unknown: a view was given of it, or there are too many runs: nobody can say what was read.
+        unknown: a view was given of it, or there are too many runs: what was read is not known.
     """
 
     def __init__(self) -> None:

@@ -81,7 +81,7 @@ def explained(model: str, *, file: str = "") -> Iterator[None]:
         if fault is None:
             raise MalformedAnswerError(_malformed(cause, error.exchange, where)) from cause
         raise HubError(fault) from cause
-    except Exception as error:
+    except Exception as error:  # at a malformed answer the client raises any exception: KeyError, TypeError, …
         raise HubError(_known(error, model, where) or _malformed(error, Exchange(), where)) from error
 
 
