@@ -65,7 +65,9 @@ def test_every_file_that_is_not_python_is_package_data() -> None:
         "porting": ["py.typed", "demo/*", "errors.md"],
         "porting.mappings": ["**/*.toml"],
         "porting.pages": ["*.html", "*.css", "*.js"],
+        "porting.suggesting": ["synonyms.toml"],
     }
+    installed |= {ROOT / "porting" / "suggesting" / "synonyms.toml"}
     installed |= {path for path in (ROOT / "porting" / "demo").glob("*") if path.is_file()}
     installed |= set((ROOT / "mappings").rglob("*.toml"))
     installed |= {path for pattern in patterns["porting.pages"] for path in (ROOT / "porting" / "pages").glob(pattern)}

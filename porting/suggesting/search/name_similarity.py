@@ -9,32 +9,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-_MEANINGS = {
-    "query": "q query queries wq qlin toq qproj fcq linq",
-    "key": "k key keys wk klin tok kproj fck link",
-    "value": "v value values val wv vlin tov vproj fcv linv",
-    "fused": "qkv wqkv kqv inproj cattn toqkv mixed",
-    "attention": "attention attn att mha selfattn selfattention sa self multihead",
-    "cross": "cross crossattention encoderattn crossattn encdec",
-    "output": "o out output outlin wo oproj outproj proj projection dense unify unifyheads combine cproj",
-    "norm": "norm ln layernorm layer_norm rmsnorm gamma beta",
-    "word": "word words tok token tokens wte vocab inputs shared piece pieces lut text",
-    "position": "position positions pos wpe pe positional posembed time",
-    "segment": "segment segments seg type types tokentype wse sentence",
-    "up": "intermediate fc1 lin1 linear1 w1 up cfc wi fc expand inner",
-    "down": "fc2 lin2 linear2 w2 down wdown shrink",
-    "gate": "gate w3 glu",
-    "head": "head lmhead decoder classifier predictions",
-    "pooler": "pooler pool pooled pooling",
-    "encoder": "encoder enc",
-    "embeddings": "embedding embeddings embed emb",
-    "weight": "weight w gamma scale gain a2 kernel g",
-    "bias": "bias b beta shift b2 offset",
-    "final": "final lnf last post after",
-    "pre": "pre before",
-    "feed": "ffn ff feedforward mlp feed forward",
-}
-_WORDS = {word: meaning for meaning, words in _MEANINGS.items() for word in words.split()}
+from porting.suggesting.subjects.config_fields import SYNONYMS
+
+_WORDS = {word: meaning for meaning, words in SYNONYMS["tensors"].items() for word in words.split()}
 
 
 @lru_cache(maxsize=4096)

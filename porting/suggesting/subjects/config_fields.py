@@ -6,8 +6,11 @@ The reference's config is shrunk by role, and a builder of the user's is given t
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from importlib import resources
+from typing import Any
 
 
 class Role(StrEnum):
@@ -42,138 +45,24 @@ class Role(StrEnum):
     RATIO = "inner size by hidden size"
 
 
-WORDS: Mapping[Role, tuple[str, ...]] = {
-    Role.HIDDEN: (
-        "hidden_size", "n_embd", "d_model", "dim", "width", "hidden", "embed_dim", "emb_dim", "embedding_dim", "emb",
-        "n_embed", "embed_size", "emb_size", "d_embed", "model_dim", "n_state", "hidden_width", "hidden_dim", "e",
-        "embedding_size", "dmodel", "dim_model", "n_embedding", "transformer_width", "channels", "d_hidden", "k",
-        "feature_dim", "token_dim", "emd_dim", "model_size", "d_emb",
-    ),
-    Role.DEPTH: (
-        "num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "layers", "num_blocks", "n_blocks",
-        "encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers", "blocks", "n_encoder_layers",
-        "num_transformer_blocks", "nlayers", "n", "l", "transformer_layers", "num_attention_layers",
-    ),
-    Role.HEADS: (
-        "num_attention_heads", "n_head", "n_heads", "num_heads", "heads", "nhead", "nheads", "attn_heads", "h",
-        "encoder_attention_heads", "decoder_attention_heads", "attention_heads", "num_query_heads", "head",
-        "transformer_heads", "head_num", "head_count", "n_attention_heads", "num_head",
-    ),
-    Role.GROUPS: ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "kv_heads", "n_kv_head", "num_groups"),
-    Role.HEAD_SIZE: ("head_dim", "head_size", "d_head", "dim_head", "d_k", "d_kv", "head_width"),
-    Role.INNER: (
-        "intermediate_size", "n_inner", "d_ff", "ffn_dim", "inner", "ff_dim", "mlp_dim", "dim_feedforward", "ff_size",
-        "hidden_dim", "ffn_hidden", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_size", "feed_forward_hidden", "dff",
-        "encoder_ff_dim", "decoder_ff_dim",
-        "feedforward_dim", "ff_hidden", "feed_forward_size", "inner_dim", "ffn_hidden_size", "intermediate_dim", "f",
-        "intermediate_width", "d_mlp", "mlp_hidden", "ffwd_dim", "ff_hidden_size", "dim_ff", "ff", "inter_dim", "n_mlp",
-    ),
-    Role.VOCABULARY: (
-        "vocab_size", "n_vocab", "vocab", "num_tokens", "voc_size", "vocabulary_size", "n_tokens", "ntoken", "v",
-        "src_vocab_size", "src_vocab", "vocabulary", "words", "n_words", "num_embeddings", "n_pieces", "dict_size",
-        "num_words", "n_token", "ntokens", "decoder_vocab_size",
-    ),
-    Role.POSITIONS: (
-        "max_position_embeddings", "n_positions", "positions", "max_len", "max_length", "block_size", "seq_len",
-        "seq_length", "context_length", "n_ctx", "max_seq_len", "max_seq_length", "max_positions", "context_size",
-        "max_sequence_length", "num_positions", "window", "t", "sequence_length", "maxlen", "context", "ctx_len",
-        "n_position", "max_position", "length", "places", "max_target_positions", "max_source_positions",
-        "ctx", "max_tokens",
-    ),
-    Role.SEGMENTS: (
-        "type_vocab_size", "segments", "n_segments", "num_segments", "token_types", "n_token_types", "type_size",
-        "num_token_types", "n_types", "segment_size", "num_types", "types", "segment_vocab_size", "kinds",
-    ),
-    Role.EPS: (
-        "layer_norm_eps", "layer_norm_epsilon", "eps", "norm_eps", "rms_norm_eps", "epsilon", "layernorm_eps", "ln_eps",
-        "variance_epsilon", "layernorm_epsilon",
-    ),
-    Role.DROPOUT: (
-        "hidden_dropout_prob", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_probs_dropout_prob",
-        "p_drop", "dropout_prob", "dropout_rate", "p", "drop", "pdrop", "attention_dropout", "attn_dropout",
-        "hidden_dropout", "drop_rate", "dropout_p", "emb_dropout", "ff_dropout",
-    ),
-    Role.ACTIVATION: (
-        "hidden_act", "activation_function", "activation", "act", "hidden_activation", "afn", "act_fn", "nonlinearity",
-    ),
-    Role.PADDING: ("pad_token_id", "padding_idx", "pad_id", "pad_idx", "pad", "pad_index", "padding_index"),
-    Role.CHANNELS: ("num_channels", "in_channels", "in_chans", "n_channels", "chans"),
-    Role.IMAGE: ("image_size", "img_size", "input_resolution", "resolution", "image", "side"),
-    Role.PATCH: ("patch_size", "patch"),
-    Role.LABELS: ("num_labels", "num_classes", "n_classes", "n_labels", "classes", "labels", "output_dim"),
-    Role.EXPERTS: ("num_local_experts", "num_experts", "n_routed_experts", "n_experts", "experts"),
-    Role.CHOSEN: ("num_experts_per_tok", "moe_topk", "top_k_experts", "experts_per_token", "n_active_experts"),
-    Role.WINDOW: ("sliding_window", "window_size", "attention_window", "sliding_window_size", "local_attention"),
-    Role.BASE: ("rope_theta", "theta", "rope_base", "rotary_base", "rotary_emb_base", "base_frequency"),
-    Role.EXPERT_INNER: ("moe_intermediate_size", "expert_dim", "moe_inter_dim", "expert_hidden_dim"),
-    Role.SHARED_EXPERTS: ("n_shared_experts", "num_shared_experts"),
-    Role.MELS: ("num_mel_bins", "n_mels", "num_mels", "mel_bins"),
-    Role.BUCKETS: ("relative_attention_num_buckets", "num_buckets", "n_buckets"),
-    Role.DISTANCE: ("relative_attention_max_distance", "max_distance"),
-    Role.RATIO: ("mlp_ratio", "ff_mult", "ffn_mult", "mult", "expansion", "forward_expansion"),
-}  # fmt: skip
+SYNONYMS: Mapping[str, Any] = tomllib.loads(
+    resources.files("porting.suggesting").joinpath("synonyms.toml").read_text(encoding="utf-8")
+)
+"""What fields and tensors are called: the one file of names, with the projects that they come from."""
 
-_COUNT = "n num number no nb of count total"
-_SIZE = "size dim dims dimension dimensions width d features"
+WORDS: Mapping[Role, tuple[str, ...]] = {Role(role): tuple(names) for role, names in SYNONYMS["fields"].items()}
+"""The names of each role, the most usual one first."""
 
-PARTS: Mapping[Role, tuple[str, ...]] = {
-    Role.SHARED_EXPERTS: ("shared", "expert experts", f"{_COUNT} moe"),
-    Role.EXPERT_INNER: (
-        "expert experts moe", "inner inter intermediate hidden ff ffn mlp dim size", f"{_SIZE} forward"
-    ),
-    Role.CHOSEN: (
-        "top topk per active activated act chosen selected used",
-        f"{_COUNT} k tok token tokens expert experts moe router",
-    ),
-    Role.RATIO: (
-        "mult multiplier ratio factor expansion",
-        "ff ffn mlp feed feedforward hidden inner widening expansion",
-        f"{_SIZE} n forward layer factor ratio",
-    ),
-    Role.EXPERTS: ("expert experts", f"{_COUNT} local routed moe ffn"),
-    Role.MELS: ("mel mels", f"{_COUNT} bin bins channel channels size dim audio input filters features"),
-    Role.BUCKETS: ("bucket buckets", f"{_COUNT} relative rel position pos attention attn bias"),
-    Role.DISTANCE: ("distance dist", "max maximum relative rel position pos attention attn"),
-    Role.SEGMENTS: ("segment segments seg type types", f"{_COUNT} {_SIZE} vocab vocabulary token tokens sentence"),
-    Role.VOCABULARY: (
-        "vocab vocabulary voc dictionary", f"{_COUNT} {_SIZE} len length token tokens word words input"
-    ),
-    Role.EPS: ("eps epsilon", "layer norm layernorm ln rms rmsnorm value"),
-    Role.DROPOUT: (
-        "dropout drop",
-        "rate prob probs probability p attention attn hidden embedding emb embd resid residual ff ffn mlp out output",
-    ),
-    Role.PADDING: ("pad padding", "token tok id idx index"),
-    Role.ACTIVATION: ("activation act nonlinearity", "fn func function type name hidden ff ffn mlp"),
-    Role.BASE: ("theta base", "rope rotary freq frequency embedding emb value"),
-    Role.LABELS: ("classes class labels label", f"{_COUNT} out output outputs"),
-    Role.PATCH: ("patch", "size width height"),
-    Role.CHANNELS: ("channel channels chans", f"{_COUNT} in input image img color"),
-    Role.IMAGE: ("image img", "size dim resolution width height input"),
-    Role.GROUPS: ("kv group groups", f"{_COUNT} key value query head heads attention attn"),
-    Role.HEAD_SIZE: ("head heads", _SIZE, f"{_SIZE} per attention attn hidden"),
-    Role.HEADS: ("head heads", f"{_COUNT} q query attention attn self multi transformer"),
-    Role.DEPTH: ("layer layers block blocks blk depth", f"{_COUNT} hidden transformer attention"),
-    Role.INNER: (
-        "ff ffn ffw ffwd pwff mlp feedforward feed inner intermediate",
-        f"{_SIZE} n forward hidden units layer network",
-    ),
-    Role.WINDOW: ("window", "sliding local attention attn", "size len length"),
-    Role.POSITIONS: (
-        "context ctx seq sequence sequences position positions pos block",
-        f"{_COUNT} max maximum length len size limit input embedding embeddings encoding encodings supported window",
-    ),
-    Role.HIDDEN: (
-        "hidden embed embd embedding embeddings emb model residual", f"{_SIZE} n units token word state stream"
-    ),
-}  # fmt: skip
-"""For names that are not listed: for each role sets of words, of each of which one is required, and at the end words
-that may be with them."""
 
-_PARTS = {
-    role: (tuple(frozenset(one.split()) for one in keys), frozenset(" ".join((*keys, more)).split()))
-    for role, (*keys, more) in PARTS.items()
-}
+def _composed() -> Iterator[tuple[Role, tuple[tuple[frozenset[str], ...], frozenset[str]]]]:
+    """For each role the sets of words of each of which one is required in a name, and all words that may be in it."""
+    given = SYNONYMS["words"]
+    for role, texts in given["roles"].items():
+        sets = [frozenset(text.format(count=given["count"], size=given["size"]).split()) for text in texts]
+        yield Role(role), (tuple(sets[:-1]), frozenset().union(*sets))
+
+
+_PARTS = dict(_composed())
 
 _KNOWN = frozenset().union(*(words for _, words in _PARTS.values())) | {"max", "min"}
 
@@ -189,29 +78,17 @@ class Part(StrEnum):
 
 
 _PART_WORDS: Mapping[str, tuple[Part, ...]] = {
-    **dict.fromkeys(("encoder", "enc", "source", "src"), (Part.ENCODER,)),
-    **dict.fromkeys(("decoder", "dec", "target", "tgt", "trg"), (Part.DECODER,)),
-    **dict.fromkeys(("vision", "visual", "image", "img"), (Part.VISION, Part.ENCODER)),
-    **dict.fromkeys(("text", "language", "lm"), (Part.TEXT, Part.DECODER)),
-    **dict.fromkeys(("audio", "speech"), (Part.AUDIO, Part.ENCODER)),
+    word: tuple(map(Part, parts.split())) for parts, words in SYNONYMS["parts"].items() for word in words.split()
 }
 """What a word in a name says of the part that is meant: a text is what a decoder makes, if it is not a tower's."""
 
 _INSTEAD = {Role.EXPERT_INNER: Role.INNER}
 """Where a config has no field of a role: an expert is as wide as the feed-forward part that it stands for."""
 
-_SECTIONS = (
-    "model transformer attention attn self_attention mlp ffn ff feed_forward feedforward embedding embeddings embed "
-    "backbone architecture arch network net hparams params hyperparameters block encoder decoder enc dec text vision "
-    "visual image audio language"
-)
-SECTIONS = frozenset(_SECTIONS.split())
+SECTIONS = frozenset(" ".join(SYNONYMS["sections"]["names"]).split())
 """Names under which a config of the user's holds further fields: ``config.attention.heads``."""
 
-NESTED: Mapping[str, str] = {
-    "rope_theta": "rope_parameters.rope_theta/rope_theta",
-    "rope_type": "rope_parameters.rope_type/rope_scaling.rope_type/rope_scaling.type",
-}
+NESTED: Mapping[str, str] = SYNONYMS["nested"]
 """Fields that stand inside another, as a table spells them."""
 
 _ROLES: dict[str, Role] = {word: role for role in reversed(list(WORDS)) for word in WORDS[role]}
