@@ -235,6 +235,8 @@ def _values(one: object) -> Mapping[str, object]:
 
 def _is_own(name: str) -> bool:
     """Whether a module is the user's own: a file that was not installed, or what is typed into a session."""
+    if name.partition(".")[0] == __name__.partition(".")[0]:  # this library, where it is not installed either
+        return False
     file = getattr(sys.modules.get(name), "__file__", None)
     return name == "__main__" if file is None else not is_installed(file)
 
