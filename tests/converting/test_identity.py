@@ -267,7 +267,7 @@ def test_a_write_that_is_hidden_by_a_change_of_links_is_seen(
     monkeypatch.setattr(
         "porting.checkpoint.files.os.preadv" if number else f"{__name__}.moment", preadv if number else change
     )
-    if written or not number:  # of what is mapped nobody can say what was read
+    if written or not number:  # what was read of a mapped view is not known
         with pytest.raises(CheckpointError, match="written to"):
             command(source, tmp_path)
     else:

@@ -181,10 +181,8 @@ def _too_few(
     lacking = [name for unit in theirs.units for name in unit.weights if unit in found.lacking and _layer(name) in read]
     same = {one.summed for one in ours.units} == {one.summed for one in theirs.units}  # else a size may be a default
     if held < free and lacking and same:
-        said = f"the module has no place for {lacking[0]}: it has {held} numbers besides its tables, and the matrices"
-        yield Reason(
-            kind="structure", said=f"{said} of the checkpoint's model decide about {free} at least", shown=True
-        )
+        said = f"the module has no place for {lacking[0]}: it has {held} parameters besides its tables,"
+        yield Reason(kind="structure", said=f"{said} and the checkpoint's matrices need {free} at least", shown=True)
 
 
 def _layer(name: str) -> str:
