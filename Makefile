@@ -63,7 +63,7 @@ wheel: ## build sdist and wheel, install the wheel into an empty environment and
 	@$(setup) --dev
 	$(python) -m scripts.prove_wheel $(if $(filter no,$(HASHES)),--no-hashes) $(ARGS)
 
-families: ## prove every family in every room, and print the verdicts
+families: ## prove every family in every module, and print the verdicts
 	@$(setup) --dev
 	$(python) -m scripts.families $(ARGS)
 

@@ -1,19 +1,19 @@
-"""Models written by hand: pure torch, to be read. They import nothing of the engine that loads them.
+"""Handwritten models in pure torch, to be read. They import nothing of the engine that loads them.
 
-Each room is a file; the names here are its model and its config, and BERT's heads. A room is imported when one of its
-names is first used. The heads of the others are in their files.
+Each architecture is a file. The names here are its model and its config, and BERT's heads; the other heads are in
+their files. A file is imported when one of its names is first used.
 
-    bert, bert_heads                  BERT; the chapter to begin with
-    roberta, distilbert, albert,      its relatives, which put other parts in the place of BERT's
+    bert, bert_heads                  BERT; begin here
+    roberta, distilbert, albert,      its relatives, which replace some of BERT's parts
       electra, mpnet, prenorm_bert, bert_generation
-    modern_bert, modern_bert_heads    the encoder that people choose today: rotary positions, windows, gated activations
-    unpadded                          how BERT and its relatives leave padding out of the computation
-    attention                         multi-head attention in the four layouts that people write
-    encoder, torch_encoder            the book encoder in these layouts, and PyTorch's own layers
-    classifier                        a small classifier that shows where it looked
+    modern_bert, modern_bert_heads    the current encoder: rotary positions, local attention, gated activations
+    unpadded                          computing without padding, for BERT and its relatives
+    attention                         multi-head attention in four weight layouts
+    encoder, torch_encoder            the textbook encoder in these layouts, and on PyTorch's own layers
+    classifier                        a small classifier that returns its attention probabilities
     language_model                    a causal language model on PyTorch's layers, sequence first
     seq2seq, seq2seq_search           an encoder-decoder, and its greedy and beam search
-    positions                         the sines and cosines that the last three add to their embeddings
+    positions                         sinusoidal positions, which the last three add to their embeddings
 
 >>> from porting import models
 >>> models.Encoder.__module__
@@ -91,7 +91,7 @@ __all__ = [
     "TorchEncoder",
 ]
 
-_ROOMS = {
+_MODULES = {
     "albert": (
         "Albert",
         "AlbertConfig",
@@ -145,9 +145,9 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> object:
-    for room, names in _ROOMS.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{room}"), name)
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -63,7 +63,7 @@ class FactorizedConfig(BertConfig):
     embedding_size: int = 128
 
     def faults(self) -> Iterator[str]:
-        """All that is wrong with the fields, one line each."""
+        """The faults of the fields, one line each."""
         yield from super().faults()
         yield from checks.sizes(self, "embedding_size")
 
@@ -95,14 +95,14 @@ class AlbertConfig(FactorizedConfig):
     num_hidden_groups: int = 1
 
     def faults(self) -> Iterator[str]:
-        """All that is wrong with the fields, one line each."""
+        """The faults of the fields, one line each."""
         yield from super().faults()
         yield from checks.sizes(self, "num_hidden_groups")
         yield from checks.at_most(self, "num_hidden_groups", "num_hidden_layers")
 
 
 class FactorizedEmbeddings(BertEmbeddings):
-    """The v x e table of words as a product, v x n and n x e: fewer weights, since n is small (section 3.1)."""
+    """The v x e embedding table as a product of v x n and n x e: fewer weights, since n is small (section 3.1)."""
 
     def __init__(self, *, config: FactorizedConfig) -> None:
         super().__init__(config=config.narrow)
@@ -117,7 +117,7 @@ class FactorizedEmbeddings(BertEmbeddings):
 
 
 class FactorizedMaskedLMHead(BertMaskedLMHead):
-    """BERT's, but it goes back to the width of the word table before it scores the words."""
+    """BERT's MLM head, projected back to the width of the embedding table."""
 
     def __init__(self, *, config: FactorizedConfig) -> None:
         super().__init__(config=config.narrow)
@@ -150,7 +150,7 @@ class AlbertPreTrainingOutput(NamedTuple):
 
 
 class AlbertForPreTraining(nn.Module):
-    """Both pre-training tasks: masked words and the order of two segments (section 3.1)."""
+    """Both pre-training tasks: masked language modelling and the order of two segments (section 3.1)."""
 
     def __init__(self, *, config: AlbertConfig) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class AlbertForPreTraining(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> AlbertPreTrainingOutput:
-        """Scores words and the order of segments."""
+        """Compute the MLM and the sentence-order logits."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -185,7 +185,7 @@ class AlbertForPreTraining(nn.Module):
 
 
 class AlbertForMaskedLM(BertForMaskedLM):
-    """Guesses masked words (section 3.1)."""
+    """Masked language modelling (section 3.1)."""
 
     encoder_class = Albert
     head_class = FactorizedMaskedLMHead

@@ -1,4 +1,4 @@
-"""Multi-head self-attention in the four layouts that people write; one function, four ways to keep its weights.
+"""Multi-head self-attention in four weight layouts that compute the same function.
 
 Paper: Vaswani et al. 2017, "Attention Is All You Need", section 3.2. Every query, key and value of every head is a
 linear function of the hidden state, so all of them together are one matrix of 3 h d rows: p = query, key, value;
@@ -46,7 +46,7 @@ class ScaledDotProduct(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Attends from every query to every key.
+        """Attend from every query to every key.
 
         Args:
             query: [... s d], and ``key`` and ``value`` alike: any number of heads, or one.
@@ -84,7 +84,8 @@ class SeparateAttention(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Hidden states [b s e], mask [b s] -> attended [b s e], probabilities [b h s s]."""
-        query, key, value = (self.split(one(hidden)) for one in (self.query, self.key, self.value))  # [b h s d] each
+        projections = (self.query, self.key, self.value)
+        query, key, value = (self.split(projection(hidden)) for projection in projections)  # [b h s d] each
         context, probabilities = self.core(query, key, value, for_all_heads(mask))  # [b h s d], [b h s s]
         return self.output(context.transpose(1, 2).flatten(2)), probabilities
 
@@ -110,7 +111,7 @@ class AttentionHead(nn.Module):
 
 
 class PerHeadAttention(nn.Module):
-    """A list of heads, each run by itself; what they found is concatenated (section 3.2.2, the equation)."""
+    """A list of heads, run one by one; their contexts are concatenated (section 3.2.2, the equation)."""
 
     def __init__(self, *, hidden_size: int, num_attention_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -183,7 +184,7 @@ class MakesAttention(Protocol):
     """A class of this file: all four are made in the same way."""
 
     def __call__(self, *, hidden_size: int, num_attention_heads: int, dropout: float = 0.0) -> nn.Module:
-        """Makes an attention.
+        """Make an attention.
 
         Args:
             hidden_size: the width e of the hidden states, a multiple of ``num_attention_heads``.

@@ -10,7 +10,7 @@ Classes stand in the order of the forward pass. Shapes stand beside the tensors,
 
 Every model takes the same inputs:
 
-    input_ids       [b s]           integer; word pieces
+    input_ids       [b s]           integer; token ids
     attention_mask  [b s]           any dtype; 1 or True = attend, 0 or False = padding; None = no padding
     token_type_ids  [b s]           integer; 0 = sentence A (also when None), 1 = sentence B
     position_ids    [b s] or [1 s]  integer; 0 .. s-1 when None; with ``padding_position`` see there
@@ -26,7 +26,7 @@ Every model takes the same inputs:
 
 Rows of different lengths run without their padding when ``bert.unpadded`` is set, see ``unpadded.py``.
 
-BERT's relatives are rooms of their own that put other parts in the place of these: ``roberta.py``, ``distilbert.py``,
+BERT's relatives have files of their own, which replace some of these parts: ``roberta.py``, ``distilbert.py``,
 ``albert.py``, ``electra.py``, ``mpnet.py``, ``prenorm_bert.py`` and ``bert_generation.py``.
 """
 
@@ -47,10 +47,10 @@ __all__ = ["ACTIVATIONS", "Bert", "BertConfig", "BertOutput", "attention_bias", 
 
 
 def initialize(module: nn.Module, *, std: float) -> None:
-    """Draws the weights of ``module`` and of all its parts anew (``create_initializer`` in the reference).
+    """Draw the weights of ``module`` and of all its parts anew (``create_initializer`` in the reference).
 
     Weights and embeddings come from a normal distribution of standard deviation ``std``, cut off at two of
-    them; biases are 0, LayerNorm gains 1 and the padding word 0. On the meta device there is nothing to draw.
+    them; biases are 0, LayerNorm gains 1 and the padding token's embedding 0. Nothing is drawn on the meta device.
     """
     for part in module.modules():
         weight, bias = getattr(part, "weight", None), getattr(part, "bias", None)
@@ -66,7 +66,7 @@ def initialize(module: nn.Module, *, std: float) -> None:
 
 
 class BertEmbeddings(nn.Module):
-    """The input: word, position and segment embeddings, summed, then normed (section 3, figure 2)."""
+    """The input: token, position and segment embeddings, summed, then normed (section 3, figure 2)."""
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class ScaledDotProductAttention(nn.Module):
         *,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends from every query to every key.
+        """Attend from every query to every key.
 
         Args:
             query: [b s e], all heads side by side; ``key`` and ``value`` alike.
@@ -260,8 +260,8 @@ class Bert(nn.Module):
 
     Attributes:
         unpadded: leave padding out of the computation, see ``unpadded.py``; False until it is set.  All tokens get what
-            they get with padding, and the places of padding are 0, also in the logits of masked words: that head is
-            given real tokens alone.  Set it on the encoder, ``model.bert`` in a model with a head.  A head that reads
+            they get with padding, and the places of padding are 0, also in the MLM logits: that head is given
+            real tokens alone.  Set it on the encoder, ``model.bert`` in a model with a head.  A head that reads
             the first place of a row wants padding on the right, as always in BERT.
     """
 
@@ -288,7 +288,7 @@ class Bert(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertOutput:
-        """Encodes a batch; the module's docstring describes the inputs.
+        """Encode a batch; the module's docstring describes the inputs.
 
         Raises:
             ValueError: if a row is longer than the position table, the mask not shaped like the ids, or attentions

@@ -1,4 +1,4 @@
-"""The hyperparameters of a BERT, checked when they are written down."""
+"""The hyperparameters of a BERT, checked when the config is created."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BertConfig:
     """The hyperparameters of a BERT. The defaults are BERT-base's (Devlin et al. 2019, sections 3 and A.2).
 
     Attributes:
-        vocab_size: number of word pieces.
+        vocab_size: number of tokens in the vocabulary.
         hidden_size: width of the residual stream; a multiple of ``num_attention_heads``.
         num_hidden_layers: number of encoder layers.
         num_attention_heads: attention heads in each layer.
@@ -44,7 +44,7 @@ class BertConfig:
         attention_probs_dropout_prob: dropout on the attention probabilities.
         classifier_dropout: dropout before a classifier; None means ``hidden_dropout_prob``.
         initializer_range: standard deviation of freshly drawn weights.
-        pad_token_id: the word piece whose embedding gets no gradient from the input; None: no such piece.
+        pad_token_id: the token whose embedding gets no gradient from the input; None: no such token.
         num_labels: classes of the sequence and of the token classifier.
         padding_position: padding has a position of its own, 0, and the tokens that are no padding are counted from 1,
             as in fairseq's models (RoBERTa, MPNet); so padding in front of a row changes no token's position.
@@ -83,7 +83,7 @@ class BertConfig:
         checks.refuse(self, list(self.faults()))
 
     def faults(self) -> Iterator[str]:
-        """All that is wrong with the fields, one line each; a relative's config goes on with fields of its own."""
+        """The faults of the fields, one line each; a subclass adds those of its own fields."""
         yield from checks.sizes(self, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
         yield from checks.sizes(self, "intermediate_size", "max_position_embeddings", "type_vocab_size", "num_labels")
         yield from checks.divides(self, "hidden_size", "num_attention_heads")
@@ -92,7 +92,7 @@ class BertConfig:
         if self.classifier_dropout is not None:
             yield from checks.probabilities(self, "classifier_dropout")
         yield from checks.positive(self, "layer_norm_eps", "initializer_range")
-        yield from checks.padding_word(self)
+        yield from checks.padding_token(self)
         if self.padding_position and self.pad_token_id is None:
             yield "padding_position=True: expected a pad_token_id, whose position it is"
 

@@ -21,7 +21,7 @@ __all__ = ["BertGeneration"]
 
 
 class BertGeneration(Bert):
-    """The encoder: BERT's layers, dropout included, over words and positions."""
+    """The encoder: BERT's layers, dropout included, over token and position embeddings."""
 
     embeddings_class = UntypedEmbeddings
 

@@ -39,9 +39,9 @@ __all__ = [
 
 
 class BertMaskedLMHead(nn.Module):
-    """Scores every word piece at every position (``get_masked_lm_output`` in the reference).
+    """Compute the score of every token of the vocabulary at every position (``get_masked_lm_output`` in the reference).
 
-    The output matrix is the word embedding table itself. It is handed to ``forward``, so the model has one
+    The output matrix is the token embedding table itself. It is passed to ``forward``, so the model has one
     parameter, not two that must be kept equal.
     """
 
@@ -53,7 +53,7 @@ class BertMaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def forward(self, hidden: Tensor, word_embeddings: Tensor) -> Tensor:
-        """Hidden states [b s e] and the word embedding table [v e] -> logits [b s v]."""
+        """Hidden states [b s e] and the token embedding table [v e] -> logits [b s v]."""
         hidden = self.norm(self.activation(self.dense(hidden)))  # [b s e]
         return F.linear(hidden, word_embeddings, self.bias)  # [b s v]
 
@@ -85,7 +85,7 @@ class BertSpanOutput(NamedTuple):
 
 
 class BertForPreTraining(nn.Module):
-    """Both pre-training tasks: masked words and next sentence (section 3.1)."""
+    """Both pre-training tasks: masked language modelling and next sentence prediction (section 3.1)."""
 
     encoder_class: ClassVar[type[Bert]] = Bert
     head_class: ClassVar[type[BertMaskedLMHead]] = BertMaskedLMHead
@@ -107,7 +107,7 @@ class BertForPreTraining(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertPreTrainingOutput:
-        """Scores words and sentence pairs."""
+        """Compute the MLM and the NSP logits."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -122,7 +122,7 @@ class BertForPreTraining(nn.Module):
 
 
 class BertForMaskedLM(nn.Module):
-    """Guesses masked words (section 3.1, task 1)."""
+    """Masked language modelling (section 3.1, task 1)."""
 
     encoder_class: ClassVar[type[Bert]] = Bert
     head_class: ClassVar[type[BertMaskedLMHead]] = BertMaskedLMHead
@@ -143,7 +143,7 @@ class BertForMaskedLM(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b s v]."""
+        """Return logits [b s v]."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -177,7 +177,7 @@ class BertForNextSentencePrediction(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b 2]: class 0 = B follows A, class 1 = it does not."""
+        """Return logits [b 2]: class 0 = B follows A, class 1 = it does not."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -211,7 +211,7 @@ class BertForSequenceClassification(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b num_labels]."""
+        """Return logits [b num_labels]."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -246,7 +246,7 @@ class BertForTokenClassification(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b s num_labels]."""
+        """Return logits [b s num_labels]."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -281,7 +281,7 @@ class BertForMultipleChoice(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b c]; here every input is [b c s]."""
+        """Return logits [b c]; here every input is [b c s]."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids)
         rows = (None if ids is None else ids.flatten(0, 1) for ids in inputs)  # [(b c) s] each
         encoded = self.bert(*rows, output_hidden_states=output_hidden_states, output_attentions=output_attentions)
@@ -310,7 +310,7 @@ class BertForQuestionAnswering(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertSpanOutput:
-        """Returns logits [b s] for the answer's first token and [b s] for its last."""
+        """Return logits [b s] for the answer's first token and [b s] for its last."""
         encoded = self.bert(
             input_ids,
             attention_mask,

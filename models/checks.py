@@ -1,4 +1,4 @@
-"""What configs check when they are written down: all faults in one message, each on a line of its own."""
+"""Check of config fields: all faults are reported in one error, one line each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 
 def refuse(config: object, faults: Collection[str]) -> None:
-    """Raises one ``ValueError`` that lists the faults of ``config``, if there are any.
+    """Raise one ``ValueError`` that lists the faults of ``config``, if there are any.
 
     >>> refuse(object(), ["a=1: expected 2", "b=3: expected 4"])
     Traceback (most recent call last):
@@ -31,14 +31,14 @@ def sizes(config: object, *names: str) -> Iterator[str]:
 
 
 def divides(config: object, whole: str, part: str) -> Iterator[str]:
-    """A fault if the field ``whole`` is not a multiple of ``part``; none while one of them is no size at all."""
+    """A fault if the field ``whole`` is not a multiple of ``part``; none if either is not a positive whole number."""
     total, count = getattr(config, whole), getattr(config, part)
     if _is_whole(total) and _is_whole(count) and count > 0 and total % count:
         yield f"{whole}={total}: expected a multiple of {part}={count}"
 
 
 def at_most(config: object, name: str, limit: str) -> Iterator[str]:
-    """A fault if the field ``name`` is larger than ``limit``; none while one of them is no size at all."""
+    """A fault if the field ``name`` is larger than ``limit``; none if either is not a positive whole number."""
     value, most = getattr(config, name), getattr(config, limit)
     if _is_whole(value) and _is_whole(most) and 0 < most < value:
         yield f"{name}={value}: expected at most {limit}={most}"
@@ -76,19 +76,19 @@ def one_of(config: object, name: str, allowed: Collection[str]) -> Iterator[str]
         yield f"{name}={value!r}: {hint}expected {', '.join(allowed)}"
 
 
-def padding_word(config: object) -> Iterator[str]:
-    """A fault if ``pad_token_id`` is neither None nor a word of the vocabulary."""
-    pad, words = getattr(config, "pad_token_id"), getattr(config, "vocab_size")  # noqa: B009  # any config that has them
-    if pad is not None and not (_is_whole(pad) and pad >= 0 and (not _is_whole(words) or words < 1 or pad < words)):
-        yield f"pad_token_id={pad!r}: expected None or a word, from 0 to vocab_size - 1"
+def padding_token(config: object) -> Iterator[str]:
+    """A fault if ``pad_token_id`` is neither None nor a token of the vocabulary."""
+    pad, size = getattr(config, "pad_token_id"), getattr(config, "vocab_size")  # noqa: B009  # any config that has them
+    if pad is not None and not (_is_whole(pad) and pad >= 0 and (not _is_whole(size) or size < 1 or pad < size)):
+        yield f"pad_token_id={pad!r}: expected None or a token, from 0 to vocab_size - 1"
 
 
 def tokens(config: object, *names: str) -> Iterator[str]:
     """A fault for each of these fields that is no token of the vocabulary."""
-    words = getattr(config, "vocab_size")  # noqa: B009  # any config that has it
+    size = getattr(config, "vocab_size")  # noqa: B009  # any config that has it
     for name in names:
         value = getattr(config, name)
-        if not (_is_whole(value) and value >= 0 and (not _is_whole(words) or value < words)):
+        if not (_is_whole(value) and value >= 0 and (not _is_whole(size) or value < size)):
             yield f"{name}={value!r}: expected a token, from 0 to vocab_size - 1"
 
 

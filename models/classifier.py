@@ -1,4 +1,4 @@
-"""A text classifier small enough to draw on a board, which shows where it looked.
+"""A small text classifier that returns its attention probabilities.
 
 Papers: Vaswani et al. 2017, "Attention Is All You Need": embeddings times sqrt(d) (section 3.4), sinusoidal positions
 (section 3.5), ReLU in the feed-forward network (section 3.3); the norms come first, as in Xiong et al. 2020, "On Layer
@@ -39,7 +39,7 @@ class ClassifierConfig:
     """The hyperparameters of a classifier.
 
     Attributes:
-        vocab_size: number of tokens.
+        vocab_size: number of tokens in the vocabulary.
         hidden_size: width of the residual stream; even, and a multiple of ``num_attention_heads``.
         num_hidden_layers: number of blocks.
         num_attention_heads: attention heads in each block.
@@ -85,7 +85,7 @@ class ClassifierConfig:
             faults.append(f"hidden_size={self.hidden_size}: expected {expected}")
         faults += checks.positive(self, "layer_norm_eps")
         faults += checks.probabilities(self, "dropout")
-        faults += checks.padding_word(self)
+        faults += checks.padding_token(self)
         checks.refuse(self, faults)
 
 
@@ -184,7 +184,7 @@ class Classifier(nn.Module):
         initialize(self.classifier)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> ClassifierOutput:
-        """Classifies a batch.
+        """Classify a batch.
 
         Args:
             input_ids: [b s], integer.
@@ -198,7 +198,7 @@ class Classifier(nn.Module):
 
 
 def initialize(module: nn.Module) -> None:
-    """Draws the weights: Glorot's uniform distribution for matrices, e^-0.5 for tokens, which sqrt(e) makes 1."""
+    """Draw the weights: Glorot's uniform distribution for matrices, e^-0.5 for tokens, which sqrt(e) makes 1."""
     for part in module.modules():
         if isinstance(part, nn.Linear) and not part.weight.is_meta:
             nn.init.xavier_uniform_(part.weight)

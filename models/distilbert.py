@@ -39,7 +39,7 @@ __all__ = [
 
 
 class UntypedEmbeddings(BertEmbeddings):
-    """BERT's embeddings without token types: word and position (section 3)."""
+    """BERT's embeddings without token types: tokens and positions (section 3)."""
 
     def __init__(self, *, config: BertConfig) -> None:
         super().__init__(config=config)
@@ -95,7 +95,7 @@ class DistilBert(Bert):
 
 
 class DistilBertForMaskedLM(BertForMaskedLM):
-    """Guesses masked words (section 3)."""
+    """Masked language modelling (section 3)."""
 
     encoder_class = DistilBert
 

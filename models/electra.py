@@ -1,8 +1,8 @@
-"""ELECTRA, written by hand: BERT's encoder, trained to tell replaced words from original ones.
+"""ELECTRA, written by hand: BERT's encoder, trained to tell replaced tokens from original ones.
 
 Paper: Clark, Luong, Le and Manning 2020, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than
-Generators" (ICLR); a bare section number is one of its sections. A small generator guesses masked words; the
-discriminator, which is what one keeps, says of each word whether the generator put it there (section 3.1). Both are
+Generators" (ICLR); a bare section number is one of its sections. A small generator fills in masked tokens; the
+discriminator, the model that is kept, predicts for each token whether the generator replaced it (section 3.1). Both are
 encoders of this kind, and the small ones have narrow embeddings (section 3.3). Reference: google-research/electra.
 
 >>> import torch
@@ -57,7 +57,7 @@ class ElectraConfig(FactorizedConfig):
     summary_dropout: float = 0.1
 
     def faults(self) -> Iterator[str]:
-        """All that is wrong with the fields, one line each."""
+        """The faults of the fields, one line each."""
         yield from super().faults()
         yield from checks.probabilities(self, "summary_dropout")
 
@@ -90,7 +90,7 @@ class Electra(Bert):
 
 
 class ElectraDiscriminatorHead(nn.Module):
-    """Was this word replaced? One hidden layer, then one score for each token (``get_discriminator_output``)."""
+    """Was this token replaced? One hidden layer, then one score for each token (``get_discriminator_output``)."""
 
     def __init__(self, *, config: ElectraConfig) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class ElectraForPreTraining(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b s], above 0 for a word that was replaced; the inputs are those of ``bert.py``."""
+        """Return logits [b s], above 0 for a token that was replaced; the inputs are those of ``bert.py``."""
         encoded = self.bert(
             input_ids,
             attention_mask,

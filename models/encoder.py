@@ -1,4 +1,4 @@
-"""The transformer encoder as books write it: one head after the other, pre-norm or post-norm, and a classifier on top.
+"""The transformer encoder as textbooks write it: head by head, pre-norm or post-norm, with a classifier on top.
 
 Papers: Vaswani et al. 2017, "Attention Is All You Need" (a bare section number is one of its sections); Devlin et al.
 2019, "BERT" (learned positions, GELU, a norm on the embeddings); Xiong et al. 2020, "On Layer Normalization in the
@@ -10,7 +10,7 @@ Classes stand in the order of the forward pass. Shapes stand beside the tensors,
 
 Every model takes the same inputs:
 
-    input_ids       [b s]  integer; tokens
+    input_ids       [b s]  integer; token ids
     attention_mask  [b s]  any dtype; 1 or True = attend, 0 or False = padding; None = no padding
 
 There is one kind of segment: a checkpoint with token types is loaded for texts of the first kind, whose row a table
@@ -53,7 +53,7 @@ class EncoderConfig:
     """The hyperparameters of an encoder. The defaults are BERT-base's, post-norm and one head after the other.
 
     Attributes:
-        vocab_size: number of tokens.
+        vocab_size: number of tokens in the vocabulary.
         hidden_size: width of the residual stream; a multiple of ``num_attention_heads``.
         num_hidden_layers: number of encoder layers.
         num_attention_heads: attention heads in each layer.
@@ -111,7 +111,7 @@ class EncoderConfig:
                 *checks.one_of(self, "attention", LAYOUTS),
                 *checks.probabilities(self, "hidden_dropout_prob", "attention_probs_dropout_prob"),
                 *checks.positive(self, "layer_norm_eps", "initializer_range"),
-                *checks.padding_word(self),
+                *checks.padding_token(self),
             ],
         )
 
@@ -217,7 +217,7 @@ class Encoder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, output_attentions: bool = False
     ) -> EncoderOutput:
-        """Encodes a batch; the module's docstring describes the inputs.
+        """Encode a batch; the module's docstring describes the inputs.
 
         Raises:
             ValueError: if a row is longer than the position table, or the mask not shaped like the ids.
@@ -257,7 +257,7 @@ class EncoderForSequenceClassification(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, output_attentions: bool = False
     ) -> EncoderLogits:
-        """Returns logits [b num_labels]; the module's docstring describes the inputs.
+        """Return logits [b num_labels]; the module's docstring describes the inputs.
 
         Raises:
             ValueError: as :class:`Encoder`.
@@ -270,7 +270,7 @@ class EncoderForSequenceClassification(nn.Module):
 
 
 def check_mask(input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    """Sees that the mask has a place for every token.
+    """Check that the mask has the shape of the ids.
 
     Raises:
         ValueError: if it has another shape than the ids.
@@ -283,7 +283,7 @@ def check_mask(input_ids: Tensor, attention_mask: Tensor | None) -> None:
 
 
 def initialize(module: nn.Module, *, std: float) -> None:
-    """Draws weights and embeddings anew from a normal distribution of this standard deviation.
+    """Draw weights and embeddings anew from a normal distribution of this standard deviation.
 
     Biases are 0, LayerNorm gains 1 and the padding token 0. On the meta device there is nothing to draw.
     """

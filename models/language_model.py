@@ -1,4 +1,4 @@
-"""A causal language model on ``torch.nn.TransformerEncoder``: it reads from left to right and guesses the next token.
+"""A causal language model on ``torch.nn.TransformerEncoder``: it reads from left to right and predicts the next token.
 
 Papers: Vaswani et al. 2017, "Attention Is All You Need" (a bare section number is one of its sections); Radford et al.
 2018, "Improving Language Understanding by Generative Pre-Training", the first to show what such a model learns.
@@ -40,7 +40,7 @@ class LanguageModelConfig:
     """The hyperparameters of a language model.
 
     Attributes:
-        vocab_size: number of tokens.
+        vocab_size: number of tokens in the vocabulary.
         hidden_size: width of the residual stream; even, and a multiple of ``num_attention_heads``.
         num_hidden_layers: number of layers.
         num_attention_heads: attention heads in each layer.
@@ -50,8 +50,8 @@ class LanguageModelConfig:
         norm_first: True = pre-norm, x + part(norm(x)); False = post-norm, norm(x + part(x)).
         final_norm: a last LayerNorm after all layers; pre-norm models need one.
         layer_norm_eps: added to the variance inside every LayerNorm.
-        tie_word_embeddings: True = a token is guessed by the vector it is read with, that is, its embedding times
-            sqrt(e); there is no bias. False = by a linear layer of its own.
+        tie_word_embeddings: True = the output matrix is the embedding table, multiplied by sqrt(e) as in the
+            input; there is no bias. False = a linear layer of its own.
         dropout: after the embeddings and in the four places where PyTorch's layer has one.
         initializer_range: standard deviation of freshly drawn weights.
 
@@ -95,7 +95,7 @@ class LanguageModelConfig:
 
 
 class PositionalEncoding(nn.Module):
-    """Adds to each embedding where it stands (section 3.5).
+    """Add the position encoding to each embedding (section 3.5).
 
     The table is a buffer: it is saved with the model, and an optimizer leaves it as it is. A model whose positions were
     learned has them here.
@@ -110,13 +110,13 @@ class PositionalEncoding(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """Embeddings [s b e] -> embeddings at their places [s b e]."""
+        """Embeddings [s b e] -> embeddings with positions [s b e]."""
         hidden: Tensor = self.dropout(embedded + self.table[: len(embedded)])  # [s b e]
         return hidden
 
 
 class LanguageModel(nn.Module):
-    """Embeddings, positions, layers, and a score for every token that may come next."""
+    """Embeddings, positions, layers, and logits for the next token."""
 
     def __init__(self, *, config: LanguageModelConfig) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class LanguageModel(nn.Module):
             nhead=config.num_attention_heads,
             dim_feedforward=4 * width if config.intermediate_size is None else config.intermediate_size,
             dropout=config.dropout,
-            # A module, so that its output can be seen.  In inference PyTorch may run a whole layer as one operation,
+            # A module, so that hooks see its output.  In inference PyTorch may run a whole layer as one operation,
             # which takes any nn.GELU for the exact one; it never does so with the sequence first.
             activation=ACTIVATIONS[config.hidden_act](),
             layer_norm_eps=config.layer_norm_eps,
@@ -141,7 +141,7 @@ class LanguageModel(nn.Module):
         initialize(self)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Scores what comes after each token, knowing it and those before it.
+        """Compute the logits of the next token at every position, from it and the tokens before it.
 
         Args:
             input_ids: [s b], integer: a column is a text.
@@ -189,9 +189,9 @@ def padding_bias(attention_mask: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 def initialize(model: LanguageModel) -> None:
-    """Draws the weights from a normal distribution; biases are 0, LayerNorm gains 1.
+    """Draw the weights from a normal distribution; biases are 0, LayerNorm gains 1.
 
-    PyTorch's encoder is made of copies of one layer: each is drawn for itself. Embeddings that are tied are drawn
+    PyTorch's encoder is made of copies of one layer: each is initialised separately. Embeddings that are tied are drawn
     smaller by sqrt(e), since they are multiplied by it where they come in and where they go out.
     """
     std = model.config.initializer_range

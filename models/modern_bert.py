@@ -14,7 +14,7 @@ and Long Context Finetuning and Inference"; a bare section number is one of its 
 Reference: AnswerDotAI/ModernBERT, ``bert_layers``. Shape letters are those of ``bert.py``: b batch, s sequence,
 e hidden_size, h heads, d head size, f intermediate_size, v vocab_size. Every model takes
 
-    input_ids       [b s]  integer; word pieces
+    input_ids       [b s]  integer; token ids
     attention_mask  [b s]  any dtype; 1 or True = attend, 0 or False = padding; None = no padding
 
 >>> config = ModernBertConfig(
@@ -47,7 +47,7 @@ def norm(config: ModernBertConfig) -> nn.LayerNorm:
 
 
 class ModernBertEmbeddings(nn.Module):
-    """The input: word embeddings, normed. Where a word stands is seen in the attention only."""
+    """The input: token embeddings, normed. Positions enter in the attention only."""
 
     def __init__(self, *, config: ModernBertConfig) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def rotation(length: int, size: int, *, theta: float, like: Tensor) -> Rotation:
 
 
 def rotate(states: Tensor, turn: Rotation) -> Tensor:
-    """Turns [b h s d]: the pair of the numbers k and k + d/2 at place s by its angle."""
+    """Rotate [b h s d]: the pair of the numbers k and k + d/2 at place s by its angle."""
     cosine, sine = turn  # [s d] each
     first, second = states.chunk(2, dim=-1)  # [b h s d/2] each
     quarter = torch.cat((-second, first), dim=-1)  # [b h s d], turned by a quarter
@@ -125,7 +125,7 @@ class ModernBertAttention(nn.Module):
     def forward(
         self, hidden: Tensor, turn: Rotation, bias: Tensor | None = None, *, output_attentions: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends from every token to every token.
+        """Attend from every token to every token.
 
         Args:
             hidden: [b s e].
@@ -220,7 +220,7 @@ class ModernBert(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertOutput:
-        """Encodes a batch; the module's docstring describes the inputs. ``hidden_states`` are before the last norm.
+        """Encode a batch; the module's docstring describes the inputs. ``hidden_states`` are before the last norm.
 
         Raises:
             ValueError: if a row is longer than the model was made for, or the mask not shaped like the ids.

@@ -18,7 +18,7 @@ class ModernBertConfig:
     """The hyperparameters of a ModernBERT. The defaults are ModernBERT-base's (Warner et al. 2024, table 4).
 
     Attributes:
-        vocab_size: number of word pieces.
+        vocab_size: number of tokens in the vocabulary.
         hidden_size: width of the residual stream; a multiple of ``num_attention_heads``, and each head is even.
         num_hidden_layers: number of encoder layers.
         num_attention_heads: attention heads in each layer.
@@ -39,7 +39,7 @@ class ModernBertConfig:
         classifier_activation: activation of the heads, a key of the same.
         classifier_pooling: what a label for the whole input is read from: ``"cls"``, the first token, or ``"mean"``.
         initializer_range: standard deviation of freshly drawn weights.
-        pad_token_id: the word piece whose embedding gets no gradient from the input; None: no such piece.
+        pad_token_id: the token whose embedding gets no gradient from the input; None: no such token.
         num_labels: classes of the sequence and of the token classifier.
 
     Raises:
@@ -82,7 +82,7 @@ class ModernBertConfig:
         checks.refuse(self, list(self.faults()))
 
     def faults(self) -> Iterator[str]:
-        """All that is wrong with the fields, one line each."""
+        """The faults of the fields, one line each."""
         yield from checks.sizes(self, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
         yield from checks.sizes(self, "intermediate_size", "max_position_embeddings", "num_labels")
         yield from checks.sizes(self, "global_attn_every_n_layers", "local_attention")
@@ -93,7 +93,7 @@ class ModernBertConfig:
         yield from checks.probabilities(self, "embedding_dropout", "attention_dropout", "mlp_dropout")
         yield from checks.probabilities(self, "classifier_dropout")
         yield from checks.positive(self, "global_rope_theta", "local_rope_theta", "norm_eps", "initializer_range")
-        yield from checks.padding_word(self)
+        yield from checks.padding_token(self)
         yield from self._head_faults()
         yield from self._layer_faults()
 

@@ -1,6 +1,6 @@
 """ModernBERT's heads: the encoder of ``modern_bert.py`` with what turns its output into logits.
 
-Warner et al. 2024, sections 2.2.1 (masked words) and 3.1 (labels). Inputs and shape letters are as there.
+Warner et al. 2024, sections 2.2.1 (masked language modelling) and 3.1 (labels). Inputs and shape letters are as there.
 
 >>> import torch
 >>> config = ModernBertConfig(
@@ -48,7 +48,7 @@ class ModernBertHead(nn.Module):
 
 
 class TiedDecoder(nn.Module):
-    """Scores every word piece by the word embedding table itself, which is handed to ``forward``, and a bias."""
+    """Compute the score of every token with the embedding table itself, which is passed to ``forward``, and a bias."""
 
     def __init__(self, *, config: ModernBertConfig) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class TiedDecoder(nn.Module):
         initialize(self, std=config.initializer_range)
 
     def forward(self, hidden: Tensor, word_embeddings: Tensor) -> Tensor:
-        """Hidden states [b s e] and the word embedding table [v e] -> logits [b s v]."""
+        """Hidden states [b s e] and the token embedding table [v e] -> logits [b s v]."""
         return F.linear(hidden, word_embeddings, self.bias)
 
 
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
 
 
 class ModernBertForMaskedLM(nn.Module):
-    """Guesses masked words (section 2.2.1)."""
+    """Masked language modelling (section 2.2.1)."""
 
     def __init__(self, *, config: ModernBertConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class ModernBertForMaskedLM(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b s v]."""
+        """Return logits [b s v]."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -121,7 +121,7 @@ class ModernBertForSequenceClassification(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b num_labels]."""
+        """Return logits [b num_labels]."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -158,7 +158,7 @@ class ModernBertForTokenClassification(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b s num_labels]."""
+        """Return logits [b s num_labels]."""
         encoded = self.bert(
             input_ids,
             attention_mask,
@@ -203,7 +203,7 @@ class ModernBertForMultipleChoice(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b c]; here every input is [b c s]."""
+        """Return logits [b c]; here every input is [b c s]."""
         mask = None if attention_mask is None else attention_mask.flatten(0, 1)  # [(b c) s]
         encoded = self.bert(
             input_ids.flatten(0, 1),
@@ -234,7 +234,7 @@ class ModernBertForQuestionAnswering(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertSpanOutput:
-        """Returns logits [b s] for the answer's first token and [b s] for its last."""
+        """Return logits [b s] for the answer's first token and [b s] for its last."""
         encoded = self.bert(
             input_ids,
             attention_mask,

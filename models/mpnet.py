@@ -73,7 +73,7 @@ class RelativeBias(nn.Module):
 
 
 class MPNet(Bert):
-    """The encoder: word and position embeddings, and layers that share one relative bias."""
+    """The encoder: token and position embeddings, and layers that share one relative bias."""
 
     embeddings_class = UntypedEmbeddings
 
@@ -97,7 +97,7 @@ class MPNet(Bert):
 
 
 class MPNetForMaskedLM(BertForMaskedLM):
-    """Guesses masked words."""
+    """Masked language modelling."""
 
     encoder_class = MPNet
 

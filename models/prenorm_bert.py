@@ -96,7 +96,7 @@ class PreNormBert(Bert):
 
 
 class PreNormBertForMaskedLM(BertForMaskedLM):
-    """Guesses masked words."""
+    """Masked language modelling."""
 
     encoder_class = PreNormBert
 
@@ -140,13 +140,13 @@ class MegatronBert(PreNormBert):
 
 
 class MegatronBertForPreTraining(BertForPreTraining):
-    """Both pre-training tasks: masked words and next sentence."""
+    """Both pre-training tasks: masked language modelling and next sentence prediction."""
 
     encoder_class = MegatronBert
 
 
 class MegatronBertForMaskedLM(BertForMaskedLM):
-    """Guesses masked words."""
+    """Masked language modelling."""
 
     encoder_class = MegatronBert
 

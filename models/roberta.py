@@ -70,7 +70,7 @@ class RobertaForSequenceClassification(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertLogits:
-        """Returns logits [b num_labels]; the inputs are those of ``bert.py``."""
+        """Return logits [b num_labels]; the inputs are those of ``bert.py``."""
         encoded = self.bert(
             input_ids,
             attention_mask,

@@ -51,7 +51,7 @@ def causal_mask(length: int, past: int = 0, *, device: torch.device | None = Non
 
 
 class Positions(nn.Module):
-    """Adds to each embedding where it stands (section 3.5): sines and cosines that alternate, as in its formulas.
+    """Add the position encoding to each embedding (section 3.5): sines and cosines that alternate, as in its formulas.
 
     The table is a buffer, so an optimizer leaves it as it is; a model whose positions were learned has them here.
     """
@@ -65,7 +65,7 @@ class Positions(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, embedded: Tensor, past: int = 0) -> Tensor:
-        """Embeddings [b t e] of tokens that follow ``past`` others -> embeddings at their places [b t e].
+        """Embeddings [b t e] of tokens that follow ``past`` others -> embeddings with positions [b t e].
 
         Raises:
             ValueError: if a row is longer than the position table.
@@ -98,7 +98,7 @@ class MultiHeadAttention(nn.Module):
         return self.split_heads(self.key(states)), self.split_heads(self.value(states))
 
     def forward(self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attends from every position of ``hidden`` to every key.
+        """Attend from every position of ``hidden`` to every key.
 
         Args:
             hidden: [b t e].
@@ -341,7 +341,7 @@ class Seq2Seq(nn.Module):
 
 
 def initialize(model: Seq2Seq) -> None:
-    """Draws the weights: Glorot's uniform distribution for matrices, e^-0.5 for embeddings; biases, padding: 0."""
+    """Draw the weights: Glorot's uniform distribution for matrices, e^-0.5 for embeddings; biases, padding: 0."""
     for part in model.modules():
         if isinstance(part, nn.Linear) and not part.weight.is_meta:
             nn.init.xavier_uniform_(part.weight)

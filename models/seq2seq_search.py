@@ -1,4 +1,4 @@
-"""Writing a target with an encoder-decoder: token by token, greedily or with a beam.
+"""Generation with an encoder-decoder: greedy search and beam search.
 
 Papers: Sutskever, Vinyals and Le 2014, "Sequence to Sequence Learning with Neural Networks", section 3.2 (beam search);
 Wu et al. 2016, "Google's Neural Machine Translation System", section 7 (normalising by length; here the length to a
@@ -37,14 +37,14 @@ def greedy_search(
     max_length: int,
     suppress: Sequence[int] = (),
 ) -> Tensor:
-    """Writes the likeliest token, again and again, until each row has ended.
+    """Append the likeliest token until every row has ended.
 
     Args:
         model: the model, in evaluation mode.
         input_ids: [b s], integer; the source.
         attention_mask: [b s], any dtype, 1 or True = attend; None = no padding.
-        max_length: at most this many tokens are written, the end included.
-        suppress: tokens that are never written.
+        max_length: the most tokens to generate, the end token included.
+        suppress: tokens that are never generated.
 
     Returns:
         Ids [b t], the start token first, ``pad_token_id`` behind the end.
@@ -69,7 +69,7 @@ def greedy_search(
 
 
 class Hypotheses(NamedTuple):
-    """What :func:`beam_search` found, the best first."""
+    """The hypotheses of :func:`beam_search`, the best first."""
 
     token_ids: Tensor  # [b n t], the start token first, pad_token_id behind the end
     scores: Tensor  # [b n], log-probability / length ** length_penalty; the start token does not count
@@ -86,7 +86,7 @@ def beam_search(
     length_penalty: float = 1.0,
     suppress: Sequence[int] = (),
 ) -> Hypotheses:
-    """Keeps the ``num_beams`` likeliest beginnings at each step, and the best of those that ended.
+    """Keep the ``num_beams`` likeliest prefixes at each step, and the best finished hypotheses.
 
     A hypothesis of ``max_length`` tokens counts as ended. A row's search is over when it has ``num_beams`` ended
     hypotheses and the best beginning, if it ended now, would be no better than the worst of them.
@@ -96,10 +96,10 @@ def beam_search(
         input_ids: [b s], integer; the source.
         attention_mask: [b s], any dtype, 1 or True = attend; None = no padding.
         num_beams: how many, at most half of the vocabulary.
-        max_length: at most this many tokens are written, the end included.
+        max_length: the most tokens to generate, the end token included.
         length_penalty: the power of the length that scores are divided by: 0 compares log-probabilities, which favours
             short hypotheses, 1 their mean over the tokens.
-        suppress: tokens that are never written.
+        suppress: tokens that are never generated.
 
     Raises:
         ValueError: as :func:`greedy_search`, or if there are too few or too many beams.
@@ -141,7 +141,7 @@ def beam_search(
         beams, parents = _picked(longer, kept), parents.gather(1, kept)  # [b n t], [b n]
         over = over | (likely[:, :1] / length**length_penalty <= best.scores[:, -1:])
         parents = (parents + torch.arange(rows, device=device)[:, None] * num_beams).flatten()  # [(b n)], of all rows'
-        caches = tuple(Cache(*(one[parents] for one in cache)) for cache in caches)
+        caches = tuple(Cache(*(states[parents] for states in cache)) for cache in caches)
     return Hypotheses(best.token_ids[:, :, : length + 1], best.scores)
 
 
@@ -151,7 +151,7 @@ def _picked(beams: Tensor, which: Tensor) -> Tensor:
 
 
 def _suppressed(scores: Tensor, suppress: Sequence[int]) -> Tensor:
-    """Scores [b v] with those of tokens that are never written out of the running."""
+    """Scores [b v] with those of tokens that are never generated out of the running."""
     return scores.index_fill(-1, torch.tensor(suppress, dtype=torch.long, device=scores.device), -torch.inf)
 
 

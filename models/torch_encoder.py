@@ -39,7 +39,7 @@ class TorchEncoder(nn.Module):
             nhead=config.num_attention_heads,
             dim_feedforward=config.intermediate_size,
             dropout=config.hidden_dropout_prob,
-            activation=nn.GELU(),  # a module, so that its output can be seen
+            activation=nn.GELU(),  # a module, so that hooks see its output
             layer_norm_eps=config.layer_norm_eps,
             batch_first=True,
             norm_first=config.norm_first,
@@ -48,13 +48,13 @@ class TorchEncoder(nn.Module):
         # As nested tensors, states at padding would come back as zeros and not as what the layers make of them.
         self.encoder = nn.TransformerEncoder(layer, config.num_hidden_layers, norm=norm, enable_nested_tensor=False)
         initialize(self, std=config.initializer_range)
-        for part in self.modules():  # its layers are copies of one: each is drawn for itself
+        for part in self.modules():  # its layers are copies of one: each is initialised separately
             if isinstance(part, nn.MultiheadAttention) and not part.in_proj_weight.is_meta:
                 nn.init.normal_(part.in_proj_weight, std=config.initializer_range)
                 nn.init.zeros_(part.in_proj_bias)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Encodes a batch.
+        """Encode a batch.
 
         Args:
             input_ids: [b s], integer.

@@ -3,7 +3,7 @@
 Rows of different lengths stand in a rectangle [b s] whose other places hold padding, and a model computes there too: of
 16 rows of up to 256 tokens with 1,024 real ones, three quarters of the work is for nothing. Here the n real tokens
 stand in one long row [1 n]. Embeddings, linear layers, norms and activations look at one token at a time and do not
-notice; attention alone looks at others, so it is told which of them are a row.
+notice; only attention mixes tokens, so it has to know which of them belong to one row.
 
     [b s] -- pack --> [1 n] -- the encoder --> [1 n e] -- unpack --> [b s e], 0 where padding is
 

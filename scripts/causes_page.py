@@ -96,7 +96,7 @@ def _score() -> Iterator[str]:
     yield "## The score\n"
     yield f"`python -m scripts.causes --write`, {known['measured']['date']}, {measured}.\n"
     yield (
-        "Each mistake is planted into the port of each pair of family and room where it applies, and the port is "
+        "Each mistake is planted into the port of each pair of family and module where it applies, and the port is "
         "verified. Planting is written apart from the entries above: it changes what the port's own layers are given "
         "and give. Mistakes made in the source of a model are tested besides, in `tests/causes/`.\n"
     )

@@ -1,4 +1,4 @@
-"""Every family in every room that a table brings it into, proven: ``make families``.
+"""Every family in every module that a table brings it into, proven: ``make families``.
 
     python -m scripts.families                          # the grid of verdicts; exit status 1 unless all are faithful
     python -m scripts.families bert bert_into_encoder   # some tables
@@ -30,7 +30,7 @@ from porting.reporting.report import Report
 from porting.tables import find_table
 from porting.tracing.measure import MEANING, ROUNDING
 from porting.verification import verify
-from scripts.families_page import family, page, rooms, tables
+from scripts.families_page import family, modules, page, tables
 from tests.families.pairs import PAIRS, Pair
 from tests.families.ported import make
 
@@ -47,7 +47,7 @@ class Proof:
 
     Attributes:
         pair: the pair.
-        family, room: its place in the grid.
+        family, module: its place in the grid.
         verdict: the report's, or ``"refused"``.
         meaning: the largest difference in float64, relative to the activation's scale.
         rounding: the largest rounding error over the reference's own.
@@ -57,7 +57,7 @@ class Proof:
 
     pair: Pair
     family: str
-    room: str
+    module: str
     verdict: str
     meaning: float = 0.0
     rounding: float = 0.0
@@ -65,18 +65,18 @@ class Proof:
     said: str = ""
 
 
-def prove(pair: Pair, room: str) -> Proof:
+def prove(pair: Pair, module: str) -> Proof:
     """Make the pair's checkpoint, port it and verify the port."""
     home = family(find_table(pair.table, {}))
     try:
         with tempfile.TemporaryDirectory(prefix="porting-family-") as folder:
             report = verify(make(pair, Path(folder)).directory, table=pair.table)
     except PortingError as error:
-        return Proof(pair=pair, family=home, room=room, verdict=REFUSED, said=str(error))
+        return Proof(pair=pair, family=home, module=module, verdict=REFUSED, said=str(error))
     return Proof(
         pair=pair,
         family=home,
-        room=room,
+        module=module,
         verdict=report.verdict,
         meaning=max(probe.meaning.worst for probe in report.probes),
         rounding=max(view.worst for probe in report.probes for view in probe.rounding.values()),
@@ -95,7 +95,7 @@ def _why(report: Report) -> str:
 
 
 def grids(proofs: Sequence[Proof], width: int) -> Iterator[Grid]:
-    """Families by rooms, in as many grids as the width asks for; none has a family without a room in it.
+    """Families by modules, in as many grids as the width asks for; none has a family without a module in it.
 
     A cell holds the worst of its pairs: the verdict, and below it the float64 difference and the rounding ratio.
     """
@@ -106,46 +106,46 @@ def grids(proofs: Sequence[Proof], width: int) -> Iterator[Grid]:
         shown = columns[start : start + fits]
         grid = Grid(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
         grid.add_column("family", no_wrap=True, min_width=label - 2)
-        for room in shown:
-            grid.add_column(room.replace("_", " "), min_width=_CELL - 2, max_width=_CELL - 2, vertical="top")
-        for name in dict.fromkeys(proof.family for proof in proofs if proof.room in shown):
-            members = [[one for one in proofs if (one.family, one.room) == (name, room)] for room in shown]
-            grid.add_row(name, *(_cell(some) for some in members))
+        for module in shown:
+            grid.add_column(module.replace("_", " "), min_width=_CELL - 2, max_width=_CELL - 2, vertical="top")
+        for name in dict.fromkeys(proof.family for proof in proofs if proof.module in shown):
+            own = [proof for proof in proofs if proof.family == name]
+            grid.add_row(name, *(_cell([proof for proof in own if proof.module == module]) for module in shown))
         yield grid
 
 
 def _neighbours(proofs: Sequence[Proof]) -> list[str]:
-    """The rooms, those that share a family next to each other."""
+    """The modules, those that share a family next to each other."""
     order: dict[str, None] = {}
     for proof in proofs:
-        waiting = [proof.room]
+        waiting = [proof.module]
         while waiting:
-            room = waiting.pop(0)
-            if room not in order:
-                order[room] = None
-                hosted = {one.family for one in proofs if one.room == room}
-                waiting += [one.room for one in proofs if one.family in hosted]
+            module = waiting.pop(0)
+            if module not in order:
+                order[module] = None
+                hosted = {proof.family for proof in proofs if proof.module == module}
+                waiting += [proof.module for proof in proofs if proof.family in hosted]
     return list(order)
 
 
 def _cell(proofs: Sequence[Proof]) -> Text:
     if not proofs:
         return Text()
-    verdict = max((one.verdict for one in proofs), key=_WORST_LAST.index)
+    verdict = max((proof.verdict for proof in proofs), key=_WORST_LAST.index)
     if verdict == REFUSED:
         return Text(verdict, _STYLES[verdict])
-    meaning, rounding = max(one.meaning for one in proofs), max(one.rounding for one in proofs)
+    meaning, rounding = max(proof.meaning for proof in proofs), max(proof.rounding for proof in proofs)
     difference = f"{meaning:.0e}" if meaning else "0"
-    mark = "*" if any(one.explained for one in proofs) else " "
+    mark = "*" if any(proof.explained for proof in proofs) else " "
     return Text.assemble((verdict, _STYLES[verdict]), f"\n{difference}{mark} {rounding:.1f}x")
 
 
 def proven(pairs: Iterable[Pair], console: Console) -> list[Proof]:
     """Every pair's proof, with a progress bar on a terminal."""
     pairs = list(pairs)
-    room = rooms([*tables(), *(find_table(pair.table, {}) for pair in pairs)])
+    module_of = modules([*tables(), *(find_table(pair.table, {}) for pair in pairs)])
     bar = track(pairs, "proving", console=console, transient=True, disable=not console.is_terminal)
-    return [prove(pair, room[find_table(pair.table, {}).name]) for pair in bar]
+    return [prove(pair, module_of[find_table(pair.table, {}).name]) for pair in bar]
 
 
 def show(pairs: Iterable[Pair], out: Console, progress: Console) -> bool:
@@ -154,14 +154,14 @@ def show(pairs: Iterable[Pair], out: Console, progress: Console) -> bool:
     for grid in grids(proofs, out.width):
         out.print(grid)
         out.print()
-    faithful = [one for one in proofs if one.verdict == FAITHFUL]
+    faithful = [proof for proof in proofs if proof.verdict == FAITHFUL]
     out.print(f"A cell has the worst of its checkpoints: the verdict, the difference in float64 (bound {MEANING:.0e})")
     out.print(f"and the rounding error over the reference's own (bound {ROUNDING:.0f}, more where few are compared).")
-    if any(one.explained for one in proofs):
+    if any(proof.explained for proof in proofs):
         out.print("* no more than rounding explains: a part is computed in less than float64 whatever its weights are.")
-    for one in proofs:
-        if one.verdict != FAITHFUL:
-            out.print(Text.assemble((f"{one.verdict}: ", _STYLES[one.verdict]), f"{one.pair}: {one.said}"))
+    for proof in proofs:
+        if proof.verdict != FAITHFUL:
+            out.print(Text.assemble((f"{proof.verdict}: ", _STYLES[proof.verdict]), f"{proof.pair}: {proof.said}"))
     out.print(f"{len(faithful)} of {len(proofs)} checkpoints are computed faithfully")
     return len(faithful) == len(proofs)
 
@@ -170,7 +170,7 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(help="tables; all when none is named")] = None,
     write: Annotated[bool, typer.Option("--write", help="write docs/families.md from the tables instead")] = False,
 ) -> None:
-    """Prove every family in every room, and print the verdicts."""
+    """Prove every family in every module, and print the verdicts."""
     if write:
         PAGE.write_text(page(), encoding="utf-8")
         print(f"wrote {PAGE.name}")

@@ -16,38 +16,37 @@ from porting.ops import CONSTANTS
 from porting.tables import shipped
 
 INTO = "_into_"
-"""What stands between family and room in the name of a table for a room that is not the family's first."""
+"""What stands between family and module in the name of a table for a module that is not the family's first."""
 
 _HEAD = """\
-# Families and rooms
+# Families and modules
 
-A *room* is an architecture written by hand in `models/`. A *family* is what HuggingFace calls a model type. A table in
-`mappings/` brings a family into a room: `FAMILY.toml` into the one that `porting.load(checkpoint)` chooses, and
-`FAMILY_into_ROOM.toml` into another, with `porting.load(checkpoint, table="FAMILY_into_ROOM")`.
+A *family* is what HuggingFace calls a model type. A *module* on this page is a handwritten architecture in `models/`.
+The table `mappings/FAMILY.toml` loads a family into the module that `porting.load(checkpoint)` chooses;
+`FAMILY_into_MODULE.toml` loads it into another one: `porting.load(checkpoint, table="FAMILY_into_MODULE")`.
 
-This page is written from the tables by `python -m scripts.families --write`. `make families` proves every pair on small
-random checkpoints; [verification.md](verification.md) says what that means, [notation.md](notation.md) how tables are
-read.
+`python -m scripts.families --write` generates this page from the tables. `make families` proves every pair on small
+random checkpoints: [verification.md](verification.md) explains the proof, [notation.md](notation.md) the tables.
 """
 
 _REFUSED = """\
-## What no table loads
+## Checkpoints that are refused
 
-A table is held against the checkpoint before a weight is read, and every fault is told at once
+The table is compared with the checkpoint before any weight is read, and all faults are reported at once
 ([errors.md](errors.md) explains each).
 
-- **A tensor is missing.** What a rule outside of `[optional]` reads has to be there: a checkpoint without biases of
-  query, key and value, or without a norm on the embeddings, goes into no room that has them.
-- **A tensor is left over.** What no rule reads and no `[drop]` names is refused, never skipped.
-- **A copy is not one.** What is left out because it equals another tensor is compared first, bit for bit.
-- **The config says something else** than the room can compute: listed under *Required of the config* below.
-- **The same tensors, and another sum.** A norm that divides by the unbiased standard deviation (Bessel's correction)
-  has the names and shapes of one that does not. No table can see that; [the proof](verification.md) does.
+- **A tensor is missing.** Every tensor that a rule outside of `[optional]` reads must exist: a checkpoint without
+  biases of query, key and value, or without a norm on the embeddings, cannot fill a module that has them.
+- **A tensor is left over.** A tensor that no rule reads and no `[drop]` names is an error. It is never skipped.
+- **Tied tensors differ.** A tensor that is left out because it equals another is compared with it first, bit for bit.
+- **The config has a value that the module cannot compute**: see *Required of the config* below.
+- **Same tensors, different computation.** A norm that divides by the unbiased standard deviation has the same names and
+  shapes as one that does not. No table can detect this; [the proof](verification.md) does.
 """
 
 
 def tables() -> list[Table]:
-    """Every shipped table, a family's own before those that bring it into other rooms."""
+    """Every shipped table; a family's default table comes first."""
     found = [read_table(path) for path in shipped()]
     return sorted(found, key=lambda table: (family(table), table.name))
 
@@ -57,11 +56,11 @@ def family(table: Table) -> str:
     return table.name.partition(INTO)[0]
 
 
-def rooms(found: Iterable[Table]) -> dict[str, str]:
-    """For each table, by name, the room that it leads into.
+def modules(found: Iterable[Table]) -> dict[str, str]:
+    """The module that each table fills, by the table's name.
 
-    A room is the file of its first module in ``models/``.  Where tables fill one file in different ways, the arguments
-    that say which, as far as they are texts, follow in brackets.
+    It is the file in ``models/`` of the table's first class.  Where several tables fill one file in different ways, the
+    constructor arguments that differ follow in brackets.
     """
     files: dict[str, list[Table]] = {}
     for table in found:
@@ -82,14 +81,14 @@ def rooms(found: Iterable[Table]) -> dict[str, str]:
 def page() -> str:
     """The whole page."""
     found = tables()
-    where = rooms(found)
+    where = modules(found)
     parts = [_HEAD, "\n".join(_overview(found, where)) + "\n", _REFUSED]
     parts += ["\n".join(_section(table, where[table.name])) + "\n" for table in found]
     return "\n".join(parts)
 
 
 def _overview(found: Sequence[Table], where: Mapping[str, str]) -> Iterator[str]:
-    yield "| family | table | room | architectures | rules | folded or scaled |"
+    yield "| family | table | module | architectures | rules | folded or scaled |"
     yield "|---|---|---|---|---|---|"
     for table in found:
         kinds = Counter(one for rule in table.rules for one in _inexact(rule))
@@ -108,7 +107,7 @@ def _inexact(rule: Rule) -> Iterator[str]:
     yield from (kind.done for kind in rule.operations)
 
 
-def _section(table: Table, room: str) -> Iterator[str]:
+def _section(table: Table, module: str) -> Iterator[str]:
     yield f"## {table.name}"
     yield ""
     yield f"{table.description}."
@@ -121,7 +120,7 @@ def _section(table: Table, room: str) -> Iterator[str]:
         f", {optional} of them for parts that not every checkpoint or module has" * bool(optional)
     )
     file = _file(table.architectures[0].target)
-    yield f"- **Room:** [{room}](../models/{file}.py), {_chosen(table)}."
+    yield f"- **Module:** [{module}](../models/{file}.py), {_chosen(table)}."
     yield f"- **Rules:** {count}."
     yield from _item("Made with", (f"`{name} = {_value(value)}`" for name, value in table.constants.items()), join=", ")
     yield from _item("Counted otherwise", _shifted(table))

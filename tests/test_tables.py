@@ -18,7 +18,7 @@ def test_every_shipped_table_is_read_and_found_by_its_name_and_by_its_model_type
         table = read_table(path)
         assert find_table(path.stem, {}) == table
         for model_type in table.model_types:
-            if model_type == "pegasus":  # what goes into a room is half of it: who wants that says so
+            if model_type == "pegasus":  # its table loads a part of it, and has to be named
                 with pytest.raises(
                     TableError, match=r"\(it takes one that is asked for: table='pegasus_into_classifier'"
                 ):

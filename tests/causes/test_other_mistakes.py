@@ -124,7 +124,7 @@ def scaled_by_eight(patch: pytest.MonkeyPatch, module: Any) -> None:
 
 
 def sines_first(patch: pytest.MonkeyPatch, module: Any) -> None:
-    """The reference's own layout, in a room whose channels the table has put into the paper's order."""
+    """The reference's own layout, in a module whose channels the table has put into the paper's order."""
     for half in (module.encoder, module.decoder):
         length, width = half.positions.table.shape
         speeds = 10000.0 ** -(torch.arange(width // 2, dtype=torch.float64) / (width // 2))

@@ -21,7 +21,7 @@ from tests.plan.carrying import port
 from tests.plan.shapes import Shape
 from tests.small_checkpoint import tensors, write_checkpoint
 
-ROOMS = ["bert", "bert_into_encoder", "bert_into_fused", "bert_into_interleaved", "bert_into_torch_encoder"]
+TABLES = ["bert", "bert_into_encoder", "bert_into_fused", "bert_into_interleaved", "bert_into_torch_encoder"]
 
 
 def read(folder: Path) -> dict[str, Tensor]:
@@ -39,12 +39,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("table", TABLES)
 def test_the_port_is_what_load_fills_a_module_with(
-    room: str, dtype: torch.dtype | None, source: Path, tmp_path: Path
+    table: str, dtype: torch.dtype | None, source: Path, tmp_path: Path
 ) -> None:
-    convert(source, tmp_path / "b", room, dtype=dtype)
-    module = load(source, table=room, dtype=dtype)
+    convert(source, tmp_path / "b", table, dtype=dtype)
+    module = load(source, table=table, dtype=dtype)
     found = read(tmp_path / "b")
     expected = dict(module.state_dict())
     tied = {name for name in expected if name not in found}
@@ -57,12 +57,14 @@ def test_the_port_is_what_load_fills_a_module_with(
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_way_back_is_what_export_writes(room: str, dtype: torch.dtype | None, source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "b", room)
+@pytest.mark.parametrize("table", TABLES)
+def test_the_way_back_is_what_export_writes(
+    table: str, dtype: torch.dtype | None, source: Path, tmp_path: Path
+) -> None:
+    convert(source, tmp_path / "b", table)
     (tmp_path / "b" / "provenance.json").unlink()
-    convert(tmp_path / "b", tmp_path / "c", room, reverse=True, dtype=dtype)
-    export(load(source, table=room), room, tmp_path / "d", anew=True, dtype=dtype)
+    convert(tmp_path / "b", tmp_path / "c", table, reverse=True, dtype=dtype)
+    export(load(source, table=table), table, tmp_path / "d", anew=True, dtype=dtype)
     same(read(tmp_path / "c"), read(tmp_path / "d"))
 
 
@@ -213,10 +215,10 @@ def test_a_pickled_checkpoint_becomes_safetensors(source: Path, tmp_path: Path) 
     (tmp_path / "a").mkdir()
     torch.save(held, tmp_path / "a" / "pytorch_model.bin")
     (tmp_path / "a" / "config.json").write_text((source / "config.json").read_text())
-    for room in ("bert", "bert_into_torch_encoder"):
-        convert(tmp_path / "a", tmp_path / room, room)
-        convert(source, tmp_path / f"{room}-safe", room)
-        same(read(tmp_path / room), read(tmp_path / f"{room}-safe"))
+    for table in ("bert", "bert_into_torch_encoder"):
+        convert(tmp_path / "a", tmp_path / table, table)
+        convert(source, tmp_path / f"{table}-safe", table)
+        same(read(tmp_path / table), read(tmp_path / f"{table}-safe"))
     assert sorted(one.name for one in (tmp_path / "bert").iterdir()) == [
         "config.json", "model.safetensors", "provenance.json",
     ]  # fmt: skip

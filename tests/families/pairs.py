@@ -1,4 +1,4 @@
-"""Every family and every room that a table brings together: a pair is one line, and test_pairs.py proves each."""
+"""Every family and every module that a table brings together: a pair is one line, and test_pairs.py proves each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ MPNET: Fields = {**BERT, "max_position_embeddings": 152}  # all 32 buckets of di
 
 @dataclass(frozen=True)
 class Pair:
-    """A family in a room.
+    """A family in a module.
 
     Attributes:
         table: the shipped table.
@@ -127,7 +127,7 @@ PAIRS = (
     Pair("modern_bert", "ModernBertForSequenceClassification", MODERN_BERT, single=True),
 )
 
-# The rooms that can host all-MiniLM-L6-v2, a BertModel; None is the table that its model_type chooses.
+# The modules that can host all-MiniLM-L6-v2, a BertModel; None is the table that its model_type chooses.
 MINILM_TABLES = (
     None,
     "bert_into_encoder",

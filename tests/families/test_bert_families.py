@@ -1,4 +1,4 @@
-"""Every head of the families that BERT's room and its siblings host: in today's spelling and in older ones."""
+"""Every head of the families that BERT's module and its siblings host: in today's spelling and in older ones."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_every_head_in_older_spellings(family: str, architecture: str, spelling:
     assert all(torch.equal(back.read(name), tensor) for name, tensor in weights.items())
 
 
-# Its dropout in front of the span is not in the room.
+# Its dropout in front of the span is not in the module.
 WITHOUT_DROPOUT = ("distilbert", "DistilBertForQuestionAnswering")
 
 

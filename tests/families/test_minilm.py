@@ -1,4 +1,4 @@
-"""Real weights: all-MiniLM-L6-v2 in every room that can host a BERT finds the same sentences alike."""
+"""Real weights: all-MiniLM-L6-v2 in every module that can host a BERT finds the same sentences alike."""
 
 from __future__ import annotations
 

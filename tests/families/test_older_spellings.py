@@ -1,7 +1,7 @@
-"""Every pair of a family and a room, from files as older versions wrote them: the same model, and the same file back.
+"""Every pair of a family and a module, from files as older versions wrote them: the same model, and the same file back.
 
 The heads of BERT and of its relatives have tests of their own, tests/mappings/test_bert.py and test_bert_families.py;
-here are the other families, and the other rooms of these.
+here are the other families, and the other modules of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every pair of a family and a room: it fits, it comes back, it computes the same, it exports, and bugs are caught."""
+"""Every pair of a family and a module: it fits, comes back, computes the same, exports, and bugs are caught."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def transposed(module: nn.Module) -> str:
         if isinstance(part, nn.Linear) and part.in_features == part.out_features:
             part.weight.data = part.weight.data.T.contiguous()
             return f"{name}.weight"
-    raise AssertionError("the room has no square matrix to transpose")
+    raise AssertionError("the module has no square matrix to transpose")
 
 
 def misread_eps(module: nn.Module) -> None:

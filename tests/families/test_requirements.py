@@ -57,6 +57,6 @@ def test_another_value_is_refused(table: str, field: str, ported: Callable[[Pair
     (tmp_path / "config.json").write_text(json.dumps(changed(config, field, value)))
     with pytest.raises(PortingError) as caught:
         porting.load(tmp_path, table=table)
-    # An activation that not even the room knows is refused by the room, by its own name of the field.
+    # An activation that not even the module knows is refused by the module, by its own name of the field.
     told = {f"{field} = {value!r}", f"{field}={value!r}", "hidden_act='something else'"}
     assert any(one in str(caught.value) for one in told), str(caught.value)

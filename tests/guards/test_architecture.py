@@ -13,8 +13,8 @@ import pytest
 
 from tests.guards.tree import ROOT, imports, modules, parse
 
-# Data flows one way.  The lowest rooms, with all that each may import of the library beside itself.
-ROOMS = {
+# Data flows one way.  The lowest packages, with all that each may import of the library beside itself.
+PACKAGES = {
     "porting.causes": ("porting.frames", "porting.printable", "porting.tracing"),
     "porting.errors": ("porting.printable",),
     "porting.limits": ("porting.errors",),
@@ -65,7 +65,7 @@ ROOMS = {
 # So does a suggestion: no stage imports a later one.
 STAGES = tuple(f"porting.suggesting.{stage}" for stage in ("subjects", "search", "draft", "verdict", "pipeline"))
 
-# A family is what the tables are for; rooms such as an encoder have the field's common names and are no families.
+# A family is what the tables are for; modules such as an encoder have the field's common names and are no families.
 FAMILIES = {
     re.sub("[-_]", "[-_]?", family)
     for path in (ROOT / "mappings").glob("*.toml")
@@ -77,13 +77,13 @@ def inside(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_lower_room_imports_no_higher_one(room: str) -> None:
-    allowed = (room, *ROOMS[room])
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_lower_package_imports_no_higher_one(package: str) -> None:
+    allowed = (package, *PACKAGES[package])
     wrong = [
         f"{module} line {line} imports {name}"
         for module, path in modules().items()
-        if inside(module, (room,))
+        if inside(module, (package,))
         for name, line in imports(parse(path))
         if inside(name, ("porting",)) and not inside(name, allowed)
     ]

@@ -52,9 +52,9 @@ def test_a_config_cannot_be_changed() -> None:
         (
             "pad_token_id",
             30522,
-            "pad_token_id=30522: expected None or a word, from 0 to vocab_size - 1",
+            "pad_token_id=30522: expected None or a token, from 0 to vocab_size - 1",
         ),
-        ("pad_token_id", -1, "pad_token_id=-1: expected None or a word, from 0 to vocab_size - 1"),
+        ("pad_token_id", -1, "pad_token_id=-1: expected None or a token, from 0 to vocab_size - 1"),
         (
             "hidden_act",
             "gelu_nwe",

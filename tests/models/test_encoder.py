@@ -1,4 +1,4 @@
-"""The book encoder against torch.nn.TransformerEncoder, and by itself; and the room that wraps PyTorch's own."""
+"""The textbook encoder against torch.nn.TransformerEncoder, and by itself; and the one that wraps PyTorch's own."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_pre_norm_post_norm_and_the_final_norm_are_three_things() -> None:
         assert float((found[one] - found[other]).detach().abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("room", [Encoder, TorchEncoder])
+@pytest.mark.parametrize("model_class", [Encoder, TorchEncoder])
 @pytest.mark.parametrize("fields", BLOCKS, ids=named)
-def test_padding_changes_nothing_for_the_tokens(room: type[nn.Module], fields: dict[str, Any]) -> None:
-    encoder = drawn(room(config=EncoderConfig(**SIZES, **fields)))
+def test_padding_changes_nothing_for_the_tokens(model_class: type[nn.Module], fields: dict[str, Any]) -> None:
+    encoder = drawn(model_class(config=EncoderConfig(**SIZES, **fields)))
     ids, mask = batch()
     for row, length in enumerate((11, 8, 5, 2)):
         alone, together = encoder(ids[row : row + 1, :length]), encoder(ids, mask)
@@ -116,10 +116,10 @@ def test_the_probabilities_of_every_layer_and_head_can_be_had(layout: str) -> No
     assert model(ids, mask).attentions is None
 
 
-@pytest.mark.parametrize("room", [EncoderForSequenceClassification, TorchEncoderForSequenceClassification])
-def test_the_classifier_reads_the_first_token(room: type[nn.Module]) -> None:
+@pytest.mark.parametrize("model_class", [EncoderForSequenceClassification, TorchEncoderForSequenceClassification])
+def test_the_classifier_reads_the_first_token(model_class: type[nn.Module]) -> None:
     for pooler in (False, True):
-        model = drawn(room(config=EncoderConfig(**SIZES, pooler=pooler, num_labels=3)))
+        model = drawn(model_class(config=EncoderConfig(**SIZES, pooler=pooler, num_labels=3)))
         output = model(*batch())
         encoded = model.encoder(*batch())
         first = (encoded if isinstance(encoded, Tensor) else encoded.last_hidden_state)[:, 0]
@@ -129,24 +129,24 @@ def test_the_classifier_reads_the_first_token(room: type[nn.Module]) -> None:
         torch.testing.assert_close(output if isinstance(output, Tensor) else output.logits, expected)
 
 
-@pytest.mark.parametrize("room", [Encoder, TorchEncoder])
+@pytest.mark.parametrize("model_class", [Encoder, TorchEncoder])
 @pytest.mark.parametrize("place", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
-def test_dropout_is_on_in_training_alone(room: type[nn.Module], place: str) -> None:
+def test_dropout_is_on_in_training_alone(model_class: type[nn.Module], place: str) -> None:
     rates: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, place: 0.3}
-    encoder = room(config=EncoderConfig(**SIZES, **rates)).eval()
+    encoder = model_class(config=EncoderConfig(**SIZES, **rates)).eval()
     first, second = encoder(*batch()), encoder(*batch())
     trained = encoder.train()(*batch())
     first, second, trained = (
         one if isinstance(one, Tensor) else one.last_hidden_state for one in (first, second, trained)
     )
     assert torch.equal(first, second)
-    read = room is Encoder or place == "hidden_dropout_prob"  # PyTorch knows one dropout
+    read = model_class is Encoder or place == "hidden_dropout_prob"  # PyTorch knows one dropout
     assert torch.allclose(first, trained, atol=1e-5) is not read
 
 
-@pytest.mark.parametrize("room", [Encoder, TorchEncoder])
-def test_wrong_inputs_are_refused(room: type[nn.Module]) -> None:
-    encoder = room(config=EncoderConfig(**SIZES))
+@pytest.mark.parametrize("model_class", [Encoder, TorchEncoder])
+def test_wrong_inputs_are_refused(model_class: type[nn.Module]) -> None:
+    encoder = model_class(config=EncoderConfig(**SIZES))
     with pytest.raises(ValueError, match="input_ids has 12 tokens a row; max_position_embeddings allows 11"):
         encoder(torch.ones(2, 12, dtype=torch.long))
     with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 4\]; expected that of input_ids, \[2, 5\]"):
@@ -167,14 +167,14 @@ def test_every_fault_of_a_config_is_named() -> None:
         "  attention='per-head': did you mean 'per_head'? expected separate, per_head, fused, interleaved",
         "  hidden_dropout_prob=nan: expected a probability, from 0 to 1",
         "  layer_norm_eps=0.0: expected a number above 0",
-        "  pad_token_id=-1: expected None or a word, from 0 to vocab_size - 1",
+        "  pad_token_id=-1: expected None or a token, from 0 to vocab_size - 1",
     ]
 
 
-@pytest.mark.parametrize("room", [EncoderForSequenceClassification, TorchEncoderForSequenceClassification])
-def test_fresh_weights_are_drawn_and_no_two_layers_are_alike(room: type[nn.Module]) -> None:
+@pytest.mark.parametrize("model_class", [EncoderForSequenceClassification, TorchEncoderForSequenceClassification])
+def test_fresh_weights_are_drawn_and_no_two_layers_are_alike(model_class: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    model = room(config=EncoderConfig(**SIZES, pooler=True, initializer_range=0.05))
+    model = model_class(config=EncoderConfig(**SIZES, pooler=True, initializer_range=0.05))
     seen: list[Tensor] = []
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -188,13 +188,13 @@ def test_fresh_weights_are_drawn_and_no_two_layers_are_alike(room: type[nn.Modul
     assert model.get_parameter("encoder.embeddings.token.weight")[0].eq(0).all()
 
 
-@pytest.mark.parametrize("room", [EncoderForSequenceClassification, TorchEncoderForSequenceClassification])
+@pytest.mark.parametrize("model_class", [EncoderForSequenceClassification, TorchEncoderForSequenceClassification])
 @pytest.mark.parametrize("fields", [BLOCKS[0], BLOCKS[1]], ids=named)
-def test_it_learns(room: type[nn.Module], fields: dict[str, Any]) -> None:
+def test_it_learns(model_class: type[nn.Module], fields: dict[str, Any]) -> None:
     """Whether the token after the first comes again: attention has to find it."""
     torch.manual_seed(0)
     config = EncoderConfig(**SIZES, **fields, initializer_range=0.15, hidden_dropout_prob=0.0)
-    model = room(config=config).train()
+    model = model_class(config=config).train()
     ids = torch.randint(2, 8, (96, 6))
     labels = (ids[:, 1:2] == ids[:, 2:]).any(-1).long()
     ids[:, 0] = 1

@@ -1,4 +1,4 @@
-"""Rows that run without their padding give what they give with it: every room of BERT's kind, every kind of batch."""
+"""Rows without their padding give what they give with it: every encoder of BERT's kind, every kind of batch."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ def close(found: Tensor, meant: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("room", ENCODERS)
-def test_every_token_gets_what_it_gets_with_padding(room: str, kind: str) -> None:
-    padded, unpadded = both(ENCODERS[room])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_token_gets_what_it_gets_with_padding(name: str, kind: str) -> None:
+    padded, unpadded = both(ENCODERS[name])
     mask = MASKS[kind]
-    inputs = batch(mask, types=room not in UNTYPED)
+    inputs = batch(mask, types=name not in UNTYPED)
     meant = padded(**inputs, output_hidden_states=True)
     found = unpadded(**inputs, output_hidden_states=True)
     close(found.last_hidden_state[mask], meant.last_hidden_state[mask])
@@ -155,13 +155,13 @@ def test_choices_run_without_their_padding() -> None:
 
 
 @pytest.mark.parametrize("kind", ["right", "left", "holes", "full"])
-@pytest.mark.parametrize("room", ENCODERS)
-def test_every_gradient_is_that_with_padding(room: str, kind: str) -> None:
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_every_gradient_is_that_with_padding(encoder: str, kind: str) -> None:
     """Of a loss over all real tokens, as a masked-language loss is."""
     mask = MASKS[kind]
     gradients = []
-    for model in both(ENCODERS[room]):
-        hidden = model(**batch(mask, types=room not in UNTYPED)).last_hidden_state
+    for model in both(ENCODERS[encoder]):
+        hidden = model(**batch(mask, types=encoder not in UNTYPED)).last_hidden_state
         direction = torch.randn(hidden.shape, dtype=hidden.dtype, generator=torch.Generator().manual_seed(3))
         (hidden * direction)[mask].sum().backward()
         gradients.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
@@ -172,9 +172,9 @@ def test_every_gradient_is_that_with_padding(room: str, kind: str) -> None:
         assert float((found[name] - gradient).abs().max()) <= 1e-12 * largest, name
 
 
-@pytest.mark.parametrize("room", ["bert", "mpnet"])
-def test_positions_that_are_given_are_used(room: str) -> None:
-    padded, unpadded = both(ENCODERS[room])
+@pytest.mark.parametrize("name", ["bert", "mpnet"])
+def test_positions_that_are_given_are_used(name: str) -> None:
+    padded, unpadded = both(ENCODERS[name])
     mask = MASKS["left"]
     inputs = batch(mask, types=False)
     counted = (mask.cumsum(1) - 1).clamp_min(0)  # from the first token of each row
@@ -211,11 +211,11 @@ def test_nothing_is_computed_for_padding_and_rows_of_one_length_attend_at_once(m
     assert calls == [(3, 3, 7, 8)] * 3
 
 
-@pytest.mark.parametrize("room", ENCODERS)
-def test_a_row_of_padding_alone_is_zeros_and_changes_no_other(room: str) -> None:
-    padded, unpadded = both(ENCODERS[room])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_row_of_padding_alone_is_zeros_and_changes_no_other(name: str) -> None:
+    padded, unpadded = both(ENCODERS[name])
     mask = lengths(5, 0, 3, width=6)
-    inputs = batch(mask, types=room not in UNTYPED)
+    inputs = batch(mask, types=name not in UNTYPED)
     found = unpadded(**inputs).last_hidden_state
     close(found[mask], padded(**inputs).last_hidden_state[mask])
     assert not found[1].any()

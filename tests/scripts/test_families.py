@@ -15,7 +15,7 @@ from porting.notation.table import read_table
 from porting.tables import shipped
 from scripts import families
 from scripts.families import PAGE, Proof, grids, main, prove, show
-from scripts.families_page import page, rooms, tables
+from scripts.families_page import modules, page, tables
 from tests.families.pairs import BERT, PAIRS, Pair
 from tests.models.conftest import one_thread
 
@@ -82,8 +82,8 @@ def test_a_requirement_is_told_with_the_comment_beside_it() -> None:
     assert text.count("- `pad_token_id` is `1`: the positions are counted from the one after it\n") >= 4
 
 
-def test_rooms_that_one_file_holds_are_told_apart() -> None:
-    found = rooms(tables())
+def test_modules_of_one_file_get_different_names() -> None:
+    found = modules(tables())
     assert [found[f"bert{one}"] for one in ("", "_into_encoder", "_into_fused", "_into_torch_encoder")] == [
         "bert",
         "encoder (per_head)",
@@ -101,7 +101,7 @@ def test_every_table_is_proven() -> None:
 
 def test_a_faithful_pair(tmp_path: Path) -> None:
     proof = prove(Pair("bert", "BertModel", BERT), "bert")
-    assert (proof.verdict, proof.said, proof.family, proof.room) == ("faithful", "", "bert", "bert")
+    assert (proof.verdict, proof.said, proof.family, proof.module) == ("faithful", "", "bert", "bert")
     assert 0 < proof.meaning <= 1e-12
     assert 0.5 < proof.rounding <= 4
 
@@ -112,8 +112,8 @@ def test_one_that_is_not_faithful_is_named_and_fails_the_whole(
     pairs = [Pair("bert", "BertModel", BERT), Pair(table(tmp_path, SWAPPED), "BertModel", BERT)]
     proofs: dict[str, Proof] = {}  # each pair is proven once
 
-    def once(pair: Pair, room: str) -> Proof:
-        proofs[pair.table] = proofs.get(pair.table) or prove(pair, room)
+    def once(pair: Pair, module: str) -> Proof:
+        proofs[pair.table] = proofs.get(pair.table) or prove(pair, module)
         return proofs[pair.table]
 
     monkeypatch.setattr(families, "prove", once)
@@ -144,8 +144,8 @@ def test_what_rounding_explains_is_marked(monkeypatch: pytest.MonkeyPatch) -> No
     pair = Pair("bert", "BertModel", BERT)
     assert "* no" not in shown([pair])[1]
 
-    def lowered(pair: Pair, room: str) -> Proof:
-        return replace(prove(pair, room), meaning=3e-7, explained=True)
+    def lowered(pair: Pair, module: str) -> Proof:
+        return replace(prove(pair, module), meaning=3e-7, explained=True)
 
     monkeypatch.setattr(families, "prove", lowered)
     faithful, text = shown([pair])
@@ -154,9 +154,9 @@ def test_what_rounding_explains_is_marked(monkeypatch: pytest.MonkeyPatch) -> No
     assert "\n* no more than rounding explains" in text
 
 
-def proof(family: str, room: str, verdict: str, meaning: float, rounding: float) -> Proof:
+def proof(family: str, module: str, verdict: str, meaning: float, rounding: float) -> Proof:
     pair = Pair(family, "Model", {})
-    return Proof(pair=pair, family=family, room=room, verdict=verdict, meaning=meaning, rounding=rounding)
+    return Proof(pair=pair, family=family, module=module, verdict=verdict, meaning=meaning, rounding=rounding)
 
 
 def drawn(proofs: list[Proof], width: int) -> list[str]:

@@ -337,7 +337,7 @@ def test_the_encoders_own_weights_are_kept(tmp_path: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("table", ["bert_into_encoder", "bert_into_torch_encoder"])
 def test_a_base_model_without_any_head_is_enough(table: str, tmp_path: Path) -> None:
-    """It goes into the room, gets a pooler and a classifier, and comes back as a model of transformers."""
+    """It is loaded into the module, gets a pooler and a classifier, and comes back as a model of transformers."""
     import transformers
 
     source = write_checkpoint(tmp_path / "base", parts=(TRUNK,), architecture="BertModel")

@@ -1,4 +1,4 @@
-"""What is seen is what the reference computes, in every family and room; and what cannot be seen is said."""
+"""What is seen is what the reference computes, in every family and module; and what cannot be seen is reported."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.verification.planted import BUGS, Bug
 
 pytestmark = pytest.mark.few(2)
 
-ROOMS = (
+TABLES = (
     "bert_into_torch_encoder",  # torch's own attention, which is looked into by patching torch
     "bert_into_interleaved",  # what is not moved as it is
     "openai_gpt",  # scaled, folded, transposed
@@ -52,7 +52,7 @@ def close(one: Report, other: Report) -> bool:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("table", ROOMS)
+@pytest.mark.parametrize("table", TABLES)
 def test_it_finds_what_passes_in_turn_find(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_search, "BUDGET", 0)  # a streamed run does not look for more batches
     pair = next(pair for pair in PAIRS if pair.table == table)

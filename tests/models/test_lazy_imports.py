@@ -13,7 +13,7 @@ from torch import nn
 from porting import models
 
 FILES = {path.stem for path in Path(models.__file__).parent.glob("*.py")} - {"__init__"}
-PARTS = {"checks", "bert_config", "modern_bert_config", "seq2seq_config"}  # of which the rooms are made
+PARTS = {"checks", "bert_config", "modern_bert_config", "seq2seq_config"}  # of which the modules are made
 
 
 def test_every_room_is_in_the_list_of_rooms() -> None:
@@ -30,13 +30,13 @@ def test_every_name_is_that_of_its_room(name: str) -> None:
 
 
 def test_every_room_with_a_model_offers_one() -> None:
-    """Heads, parts and searches are found in their rooms; BERT's heads are the exception."""
+    """Heads, parts and searches are found in their modules; BERT's heads are the exception."""
     homes = {getattr(models, name).__module__.rpartition(".")[2] for name in models.__all__}
     others = {"attention", "modern_bert_heads", "positions", "roberta", "seq2seq_search", "unpadded", "checks"}
     assert FILES - homes == others
     found = {name: getattr(models, name) for name in models.__all__}
-    rooms = {one.__module__.rpartition(".")[2] for one in found.values() if issubclass(one, nn.Module)}
-    assert homes - PARTS == rooms
+    modules = {one.__module__.rpartition(".")[2] for one in found.values() if issubclass(one, nn.Module)}
+    assert homes - PARTS == modules
 
 
 def test_a_room_is_imported_when_it_is_used() -> None:
