@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 
 from torch import nn
 
-from porting.errors import Code, Fault, nearest, option
+from porting.errors import Code, Fault, Message, Option, nearest
 from porting.notation.table import Architecture, Table
 from porting.target import TargetError
 
@@ -31,7 +31,7 @@ def choose(
     if not names and architecture is None:
         message = f"table '{table.name}' names no module to build"
         raise TargetError(
-            Fault(code=Code.BAD_TARGET, where=table.where, message=message, hint=f"pass {option('into')}")
+            Fault(code=Code.BAD_TARGET, where=table.where, message=message, hint=Message("pass ", Option("into")))
         )
     if architecture is not None:
         if architecture not in names:

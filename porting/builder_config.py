@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from porting.build import Bounds, bounded, one_line
-from porting.errors import Code, Fault, nearest, told
+from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.frames import is_installed, users_line
 from porting.target import TargetError
 
@@ -162,8 +162,11 @@ def _called(into: Callable[..., nn.Module], config: Callable[[], object], fields
         return into(_of_class(into, required[0], config()))
     listed = ", ".join(repr(name) for name in unknown)
     message = f"{getattr(into, '__name__', into)!s} must be given {listed}, which the table's [config] does not have"
-    hint = nearest(unknown[0], list(fields)) or told(
-        called="pass a function of the config, or the built module", typed="name a function with one parameter, config"
+    hint = nearest(unknown[0], list(fields)) or Message(
+        Wording(
+            python="pass a function of the config, or the built module",
+            command="name a function with one parameter, config",
+        )
     )
     raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 

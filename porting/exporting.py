@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content as FileContent
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import chosen_writer, companions, protected, weight_files
 from porting.lineage import Provenance, provenance
@@ -196,7 +196,9 @@ def _require_followed(checkpoint: Checkpoint | None) -> Checkpoint:
     """
     if checkpoint is None:
         message = "the module is spread over processes, which together write files like those that it came from"
-        hint = f"pass {option('like')} that checkpoint; for another architecture gather it into a whole module first"
+        hint = Message(
+            "pass ", Option("like"), " that checkpoint; for another architecture gather it into a whole module first"
+        )
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     return checkpoint
 
@@ -330,7 +332,7 @@ def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Calla
 
 def _require_floating(dtype: torch.dtype) -> None:
     if not dtype.is_floating_point:
-        message = f"{option('dtype', dtype)}, expected a floating-point dtype"
+        message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
         raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
 
 

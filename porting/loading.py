@@ -136,7 +136,7 @@ def load(
     else:
         filled.put(module)
     for fault in plan.warnings:
-        warnings.warn(str(fault), PortingWarning, stacklevel=3)  # past the decorator
+        warnings.warn(fault.line, PortingWarning, stacklevel=3)  # past the decorator
     if plan.fresh:
         message = f"{len(plan.fresh)} parameters are new and untrained: {', '.join(plan.fresh)}"
         warnings.warn(message, PortingWarning, stacklevel=3)

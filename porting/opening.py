@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from porting.errors import CheckpointError, Code, Fault, told
+from porting.errors import CheckpointError, Code, Fault, Message, Wording
 from porting.printable import quote
 
 KINDS = (
@@ -400,7 +400,7 @@ def difference(then: os.stat_result, now: os.stat_result) -> str:
 
 def _not_followed(path: Path, message: str, what: str) -> CheckpointError:
     """The error for a link that leads out of a checkpoint."""
-    hint = told(called=f"copy {what} here, or pass follow_links=True if you trust it", typed=f"copy {what} here")
+    hint = Message(f"copy {what} here", Wording(python=", or pass follow_links=True if you trust it", command=""))
     return CheckpointError(Fault(code=Code.LINK_LEAVES_CHECKPOINT, where=str(path), message=message, hint=hint))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, PortingError, nearest, option
+from porting.errors import Code, Fault, Message, Option, PortingError, nearest
 from porting.users_code import import_users
 
 DEEPEST = 4
@@ -184,8 +184,10 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 def _untrusted(path: str, *, config: bool) -> TargetError:
     message = f"the table names {path!r}, which is not part of this library"
-    otherwise = "let what builds the module make its config" if config else f"pass the module with {option('into')}"
-    hint = f"pass {option('trust', True)} if you know the table, or {otherwise}"
+    otherwise = (
+        "let what builds the module make its config" if config else Message("pass the module with ", Option("into"))
+    )
+    hint = Message("pass ", Option("trust", True), " if you know the table, or ", otherwise)
     return TargetError(Fault(code=Code.UNTRUSTED_TARGET, message=message, hint=hint))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from porting.answers import Answer, Guess, Prediction, guesses, words_of
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.embedded import embedded_checkpoint
-from porting.errors import Code, Fault, PortingError, option, told
+from porting.errors import Code, Fault, Message, Option, PortingError, Wording
 from porting.loading import Into, load
 from porting.notation.table import Table
 from porting.plan.config import arguments
@@ -189,9 +189,11 @@ class TextModel:
             else:
                 known[token] = number
         if faults:
-            hint = told(
-                called="pass the text itself, and the tokenizer takes it apart",
-                typed="leave --pieces out, and the tokenizer takes the text apart",
+            hint = Message(
+                Wording(
+                    python="pass the text itself, and the tokenizer takes it apart",
+                    command="leave --pieces out, and the tokenizer takes the text apart",
+                )
             )
             raise TextError(
                 Fault(code=Code.TEXT_REFUSED, where=self.where, message=message, hint=hint) for message in faults
@@ -447,7 +449,9 @@ def _architecture(table: Table, checkpoint: Checkpoint, tasks: Sequence[Task]) -
     found = next((one for one in table.architectures if one.name.endswith(endings)), None)
     if found is None:
         message = f"table '{table.name}' has no architecture for this: none of its names ends in {' or '.join(endings)}"
-        hint = f"pass your own model with {option('into')} and {option('table')}, or another checkpoint"
+        hint: str = Message(
+            "pass your own model with ", Option("into"), " and ", Option("table"), ", or another checkpoint"
+        )
         raise TextError(Fault(code=Code.NO_HEAD, where=table.where, message=message, hint=hint))
     names = set(checkpoint.tensors)
     missing = [one for one in found.holds if not {one, one.removeprefix(table.prefix)} & names]

@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from porting.errors import Code, Fault, PortingError, option
+from porting.errors import Code, Fault, Message, Option, PortingError
 
 
 class NameClashError(PortingError):
@@ -98,7 +98,7 @@ def import_users(where: str) -> ModuleType:
         other = _elsewhere(top, folder)
         if other:
             spelled = found if found.suffix == ".py" else found / "FILE.py"
-            raise _clash(where, found, other, f"for yours write {option('into')} {spelled}:NAME")
+            raise _clash(where, found, other, Message("for yours write ", Option("into"), f" {spelled}:NAME"))
         if not rest:
             _check_neighbours(found, folder)
         before, FINDER.named = FINDER.named, top

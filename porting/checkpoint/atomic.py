@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from porting.checkpoint.errors import CheckpointError, quote
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.opening import READING, Folder, remove_directory
 
 MARK = ".porting-"
@@ -68,7 +68,9 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise refused(path, "is a device, a pipe or a socket", "choose another destination")
     if path.exists() and not overwrite:
-        raise refused(path, "exists already", f"choose another destination, or pass {option('overwrite', True)}")
+        raise refused(
+            path, "exists already", Message("choose another destination, or pass ", Option("overwrite", True))
+        )
 
 
 def refused(path: Path, message: str, hint: str) -> CheckpointError:

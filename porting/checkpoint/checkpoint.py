@@ -17,7 +17,7 @@ from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
-from porting.errors import Code, Fault, nearest, told
+from porting.errors import Code, Fault, Message, Wording, nearest
 
 CHECKSUM_PIECE = 1 << 18
 """Bytes read at a time: larger pieces fall out of the processor's cache and cost several times as much."""
@@ -187,7 +187,7 @@ class Checkpoint:
                 Code.WEIGHTS_NOT_FETCHED,
                 self.location,
                 message,
-                told(called="open the checkpoint with weights=True", typed="leave --headers-only out"),
+                Message(Wording(python="open the checkpoint with weights=True", command="leave --headers-only out")),
             )
         return source
 

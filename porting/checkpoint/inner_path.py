@@ -17,7 +17,7 @@ from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.checkpoint.state_pickle import TensorSpec
-from porting.errors import Code, Fault, nearest, told
+from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.limits import charge
 
 DEEPEST = 100
@@ -77,7 +77,7 @@ class InnerPathNeededError(CheckpointError):
         listed = ", ".join(map(_shown, places[:SHOWN])) + _more(len(places))
         which = "its only state dict is" if len(places) == 1 else "state dicts are"
         message = f"this file holds more than a state dict; {which} at {listed}"
-        hint = told(called=f"open {first!r}", typed=f"name the one you mean: porting inspect '{first}'")
+        hint = Message(Wording(python=f"open {first!r}", command=f"name the one you mean: porting inspect '{first}'"))
         super().__init__(Fault(code=Code.INNER_PATH, where=source.where, message=message, hint=hint))
 
     def at(self, location: str) -> InnerPathNeededError:

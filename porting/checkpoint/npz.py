@@ -50,7 +50,7 @@ from porting.checkpoint.zip_file import (
     locate_all,
     read_archive,
 )
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault, Message, Wording
 from porting.limits import charge, reading
 from porting.printable import dtype_name
 
@@ -159,9 +159,11 @@ class Npz(Container):
             return "an archive's member of that name would lie outside of it", "rename it"
         if dtype in NAMES:
             return "", ""
-        wider = told(called="pass dtype=torch.float32", typed="pass --dtype float32")
-        hint = f"{wider}, which holds every value of it, or write safetensors" if dtype.is_floating_point else ""
-        return f"numpy has no {dtype_name(dtype)}, so that an .npz file cannot hold it", hint
+        message = f"numpy has no {dtype_name(dtype)}, so that an .npz file cannot hold it"
+        if not dtype.is_floating_point:
+            return message, ""
+        wider = Wording(python="dtype=torch.float32", command="--dtype float32")
+        return message, Message("pass ", wider, ", which holds every value of it, or write safetensors")
 
     def outline(
         self,

@@ -19,7 +19,7 @@ from porting.checkpoint.layout import Contents
 from porting.checkpoint.npz import Npz
 from porting.checkpoint.safetensors_file import Safetensors
 from porting.checkpoint.sniff import foreign
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 
 SAFETENSORS = Safetensors()
 """What is written where nothing else is asked for."""
@@ -83,7 +83,7 @@ def writer_of(to: str | None) -> tuple[Container, str]:
         for name, one in writers.items():
             ways.append(name)
             ways += [f"{name}/model for what is saved under 'model'"] if one.parts else []
-        message = f"{option('to', to)}: expected {', or '.join(ways)}"
+        message = Message(Option("to", to), f": expected {', or '.join(ways)}")
         raise CheckpointError(Fault(code=Code.OPTION_REFUSED, message=message, hint="leave it out for safetensors"))
     return container, part
 

@@ -6,7 +6,7 @@ import re
 
 from porting.checkpoint.container import FileKind
 from porting.checkpoint.files import ByteSource
-from porting.errors import option, told
+from porting.errors import Message, Option, Wording
 
 _TOML = re.compile(rb"\[\[?[a-z_]+\]\]?\s|[a-z_]+ *= ")
 
@@ -50,15 +50,12 @@ def _by_text(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
         (
             "a TOML text",
             _TOML.match(text) or source.where.endswith(".toml"),
-            f"a mapping table is passed as {option('table')}",
+            Message("a mapping table is passed as ", Option("table")),
         ),
         (
             "a Python file",
             source.where.endswith(".py"),
-            told(
-                called="what builds a module is passed as into=",
-                typed="what builds a module is passed as --into file.py:NAME",
-            ),
+            Message("what builds a module is passed as ", Wording(python="into=", command="--into file.py:NAME")),
         ),
         (
             "a JSON text",

@@ -13,7 +13,7 @@ from typing import Literal
 
 from porting.checkpoint import Checkpoint, TensorInfo
 from porting.comparing.counterparts import reads
-from porting.errors import Code, Fault, nearest, option
+from porting.errors import Code, Fault, Message, Option, nearest
 from porting.loading import same_bits
 from porting.notation.axes import Mismatch, pieces, solve_all
 from porting.notation.name import Value
@@ -72,7 +72,7 @@ def _side(checkpoint: Checkpoint, table: Table) -> Side:
     if left == right and any(rule.sources != rule.targets for rule in table.rules):
         found = f"{left} of its {len(checkpoint.tensors)} tensors on either side of '{table.name}'"
         message = f"{checkpoint.location}: the table has names for {found}, so that its layout cannot be told"
-        hint = f"say which: {option('side', 'left')} or {option('side', 'right')}"
+        hint = Message("say which: ", Option("side", "left"), " or ", Option("side", "right"))
         raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint=hint))
     return "left" if left >= right else "right"
 

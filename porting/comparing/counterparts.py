@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, nearest, option
+from porting.errors import Code, Fault, Message, Option, nearest
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
 from porting.plan.config import effective, refused, sizes, source_config, uncomputable
@@ -62,7 +62,7 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
     common = [name for name in a.tensors if name in b.tensors]
     if not common:
         message = f"no tensor of {a.location} has a namesake in {b.location}"
-        hint = f"pass the table that leads from one layout to the other: {option('table')}"
+        hint = Message("pass the table that leads from one layout to the other: ", Option("table"))
         raise PlanError(Fault(code=Code.NO_SOURCE, message=message, hint=hint))
     pairs = [Counterpart(recipe=as_it_is(name, a.tensors[name]), left=a, right=b, name=name) for name in common]
     return Counterparts(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.limits import charge, combinations
 from porting.notation.axes import size_of
 from porting.notation.name import Literal, Name, Rest
@@ -108,7 +108,7 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
         extents = None if make.term.axes is None else [size_of(axis, known) for axis in make.term.axes]
         if extents is None or None in extents or not all(counted):
             message = f"without a module the shape of '{make.term}' is not known"
-            hint = f'state it: "{name} [a]", with the size of a in [sizes]; or pass {option("into")}'
+            hint = Message(f'state it: "{name} [a]", with the size of a in [sizes]; or pass ', Option("into"))
             faults.append(Fault(code=Code.SIZE_UNKNOWN, where=make.where, message=message, hint=hint))
             continue
         shape = tuple(size for size in extents if size is not None)
