@@ -401,12 +401,12 @@ def _bounded(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 def _readable(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
     """The faults as they are if all of them are short; else each without the middle of what makes it long."""
-    if sum(len(getattr(one, field)) for one in faults for field in FIELDS) <= MOST_TEXT:
+    if sum(len(getattr(fault, field)) for fault in faults for field in FIELDS) <= MOST_TEXT:
         return faults
     most = MOST_TEXT // (2 * len(faults))
     return tuple(
-        replace(one, message=_cut(one.message, most), where=_cut(one.where, most), hint=_cut(one.hint, most))
-        for one in faults
+        replace(fault, message=_cut(fault.message, most), where=_cut(fault.where, most), hint=_cut(fault.hint, most))
+        for fault in faults
     )
 
 
@@ -479,5 +479,5 @@ def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -
     if not close:
         return ""
     numbers = numbers_of(name)
-    same = (one for one in patterns[close[0]] if numbers_of(one) == numbers)
+    same = (candidate for candidate in patterns[close[0]] if numbers_of(candidate) == numbers)
     return next(same, patterns[close[0]][0])

@@ -51,7 +51,9 @@ def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[s
     if mine is None or origin.checkpoint is None:
         return {}
     before = effective(table, origin.checkpoint.config)
-    defaults = {one.name: one.default for one in dataclasses.fields(mine)} if dataclasses.is_dataclass(mine) else {}
+    defaults = (
+        {field.name: field.default for field in dataclasses.fields(mine)} if dataclasses.is_dataclass(mine) else {}
+    )
     changed = {
         theirs: value
         for theirs, value in original(table, mine).items()

@@ -119,7 +119,9 @@ def _main_name(checkpoint: Checkpoint) -> str:
 
 def _weight_file(file: WeightFile, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> TensorFile:
     known = {name: (info.shape, info.dtype) for name, info in checkpoint.tensors.items() if name in set(file.names)}
-    if file.header is not None and known == {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()}:
+    if file.header is not None and known == {
+        name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()
+    }:
         return TensorFile(tensors=tensors, header=file.header)
     return TensorFile(tensors=tensors, metadata={**METADATA, **file.metadata})
 
@@ -154,7 +156,7 @@ def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, .
         try:
             size = LocalFile(folder.open(name)).size
         except CheckpointError as error:
-            faults += [one for one in error.faults if one.code not in _NO_FILE]
+            faults += [fault for fault in error.faults if fault.code not in _NO_FILE]
             size = LARGEST + 1
         if size <= LARGEST and not name.endswith(WEIGHTS):
             copied[name] = Member(folder, name)

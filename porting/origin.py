@@ -86,11 +86,11 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     if like is not None:
         return find_table(None, like.config)
     tables = [read_table(path) for path in shipped()]
-    found = [one for one in tables if recognise(one, module) is not None]
+    found = [table for table in tables if recognise(table, module) is not None]
     if len(found) == 1:
         return found[0]
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    which = f"these name it: {', '.join(one.name for one in found)}" if found else "none names it"
+    which = f"these name it: {', '.join(table.name for table in found)}" if found else "none names it"
     message = f"load() did not fill this {name}, and of the shipped tables {which}"
     raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=Message("pass ", Option("table"))))
 
@@ -184,15 +184,15 @@ def _architecture(
     declared = declared if isinstance(declared, list) else []
     if not table.architectures:
         return architecture or "", bool(architecture and declared) and architecture not in declared
-    held = choose(table, checkpoint.tensors, checkpoint.config)
+    fitting = choose(table, checkpoint.tensors, checkpoint.config)
     kind = recognise(table, module)
     if architecture is not None:
         kind = choose(table, (), {}, architecture)
     elif kind is None:
-        kind = _loaded_as(module, checkpoint) or held
+        kind = _loaded_as(module, checkpoint) or fitting
         if written is not None:
             kind = choose(table, written, checkpoint.config)
-    return kind.name, kind != held
+    return kind.name, kind != fitting
 
 
 def _loaded_as(module: nn.Module, checkpoint: Checkpoint) -> Architecture | None:
@@ -241,7 +241,9 @@ def _held_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, lo
 def _as_loaded(module: nn.Module, plan: Plan) -> bool:
     """Whether the module still has the tensors that it was loaded with."""
     now = slots(module)
-    same = {name: slot.shape for name, slot in now.items()} == {name: one.shape for name, one in plan.targets.items()}
+    same = {name: slot.shape for name, slot in now.items()} == {
+        name: target.shape for name, target in plan.targets.items()
+    }
     return same and all(now[name].same_as == now[other].same_as for name, other in plan.tied.items())
 
 

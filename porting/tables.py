@@ -63,7 +63,7 @@ def table_file(table: str | Path) -> Path:
     path = Path(table)
     if path.suffix == ".toml" or os.path.isfile(path):  # Path's own raises where a name is too long
         return path
-    found = {one.stem: one for one in shipped()}
+    found = {path.stem: path for path in shipped()}
     if str(table) not in found:
         hint = nearest(str(table), list(found)) or f"shipped: {', '.join(found)}"
         message = f"{str(table)!r} is no file and no shipped table"
@@ -75,7 +75,7 @@ def _for_config(config: Mapping[str, object]) -> Table:
     model_type = config.get("model_type")
     paths = list(shipped())
     asked: list[str] = []
-    for path in sorted(paths, key=lambda one: one.stem != model_type):  # most tables are called what they are for
+    for path in sorted(paths, key=lambda path: path.stem != model_type):  # most tables are called what they are for
         table = read_table(path)
         if model_type in table.model_types and not table.by_name:
             return table

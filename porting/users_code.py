@@ -78,7 +78,7 @@ def _importing_file() -> str:
 def search(folder: Path) -> None:
     """Let the user's modules be found in a folder; of several folders the last one comes first."""
     folder = Path(os.path.realpath(folder))
-    FINDER.folders = [folder, *(one for one in FINDER.folders if one != folder)]
+    FINDER.folders = [folder, *(other for other in FINDER.folders if other != folder)]
     if FINDER not in sys.meta_path:
         sys.meta_path.append(FINDER)
 
@@ -140,7 +140,7 @@ def _in_folder(folder: Path, where: str) -> Path | None:
     """The file or the folder of a module of this name."""
     base = folder.joinpath(*where.split("."))
     candidates = (base.with_name(f"{base.name}.py"), base / "__init__.py", base)
-    return next((one for one in candidates if one.exists()), None)
+    return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 def _elsewhere(top: str, folder: Path) -> str:
@@ -180,7 +180,7 @@ def _imports(file: Path) -> Iterator[str]:
         return  # importing it says what is wrong with it
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name.partition(".")[0] for one in node.names)
+            yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             yield node.module.partition(".")[0]
 

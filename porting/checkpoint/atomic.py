@@ -156,7 +156,7 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
             publish(name, parent, path, overwrite=overwrite)
         finally:
             with suppress(OSError):
-                if any(os.path.samestat(parent.status(name), one) for one in ours):
+                if any(os.path.samestat(parent.status(name), status) for status in ours):
                     remove_directory(name, parent.descriptor)
             os.close(lock)
 
@@ -211,13 +211,13 @@ def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
                 return made, lock
 
 
-def _require_same(parent: Folder, name: str, held: int, path: Path, *, opened: int | None = None) -> None:
+def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: int | None = None) -> None:
     """Refuse to go on where another file or directory was put at the name of a temporary one.
 
     Args:
         parent: the folder that both are in.
         name: the name.
-        held: a descriptor of what was made.
+        lock: a descriptor of what was made, which holds the lock.
         path: the destination.
         opened: a descriptor of what was opened by the name; None for what stands there now.
 
@@ -225,7 +225,7 @@ def _require_same(parent: Folder, name: str, held: int, path: Path, *, opened: i
         CheckpointError: they are not the same.
     """
     status = parent.status(name) if opened is None else os.fstat(opened)
-    if not os.path.samestat(status, os.fstat(held)):
+    if not os.path.samestat(status, os.fstat(lock)):
         raise _exchanged_by_others(path)
 
 

@@ -86,7 +86,7 @@ def explained(model: str, *, file: str = "") -> Iterator[None]:
 
 def is_unreachable(error: HubError) -> bool:
     """Whether the hub gave no answer that can be read, so that what the cache holds may stand in for it."""
-    return isinstance(error, MalformedAnswerError) or all(one.code is Code.HUB_UNREACHABLE for one in error.faults)
+    return isinstance(error, MalformedAnswerError) or all(fault.code is Code.HUB_UNREACHABLE for fault in error.faults)
 
 
 def _known(error: BaseException, model: str, where: str) -> Fault | None:

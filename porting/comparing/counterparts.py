@@ -131,7 +131,7 @@ def _unread(
     copies: list[Counterpart] = []
     left_out: dict[str, str] = {}
     alone: list[str] = []
-    for name in (*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)):
+    for name in (*alignment.unread, *(name for unplaced in alignment.unplaced for name in unplaced.names)):
         matches = matcher.read(name)
         if not matches:
             alone.append(name)
@@ -179,11 +179,12 @@ def _made(
     if faults:
         raise PlanError(faults)
     pairs = [
-        Counterpart(recipe=one, left=b, right=b, name=one.name, note=f"[make] says {one.made_as}") for one in recipes
+        Counterpart(recipe=recipe, left=b, right=b, name=recipe.name, note=f"[make] says {recipe.made_as}")
+        for recipe in recipes
     ]
     return pairs, tuple(name for name in names if name not in lines)
 
 
 def _unwritten_names(alignment: Alignment) -> Iterator[str]:
     yield from alignment.unwritten
-    yield from (name for lone in alignment.unsourced for name in lone.names)
+    yield from (name for unsourced in alignment.unsourced for name in unsourced.names)

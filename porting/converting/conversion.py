@@ -220,7 +220,7 @@ def prepare(
         )
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
-    sources = [place for one in (checkpoint, followed) if one is not None for place in protected(one)]
+    sources = [place for opened in (checkpoint, followed) if opened is not None for place in protected(opened)]
     if path.exists() and not overwrite:
         sweep(path)  # a process that died between the directory's appearing and its own tidying up
     check_destination(path, overwrite=overwrite, sources=sources)
@@ -306,9 +306,9 @@ def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Te
         written = write_files(
             draft, place, team, threads=options.threads, memory=each, sha256=options.sha256, meter=meter
         )
-        for one in (draft.checkpoint, draft.like):
-            if one is not None:
-                one.require_in_place()
+        for checkpoint in (draft.checkpoint, draft.like):
+            if checkpoint is not None:
+                checkpoint.require_in_place()
         meter.stage = "publishing"
         meter.look()
         if first:

@@ -38,7 +38,7 @@ class Recipes:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(one.nbytes for one in self.tensors)
+        return sum(recipe.nbytes for recipe in self.tensors)
 
 
 def into_port(plan: Plan) -> Recipes:
@@ -84,7 +84,7 @@ def back_from_port(
                 faults[step.rule.where] = _irreversible(step, recipe.name)
     if faults:
         raise PlanError(faults.values())
-    made = tuple(LeftOut(name=one.name, reason=MADE, equals=one.made_as) for one in plan.made)
+    made = tuple(LeftOut(name=recipe.name, reason=MADE, equals=recipe.made_as) for recipe in plan.made)
     not_written = [*made]
     for left in plan.left_out:
         restored = _restored(left, plan, found, dtype, like)
