@@ -82,7 +82,7 @@ class Answer(ABC):
     @property
     def tokens(self) -> tuple[str, ...]:
         """The spellings of the tokens."""
-        return tuple(one.text for one in self.words)
+        return tuple(word.text for word in self.words)
 
     @property
     def result(self) -> str:
@@ -97,8 +97,8 @@ class Answer(ABC):
         values = {
             "answer": self,
             "text": shown,
-            "asked": {one.place for one in self.predictions if one.place is not None},
-            "generated": any(one.probability is not None for one in self.words),
+            "asked": {prediction.place for prediction in self.predictions if prediction.place is not None},
+            "generated": any(word.probability is not None for word in self.words),
         }
         return render_page("answer.html", values, styles=["answer.css"])
 
@@ -145,4 +145,8 @@ def guesses(probabilities: Tensor, tokenizer: TextTokenizer, top: int) -> tuple[
     """
     best = probabilities.topk(min(top, len(probabilities)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return tuple(Guess(token=tokenizer.spell(number), probability=one) for number, one in pairs if one > 0)
+    return tuple(
+        Guess(token=tokenizer.spell(number), probability=probability)
+        for number, probability in pairs
+        if probability > 0
+    )

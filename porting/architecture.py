@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 
 from torch import nn
 
-from porting.errors import Code, Fault, nearest, option
+from porting.errors import Code, Fault, Message, Option, nearest
 from porting.notation.table import Architecture, Table
 from porting.target import TargetError
 
@@ -27,11 +27,11 @@ def choose(
     Raises:
         TargetError: the table has no such architecture, or none at all.
     """
-    names = [one.name for one in table.architectures]
+    names = [entry.name for entry in table.architectures]
     if not names and architecture is None:
         message = f"table '{table.name}' names no module to build"
         raise TargetError(
-            Fault(code=Code.BAD_TARGET, where=table.where, message=message, hint=f"pass {option('into')}")
+            Fault(code=Code.BAD_TARGET, where=table.where, message=message, hint=Message("pass ", Option("into")))
         )
     if architecture is not None:
         if architecture not in names:
@@ -41,8 +41,8 @@ def choose(
         return table.architectures[names.index(architecture)]
     declared = config.get("architectures")
     declared = declared if isinstance(declared, list) else []
-    fitting = [one for one in table.architectures if all(_holds(table, tensors, name) for name in one.holds)]
-    return max(fitting or table.architectures[:1], key=lambda one: (len(one.holds), one.name in declared))
+    fitting = [entry for entry in table.architectures if all(_holds(table, tensors, name) for name in entry.holds)]
+    return max(fitting or table.architectures[:1], key=lambda entry: (len(entry.holds), entry.name in declared))
 
 
 def _holds(table: Table, tensors: Container[str], name: str) -> bool:
@@ -51,7 +51,7 @@ def _holds(table: Table, tensors: Container[str], name: str) -> bool:
 
 def recognise(table: Table, module: nn.Module | type[nn.Module]) -> Architecture | None:
     """The architecture that a module or class is: one that the table names, or made from one by subclassing."""
-    targets = {one.target: one for one in table.architectures}
+    targets = {entry.target: entry for entry in table.architectures}
     kind = module if isinstance(module, type) else type(module)
-    paths = (f"{one.__module__}:{one.__qualname__}" for one in kind.__mro__)
+    paths = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)
     return next((targets[path] for path in paths if path in targets), None)

@@ -73,11 +73,11 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
     most = max(SHARED_LAYERS, len(tensors))
     for name, value in (config or {}).items():
         if isinstance(value, int) and value > most and _LAYERS.fullmatch(name):
-            stacked = sum(one.shape[:1] == (value,) for one in tensors.values())
+            stacked = sum(tensor.shape[:1] == (value,) for tensor in tensors.values())
             if stacked >= STACKED and value <= STACKED_LAYERS:
                 continue
             raise _beyond(f"{name}={str(value)[:20]}, where at most {most} layers can be meant")
-    numel = {name: math.prod(one.shape) - _repeated(one) for name, one in tensors.items()}
+    numel = {name: math.prod(tensor.shape) - _repeated(tensor) for name, tensor in tensors.items()}
     nbytes = sum(count * tensors[name].dtype.itemsize for name, count in numel.items())
     allowed = limits()
     return Bounds(
@@ -89,9 +89,9 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
     )
 
 
-def _repeated(one: Described) -> int:
+def _repeated(tensor: Described) -> int:
     """How many of a tensor's elements are not stored."""
-    return one.repeated if isinstance(one, TensorInfo) else 0
+    return tensor.repeated if isinstance(tensor, TensorInfo) else 0
 
 
 OWN_CODE = Bounds(parameters=2**63, nbytes=2**63)
@@ -150,8 +150,8 @@ def filled(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise _no_module(module)
     for part in module.modules():
-        for name, one in part._buffers.items():
-            if one is not None and one.is_meta:  # what was built without values before is kept in a cache
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_meta:  # what was built without values before is kept in a cache
                 raise _without_values(part, name)
     return module
 
@@ -173,8 +173,8 @@ def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}")) from error
 
 
-def _beyond(what: str, unit: str = "", needed: int = 0) -> TargetError:
-    message = f"building the module asks for {what} for a checkpoint of this size"
+def _beyond(demand: str, unit: str = "", needed: int = 0) -> TargetError:
+    message = f"building the module asks for {demand} for a checkpoint of this size"
     hint = "a size in config.json is not that of the tensors: take it from where the checkpoint came from"
     hint += f"; if it is meant, raise the limit: {raised(unit, 2 * needed)}" if unit else ""
     return TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
@@ -295,10 +295,10 @@ class _Held(FunctionMode):
         """See :meth:`FunctionMode.call`."""
         self._require(_foreseen(func, args, kwargs))
         result = func(*args, **kwargs)
-        for one in result if isinstance(result, tuple | list) else (result,):
-            held = isinstance(one, Tensor) and not nn.parameter.is_lazy(one)
-            if held and not one.is_meta and one.layout is torch.strided:
-                self._hold(one)
+        for value in result if isinstance(result, tuple | list) else (result,):
+            counts = isinstance(value, Tensor) and not nn.parameter.is_lazy(value)
+            if counts and not value.is_meta and value.layout is torch.strided:
+                self._hold(value)
         return result
 
     def _hold(self, tensor: Tensor) -> None:
@@ -326,21 +326,22 @@ LOOKED_AT = 1 << 24
 
 def _foreseen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The bytes that a call is going to make, where they can be many and that is known before; else 0."""
-    tensors = [one for one in args if isinstance(one, Tensor)]
+    tensors = [argument for argument in args if isinstance(argument, Tensor)]
     if any(map(nn.parameter.is_lazy, tensors)):
         return 0
     if not tensors:
         spread = getattr(func, "__name__", "") in _Held.MAKES
     elif len(tensors) == 2:  # what is spread out has more elements than both
-        one, other = tensors
-        spread = max(one.numel(), other.numel()) > 1 and one.numel() * other.numel() > LOOKED_AT
+        first, second = tensors
+        spread = max(first.numel(), second.numel()) > 1 and first.numel() * second.numel() > LOOKED_AT
     else:
         spread = False
     if not spread:
         return 0
     try:
         made = func(
-            *(one.to("meta") if isinstance(one, Tensor) else one for one in args), **{**kwargs, **_on_meta(tensors)}
+            *(argument.to("meta") if isinstance(argument, Tensor) else argument for argument in args),
+            **{**kwargs, **_on_meta(tensors)},
         )
     except Exception:  # noqa: BLE001  # any function of torch may fail on the meta device; it is then called as it is
         return 0
@@ -393,16 +394,16 @@ class _WithoutInitialisation(FunctionMode):
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 return tensor
         result = func(*args, **kwargs)
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, Tensor):
-                self.made.append(ref(one))
-                self.largest = max(self.largest, one.nbytes)
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, Tensor):
+                self.made.append(ref(value))
+                self.largest = max(self.largest, value.nbytes)
         return result
 
 
 def _empty(module: nn.Module) -> None:
     """Move parameters and persistent buffers to the meta device, but for lazy ones; ties stay ties."""
-    kept = {id(one): one for _, one in named_tensors(module) if not nn.parameter.is_lazy(one)}
+    kept = {id(tensor): tensor for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor)}
     parameters: dict[int, nn.Parameter] = {}
     empty: dict[int, Tensor] = {}
     for key, tensor in kept.items():
@@ -414,11 +415,11 @@ def _empty(module: nn.Module) -> None:
             part._parameters[name] = parameters.get(id(parameter), parameter)
         for name, buffer in part._buffers.items():
             part._buffers[name] = empty.get(id(buffer), buffer)
-        for name, one in list(vars(part).items()):
-            if isinstance(one, Tensor) and id(one) in empty:  # a buffer's tensor under another name
-                vars(part)[name] = empty[id(one)]
-        for name, one in (*part._buffers.items(), *vars(part).items()):
-            if isinstance(one, Tensor) and one.is_meta and id(one) not in {id(it) for it in empty.values()}:
+        for name, value in list(vars(part).items()):
+            if isinstance(value, Tensor) and id(value) in empty:  # a buffer's tensor under another name
+                vars(part)[name] = empty[id(value)]
+        for name, value in (*part._buffers.items(), *vars(part).items()):
+            if isinstance(value, Tensor) and value.is_meta and id(value) not in {id(it) for it in empty.values()}:
                 raise _without_values(part, name)
 
 
@@ -430,5 +431,5 @@ def _without_values(part: nn.Module, name: str) -> TargetError:
 
 def one_line(error: Exception) -> str:
     """A message of several lines in one, without torch's own account of its frames."""
-    said = str(error).partition("Exception raised from")[0].rstrip(" ;\n")
-    return "; ".join(line.strip() for line in said.splitlines() if line.strip()).replace(":; ", ": ")
+    text = str(error).partition("Exception raised from")[0].rstrip(" ;\n")
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":; ", ": ")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from porting.build import Bounds, bounded, one_line
-from porting.errors import Code, Fault, nearest, told
+from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.frames import is_installed, users_line
 from porting.target import TargetError
 
@@ -140,7 +140,7 @@ def config_class(into: Callable[..., object], parameter: str) -> type | None:
         found = get_type_hints(maker).get(parameter)
     except Exception:  # noqa: BLE001  # an annotation may be any expression, of names that are nowhere
         return None
-    kinds = [one for one in get_args(found) if one is not type(None)] if get_origin(found) else [found]
+    kinds = [member for member in get_args(found) if member is not type(None)] if get_origin(found) else [found]
     kind = kinds[0] if len(kinds) == 1 else None
     if not isinstance(kind, type) or issubclass(kind, (Mapping, nn.Module)) or not parameters_of(kind):
         return None
@@ -154,7 +154,7 @@ def _called(into: Callable[..., nn.Module], config: Callable[[], object], fields
         positional = parameters["config"].kind is inspect.Parameter.POSITIONAL_ONLY
         made = _of_class(into, "config", config())
         return into(made) if positional else into(config=made)
-    required = [name for name, one in parameters.items() if one.default is one.empty]
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     unknown = [name for name in required if name not in fields]
     if not unknown:
         return into(**{name: typed(name, fields[name]) for name in parameters if name in fields})
@@ -162,8 +162,11 @@ def _called(into: Callable[..., nn.Module], config: Callable[[], object], fields
         return into(_of_class(into, required[0], config()))
     listed = ", ".join(repr(name) for name in unknown)
     message = f"{getattr(into, '__name__', into)!s} must be given {listed}, which the table's [config] does not have"
-    hint = nearest(unknown[0], list(fields)) or told(
-        called="pass a function of the config, or the built module", typed="name a function with one parameter, config"
+    hint = nearest(unknown[0], list(fields)) or Message(
+        Wording(
+            python="pass a function of the config, or the built module",
+            command="name a function with one parameter, config",
+        )
     )
     raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
@@ -174,7 +177,7 @@ def _of_class(into: Callable[..., nn.Module], parameter: str, config: object) ->
     if kind is None or not isinstance(config, Named):
         return config
     needs = parameters_of(kind)
-    if any(one.default is one.empty and name not in config for name, one in needs.items()):
+    if any(needed.default is needed.empty and name not in config for name, needed in needs.items()):
         return config
     made: object = kind(**{name: _of_class(kind, name, config[name]) for name in needs if name in config})
     return made
@@ -199,12 +202,12 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
         LookupError: nothing gives one, or there are two values.
     """
     found: list[object] = []
-    for one in _configs(into):
-        values = _values(one)
+    for candidate in _configs(into):
+        values = _values(candidate)
         if name in values and (not known or values.keys() & set(known)):
             value = values[name]
             found.append(value.fget(config) if isinstance(value, property) and value.fget else value)
-    if not found or any(one != found[0] for one in found[1:]):
+    if not found or any(value != found[0] for value in found[1:]):
         raise LookupError(name)
     return found[0]
 
@@ -212,25 +215,25 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
 def _configs(into: object) -> Iterator[object]:
     """What may be a config in a builder's own files: its own, and those of what it imports by name."""
     own = sys.modules.get(getattr(inspect.unwrap(into), "__module__", "") if callable(into) else "")
-    named = [getattr(one, "__module__", None) for one in vars(own).values()] if own is not None else []
-    for module in dict.fromkeys([own, *(sys.modules.get(str(one)) for one in named)]):
+    named = [getattr(value, "__module__", None) for value in vars(own).values()] if own is not None else []
+    for module in dict.fromkeys([own, *(sys.modules.get(str(module_name)) for module_name in named)]):
         if module is not None and _is_own(module.__name__):
             for value in vars(module).values():
                 yield value
                 yield from (inner for inner in value.values() if isinstance(inner, dict)) if type(value) is dict else ()
 
 
-def _values(one: object) -> Mapping[str, object]:
+def _values(config: object) -> Mapping[str, object]:
     """The fields that a config class, a config or a dictionary has values for."""
-    if isinstance(one, dict):
-        return {name: value for name, value in one.items() if isinstance(name, str)}
-    kind = one if isinstance(one, type) else type(one)
+    if isinstance(config, dict):
+        return {name: value for name, value in config.items() if isinstance(name, str)}
+    kind = config if isinstance(config, type) else type(config)
     if issubclass(kind, nn.Module) or not _is_own(kind.__module__):
         return {}
     defaults = {name: it.default for name, it in parameters_of(kind).items() if it.default is not it.empty}
     fixed = dict(vars(kind))
-    held = {} if isinstance(one, type) else {**getattr(one, "__dict__", {})}
-    return {name: it for name, it in {**fixed, **defaults, **held}.items() if isinstance(it, _PLAIN)}
+    own_attributes = {} if isinstance(config, type) else {**getattr(config, "__dict__", {})}
+    return {name: it for name, it in {**fixed, **defaults, **own_attributes}.items() if isinstance(it, _PLAIN)}
 
 
 def _is_own(name: str) -> bool:
@@ -256,7 +259,7 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
         TargetError: the class has no such field, or refuses a value.
     """
     parameters = parameters_of(make)
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in _signature(make))
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in _signature(make))
     unknown = [] if open_ended else [name for name in fields if name not in parameters]
     if unknown:
         name = getattr(make, "__name__", str(make))
@@ -277,7 +280,7 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
 def parameters_of(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The parameters of a class or a function by name, but for ``*args`` and ``**kwargs``."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {one.name: one for one in _signature(make) if one.kind not in variadic}
+    return {parameter.name: parameter for parameter in _signature(make) if parameter.kind not in variadic}
 
 
 def _signature(make: Callable[..., object]) -> list[inspect.Parameter]:

@@ -45,7 +45,7 @@ def _functions(values: Mapping[str, object]) -> Iterator[FunctionType]:
     """The functions among a module's attributes, and in its lists and dictionaries: hooks are kept in these."""
     for value in list(values.values()):
         within = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-        yield from (one for one in within if isinstance(one, FunctionType))
+        yield from (function for function in within if isinstance(function, FunctionType))
 
 
 def _again(function: FunctionType, made: list[tuple[CellType, object]]) -> FunctionType:
@@ -106,14 +106,14 @@ def _parts(value: object, memo: dict[int, object]) -> object:
         case torch.Generator():
             return value.clone_state()
         case tuple() if type(value) is tuple:
-            return tuple(_taken(one, memo) for one in value)
+            return tuple(_taken(item, memo) for item in value)
         case dict() | list():
             memo[id(value)] = made = copy.copy(value)
-            for place, one in value.items() if isinstance(value, dict) else enumerate(value):
-                made[place] = _taken(one, memo)
+            for place, item in value.items() if isinstance(value, dict) else enumerate(value):
+                made[place] = _taken(item, memo)
             return made
     if type(value).__new__ is not object.__new__ or not getattr(value, "__dict__", None):
         return value  # a handle of something that is not Python's
     other = memo[id(value)] = object.__new__(type(value))
-    vars(other).update({name: _taken(one, memo) for name, one in vars(value).items()})
+    vars(other).update({name: _taken(attribute, memo) for name, attribute in vars(value).items()})
     return other

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, islice
-from threading import Event
 from typing import TypeVar
 
 from porting.printable import safe
@@ -152,6 +150,86 @@ class Code(StrEnum):
     TOKENIZER_MISMATCH = "tokenizer-mismatch"
 
 
+@dataclass(frozen=True)
+class Option:
+    """An argument of a function that a command takes as an option, in a :class:`Message`.
+
+    Attributes:
+        name: the argument's name, such as ``shard_size``.
+        value: the value to pass; None names the argument alone.
+    """
+
+    name: str
+    value: object = None
+
+    @property
+    def python(self) -> str:
+        """The argument as in a call: ``reverse=True``; ``table=`` without a value."""
+        return f"{self.name}=" if self.value is None else f"{self.name}={self.value!r}"
+
+    @property
+    def command(self) -> str:
+        """The option as on a command line: ``--reverse``, ``--shard-size 5GB``."""
+        flag = f"--{self.name.replace('_', '-')}"
+        return flag if self.value is None or self.value is True else f"{flag} {self.value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """A phrase of a :class:`Message` that a caller of the library and a user of the command line need in other words.
+
+    Attributes:
+        python: the phrase for who calls a function.
+        command: the phrase for who types a command; may be empty.
+    """
+
+    python: str
+    command: str
+
+
+class Message(str):
+    """A text that names arguments of functions, and knows its wording for the command line.
+
+    It is a string, in the wording for callers of the library; the command line prints :attr:`command`.  Adding texts
+    keeps both wordings.  An f-string would keep the first one alone: pass the parts to a message of their own instead.
+
+    Args:
+        parts: texts, messages, options and wordings, in their order.
+
+    >>> hint = "go back: " + Message("pass ", Option("reverse", True), " and ", Option("table"))
+    >>> hint
+    'go back: pass reverse=True and table='
+    >>> hint.command
+    'go back: pass --reverse and --table'
+    """
+
+    command: str
+
+    def __new__(cls, *parts: str | Option | Wording) -> Message:
+        """Join the parts, in both wordings."""
+        message = super().__new__(cls, "".join(part if isinstance(part, str) else part.python for part in parts))
+        message.command = "".join(command_text(part) if isinstance(part, str) else part.command for part in parts)
+        return message
+
+    def __getnewargs__(self) -> tuple[Wording]:  # type: ignore[override]  # a plain string would lose the wording
+        return (Wording(python=str(self), command=self.command),)
+
+    def __add__(self, text: str) -> Message:
+        return Message(self, text)
+
+    def __radd__(self, text: str) -> Message:
+        return Message(text, self)
+
+    def map(self, change: Callable[[str], str]) -> Message:
+        """Change both wordings in the same way."""
+        return Message(Wording(python=change(str(self)), command=change(self.command)))
+
+
+def command_text(text: str) -> str:
+    """The wording of a text for the command line: a plain string is the same everywhere."""
+    return text.command if isinstance(text, Message) else text
+
+
 LONGEST = 4000
 """Characters of a message, of a place and of a hint; of a longer one the middle is left out."""
 
@@ -176,17 +254,24 @@ class Fault:
         for field in FIELDS:
             object.__setattr__(self, field, _cut(getattr(self, field), LONGEST))
 
-    def __str__(self) -> str:
+    @property
+    def line(self) -> Message:
+        """The whole fault in one line, without characters that a terminal acts on."""
         where = f"{self.where}: " if self.where else ""
-        hint = f" ({self.hint})" if self.hint else ""
-        return safe(f"{where}{self.message}{hint} [{self.code}]")
+        hint = Message(" (", self.hint, ")") if self.hint else ""
+        return Message(where, self.message, hint, f" [{self.code}]").map(safe)
+
+    def __str__(self) -> str:
+        return str(self.line)
 
 
 FIELDS = ("message", "where", "hint")
 
 
 def _cut(text: str, most: int) -> str:
-    """A text without its middle if it is longer: a value of a file may be spelled out in it."""
+    """Leave out the middle of a text that is longer than ``most``: it may quote a value of a file."""
+    if isinstance(text, Message):
+        return text.map(lambda wording: _cut(wording, most))
     if len(text) <= most:
         return text
     half = most // 2
@@ -316,12 +401,12 @@ def _bounded(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 def _readable(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
     """The faults as they are if all of them are short; else each without the middle of what makes it long."""
-    if sum(len(getattr(one, field)) for one in faults for field in FIELDS) <= MOST_TEXT:
+    if sum(len(getattr(fault, field)) for fault in faults for field in FIELDS) <= MOST_TEXT:
         return faults
     most = MOST_TEXT // (2 * len(faults))
     return tuple(
-        replace(one, message=_cut(one.message, most), where=_cut(one.where, most), hint=_cut(one.hint, most))
-        for one in faults
+        replace(fault, message=_cut(fault.message, most), where=_cut(fault.where, most), hint=_cut(fault.hint, most))
+        for fault in faults
     )
 
 
@@ -349,7 +434,7 @@ def _counted(fault: Fault, count: int) -> Fault:
     if count == 1:
         return fault
     more = f"and {count - 1} more like it"
-    return replace(fault, hint=f"{more}; {fault.hint}" if fault.hint else more)
+    return replace(fault, hint=Message(more, "; ", fault.hint) if fault.hint else more)
 
 
 class CheckpointError(PortingError):
@@ -358,41 +443,6 @@ class CheckpointError(PortingError):
 
 class VerifyError(PortingError):
     """The verification cannot be run: no reference, a module that fails, probes that do not fit."""
-
-
-_typed = Event()  # seen by every thread, as a context variable is not
-
-
-@contextmanager
-def typed() -> Iterator[None]:
-    """Speak to somebody who typed a command, and not to one who called a function, of what can be passed."""
-    before = _typed.is_set()
-    _typed.set()
-    try:
-        yield
-    finally:
-        if not before:
-            _typed.clear()
-
-
-def told(*, called: str, typed: str) -> str:
-    """What is said to a reader who called a function, or to one who typed a command."""
-    return typed if _typed.is_set() else called
-
-
-def option(name: str, value: object = None) -> str:
-    """How the reader passes an option, whether they called a function or typed a command.
-
-    >>> print(option("table"), option("reverse", True), option("shard_size", "5GB"))
-    table= reverse=True shard_size='5GB'
-    >>> with typed():
-    ...     print(option("table"), option("reverse", True), option("shard_size", "5GB"))
-    --table --reverse --shard-size 5GB
-    """
-    flag = f"--{name.replace('_', '-')}"
-    if value is None:
-        return told(called=f"{name}=", typed=flag)
-    return told(called=f"{name}={value!r}", typed=flag if value is True else f"{flag} {value}")
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str:
@@ -429,5 +479,5 @@ def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -
     if not close:
         return ""
     numbers = numbers_of(name)
-    same = (one for one in patterns[close[0]] if numbers_of(one) == numbers)
+    same = (candidate for candidate in patterns[close[0]] if numbers_of(candidate) == numbers)
     return next(same, patterns[close[0]][0])

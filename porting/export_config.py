@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault, Message, Wording
 from porting.export_files import config_bytes, config_of, labels, main_dtype, new_config
 from porting.notation.field import held, value_of, with_field
 from porting.notation.table import Table
@@ -51,7 +51,9 @@ def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[s
     if mine is None or origin.checkpoint is None:
         return {}
     before = effective(table, origin.checkpoint.config)
-    defaults = {one.name: one.default for one in dataclasses.fields(mine)} if dataclasses.is_dataclass(mine) else {}
+    defaults = (
+        {field.name: field.default for field in dataclasses.fields(mine)} if dataclasses.is_dataclass(mine) else {}
+    )
     changed = {
         theirs: value
         for theirs, value in original(table, mine).items()
@@ -62,11 +64,12 @@ def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[s
     return changed
 
 
-def _pass_config() -> str:
-    return told(
-        called="pass config=, the target's config or the content of config.json as a dictionary",
-        typed="let the module keep its config as `config`",
+_PASS_CONFIG = Message(
+    Wording(
+        python="pass config=, the target's config or the content of config.json as a dictionary",
+        command="let the module keep its config as `config`",
     )
+)
 
 
 def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, object]:
@@ -81,7 +84,7 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
     name = type(module).__qualname__
     if mine is None:
         message = f"nothing says the config of this {name}: neither it nor a part of it has one"
-        hint = _pass_config()
+        hint = _PASS_CONFIG
         raise TargetError(Fault(code=Code.CONFIG_UNKNOWN, message=message, hint=hint))
     found = original(table, mine)
     lacking = [f"{ours!r}" for theirs, ours in table.config.items() if theirs not in found]
@@ -98,7 +101,7 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
     ]
     if lacking:
         message = f"the {type(mine).__qualname__} of this {name} has no {', '.join(lacking)}, which [config] names"
-        hint = _pass_config()
+        hint = _PASS_CONFIG
         faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=table.where, message=message, hint=hint))
     if not table.model_types:
         message = "the table names no model_types, and config.json must have one"

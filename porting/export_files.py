@@ -19,7 +19,7 @@ from porting.checkpoint.names import COMPANIONS, split_inner_path
 from porting.checkpoint.registry import ENDINGS, SAFETENSORS, writer_of
 from porting.checkpoint.strict_json import encoded
 from porting.checkpoint.write import Content
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault, Message, Wording
 from porting.notation.field import held, value_of, with_field
 from porting.opening import Folder, Member
 from porting.printable import dtype_name
@@ -119,7 +119,9 @@ def _main_name(checkpoint: Checkpoint) -> str:
 
 def _weight_file(file: WeightFile, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> TensorFile:
     known = {name: (info.shape, info.dtype) for name, info in checkpoint.tensors.items() if name in set(file.names)}
-    if file.header is not None and known == {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()}:
+    if file.header is not None and known == {
+        name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()
+    }:
         return TensorFile(tensors=tensors, header=file.header)
     return TensorFile(tensors=tensors, metadata={**METADATA, **file.metadata})
 
@@ -154,7 +156,7 @@ def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, .
         try:
             size = LocalFile(folder.open(name)).size
         except CheckpointError as error:
-            faults += [one for one in error.faults if one.code not in _NO_FILE]
+            faults += [fault for fault in error.faults if fault.code not in _NO_FILE]
             size = LARGEST + 1
         if size <= LARGEST and not name.endswith(WEIGHTS):
             copied[name] = Member(folder, name)
@@ -184,7 +186,8 @@ def config_of(checkpoint: Checkpoint) -> bytes | None:
     raw = folder.read(CONFIG_NAME, limit=LARGEST) if folder.kind(CONFIG_NAME) else None
     if (parse_config(raw, where=str(path)) if raw is not None else {}) != checkpoint.config:
         message = "it is not what it was when the checkpoint was opened"
-        hint = told(called="load the checkpoint again, or pass like= a copy of it as it was", typed="try again")
+        load = Wording(python="load the checkpoint again, or pass like= a copy of it as it was", command="try again")
+        hint = Message(load)
         raise CheckpointError(Fault(code=Code.FILE_CHANGED, where=str(path), message=message, hint=hint))
     return raw
 
@@ -192,8 +195,11 @@ def config_of(checkpoint: Checkpoint) -> bytes | None:
 def _directory(checkpoint: Checkpoint) -> Folder:
     if checkpoint.path is None or not checkpoint.path.is_dir():
         message = "the checkpoint that the export follows is not there any more"
-        hint = told(
-            called="pass like= a copy of it; anew=True follows none", typed="try again with the checkpoint in its place"
+        hint = Message(
+            Wording(
+                python="pass like= a copy of it; anew=True follows none",
+                command="try again with the checkpoint in its place",
+            )
         )
         raise CheckpointError(Fault(code=Code.FILE_MISSING, where=checkpoint.location, message=message, hint=hint))
     return Folder(checkpoint.path)
@@ -220,7 +226,10 @@ def new_config(fields: Mapping[str, object]) -> bytes:
             json.dumps(value)
         except (TypeError, ValueError):
             message = f"the config's {field} is {value!r}, which JSON cannot say"
-            hint = told(called="pass config= with plain values", typed="let the module's config have plain values")
+            plain = Wording(
+                python="pass config= with plain values", command="let the module's config have plain values"
+            )
+            hint = Message(plain)
             faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=CONFIG_NAME, message=message, hint=hint))
     if faults:
         raise CheckpointError(faults)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content as FileContent
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import chosen_writer, companions, protected, weight_files
 from porting.lineage import Provenance, provenance
@@ -161,8 +161,8 @@ def export(
         files, left = companions(checkpoint)
     files[CONFIG_NAME] = exported_config(module, origin, config, architecture, tensors)
     files |= weight_files(checkpoint, tensors, to=to, where=str(path))
-    kept = [one for one in (checkpoint, record.checkpoint if record is not None else None) if one is not None]
-    places = [place for one in kept for place in protected(one)]
+    kept = [opened for opened in (checkpoint, record.checkpoint if record is not None else None) if opened is not None]
+    places = [place for opened in kept for place in protected(opened)]
     write_directory(path, files, overwrite=overwrite, sources=places, confirm=mapped)
 
     result = Exported(
@@ -196,7 +196,9 @@ def _require_followed(checkpoint: Checkpoint | None) -> Checkpoint:
     """
     if checkpoint is None:
         message = "the module is spread over processes, which together write files like those that it came from"
-        hint = f"pass {option('like')} that checkpoint; for another architecture gather it into a whole module first"
+        hint = Message(
+            "pass ", Option("like"), " that checkpoint; for another architecture gather it into a whole module first"
+        )
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     return checkpoint
 
@@ -221,15 +223,17 @@ def _from_shards(
     dtypes = _dtypes(module, origin.plan, checkpoint)
     if dtype is not None:
         _require_floating(dtype)
-        dtypes = {name: dtype if one.is_floating_point else one for name, one in dtypes.items()}
+        dtypes = {
+            name: dtype if tensor_dtype.is_floating_point else tensor_dtype for name, tensor_dtype in dtypes.items()
+        }
     theirs = checkpoint.tensors.items()
-    described = {name: torch.empty(one.shape, dtype=dtypes[name], device="meta") for name, one in theirs}
+    described = {name: torch.empty(info.shape, dtype=dtypes[name], device="meta") for name, info in theirs}
     files, left = companions(checkpoint)
-    beside = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
+    beside = {name: content for name, content in files.items() if isinstance(content, bytes | Member)}
     beside[CONFIG_NAME] = exported_config(module, origin, config, architecture, described)
     contents = weight_files(checkpoint, described, to=to, where=str(path))
-    beside |= {name: one for name, one in contents.items() if isinstance(one, bytes | Member)}
-    weights = {name: one for name, one in contents.items() if isinstance(one, TensorFile)}
+    beside |= {name: content for name, content in contents.items() if isinstance(content, bytes | Member)}
+    weights = {name: content for name, content in contents.items() if isinstance(content, TensorFile)}
     written, infinite = write_shards(
         module,
         origin.plan,
@@ -248,7 +252,7 @@ def _from_shards(
         architecture=origin.architecture,
         tensors=tuple(checkpoint.tensors),
         new=(),
-        copied=tuple(one.name for one in origin.left_out if one.equals not in proven),
+        copied=tuple(left_tensor.name for left_tensor in origin.left_out if left_tensor.equals not in proven),
         not_written=(),
         files=written,
         not_copied=left,
@@ -260,9 +264,9 @@ def _from_shards(
 def _dtypes(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     """What each tensor of the checkpoint is written as: the dtype of the module's, where that holds it."""
     tensors = dict(named_tensors(module))
-    held = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
-    equal = {left.name: held[left.equals] for left in plan.left_out if left.equals in held}
-    return {name: (held | equal).get(name, info.dtype) for name, info in checkpoint.tensors.items()}
+    dtypes = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
+    equal = {left.name: dtypes[left.equals] for left in plan.left_out if left.equals in dtypes}
+    return {name: (dtypes | equal).get(name, info.dtype) for name, info in checkpoint.tensors.items()}
 
 
 def _values(module: nn.Module) -> dict[str, Tensor]:
@@ -330,7 +334,7 @@ def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Calla
 
 def _require_floating(dtype: torch.dtype) -> None:
     if not dtype.is_floating_point:
-        message = f"{option('dtype', dtype)}, expected a floating-point dtype"
+        message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
         raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
 
 

@@ -27,9 +27,9 @@ def current_line() -> str:
 def current_lines() -> tuple[str, ...]:
     """``file:line`` of each frame of the user's own code that this library called, the innermost first."""
     frames = traceback.extract_stack()
-    inside = dropwhile(lambda one: not one.filename.startswith(_HERE), frames)
-    own = [one for one in inside if _is_own(one)] or [one for one in frames if _is_own(one)][-1:]
-    return tuple(f"{one.filename}:{one.lineno}" for one in reversed(own))
+    inside = dropwhile(lambda frame: not frame.filename.startswith(_HERE), frames)
+    own = [frame for frame in inside if _is_own(frame)] or [frame for frame in frames if _is_own(frame)][-1:]
+    return tuple(f"{frame.filename}:{frame.lineno}" for frame in reversed(own))
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
@@ -37,7 +37,7 @@ def _is_own(frame: traceback.FrameSummary) -> bool:
 
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
-    frame = ([one for one in frames if _is_own(one)] or frames)[-1]
+    frame = ([inner for inner in frames if _is_own(inner)] or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
 
 
@@ -83,7 +83,10 @@ def signature_of(function: Callable[..., object]) -> str:
     inner = _inner(function)
     code = getattr(inner, "__code__", None) or getattr(getattr(inner, "__func__", None), "__code__", None)
     try:
-        spelled = [str(one.replace(annotation=one.empty)) for one in inspect.signature(function).parameters.values()]
+        spelled = [
+            str(parameter.replace(annotation=parameter.empty))
+            for parameter in inspect.signature(function).parameters.values()
+        ]
     except (TypeError, ValueError):  # some callables written in C have no signature
         return ""
     where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""

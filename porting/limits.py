@@ -104,7 +104,7 @@ def limits() -> Limits:
     300000
     """
     given = os.environ.get(VARIABLE, "")
-    known = {one.name for one in fields(Limits)}
+    known = {field.name for field in fields(Limits)}
     found: dict[str, int] = {}
     for part in filter(None, given.split(",")):
         match = re.fullmatch(r" *([a-z]+) *= *([0-9]{1,18}) *", part)

@@ -136,7 +136,7 @@ def load(
     else:
         filled.put(module)
     for fault in plan.warnings:
-        warnings.warn(str(fault), PortingWarning, stacklevel=3)  # past the decorator
+        warnings.warn(fault.line, PortingWarning, stacklevel=3)  # past the decorator
     if plan.fresh:
         message = f"{len(plan.fresh)} parameters are new and untrained: {', '.join(plan.fresh)}"
         warnings.warn(message, PortingWarning, stacklevel=3)
@@ -296,13 +296,13 @@ def expected(left: LeftOut, plan: Plan, read: Callable[[str], Tensor]) -> Tensor
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
+def same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same dtype, shape and bits, so that a NaN equals itself and 0.0 is not -0.0."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    integers = _INTEGERS.get(one.itemsize, torch.uint8)
-    one, other = (tensor.detach().contiguous().reshape(-1).view(integers) for tensor in (one, other))
-    return torch.equal(one, other)
+    integers = _INTEGERS.get(first.itemsize, torch.uint8)
+    first, second = (tensor.detach().contiguous().reshape(-1).view(integers) for tensor in (first, second))
+    return torch.equal(first, second)
 
 
 def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> dict[str, Tensor]:

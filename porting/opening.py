@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from porting.errors import CheckpointError, Code, Fault, told
+from porting.errors import CheckpointError, Code, Fault, Message, Wording
 from porting.printable import quote
 
 KINDS = (
@@ -272,7 +272,7 @@ class Folder:
             raise open_error(error, path, where=where) from error
         if target.is_relative_to(home):
             return _walked(self.descriptor, target.relative_to(home).parts, path, limit)
-        cache = next((one.parent for one in home.parents if one.name == "snapshots"), None)
+        cache = next((parent.parent for parent in home.parents if parent.name == "snapshots"), None)
         blobs = (cache or home) / "blobs"
         if cache is not None and target.is_relative_to(blobs):
             with ExitStack() as stack:
@@ -344,14 +344,14 @@ def _removed(name: str, outermost: int) -> list[str]:
     moved = []
     inner = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=outermost)
     try:
-        for one in _names_in(inner):
+        for inner_name in _names_in(inner):
             with suppress(OSError):
-                if stat.S_ISDIR(os.stat(one, dir_fd=inner, follow_symlinks=False).st_mode):
+                if stat.S_ISDIR(os.stat(inner_name, dir_fd=inner, follow_symlinks=False).st_mode):
                     fresh = f"removed-{secrets.token_hex(8)}"
-                    os.rename(one, fresh, src_dir_fd=inner, dst_dir_fd=outermost)
+                    os.rename(inner_name, fresh, src_dir_fd=inner, dst_dir_fd=outermost)
                     moved.append(fresh)
                 else:
-                    os.unlink(one, dir_fd=inner)
+                    os.unlink(inner_name, dir_fd=inner)
     finally:
         os.close(inner)
     with suppress(OSError):
@@ -390,7 +390,7 @@ class Member:
 
 def difference(then: os.stat_result, now: os.stat_result) -> str:
     """How two states of a file differ; empty when they do not, :data:`LINKED` when only its names changed perhaps."""
-    states = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in (then, now)]
+    states = [(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) for status in (then, now)]
     if states[0] != states[1]:
         return "it was written to since"
     if then.st_ctime_ns == now.st_ctime_ns:
@@ -398,9 +398,9 @@ def difference(then: os.stat_result, now: os.stat_result) -> str:
     return "it was written to since" if then.st_nlink == now.st_nlink else LINKED
 
 
-def _not_followed(path: Path, message: str, what: str) -> CheckpointError:
+def _not_followed(path: Path, message: str, subject: str) -> CheckpointError:
     """The error for a link that leads out of a checkpoint."""
-    hint = told(called=f"copy {what} here, or pass follow_links=True if you trust it", typed=f"copy {what} here")
+    hint = Message(f"copy {subject} here", Wording(python=", or pass follow_links=True if you trust it", command=""))
     return CheckpointError(Fault(code=Code.LINK_LEAVES_CHECKPOINT, where=str(path), message=message, hint=hint))
 
 

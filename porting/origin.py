@@ -11,7 +11,7 @@ from torch import nn
 
 from porting.architecture import choose, recognise
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, option, told
+from porting.errors import Code, Fault, Message, Option, Wording
 from porting.lineage import provenance
 from porting.loading import prove_left_out
 from porting.notation.faults import TableError
@@ -86,13 +86,13 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     if like is not None:
         return find_table(None, like.config)
     tables = [read_table(path) for path in shipped()]
-    found = [one for one in tables if recognise(one, module) is not None]
+    found = [table for table in tables if recognise(table, module) is not None]
     if len(found) == 1:
         return found[0]
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    which = f"these name it: {', '.join(one.name for one in found)}" if found else "none names it"
+    which = f"these name it: {', '.join(table.name for table in found)}" if found else "none names it"
     message = f"load() did not fill this {name}, and of the shipped tables {which}"
-    raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=f"pass {option('table')}"))
+    raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=Message("pass ", Option("table"))))
 
 
 def follow(
@@ -161,7 +161,7 @@ def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[s
 def _nameless(table: Table, names: Iterable[str]) -> Iterator[Fault]:
     for some in group_alike(names):
         message = f"{listed(some)} of the module is new, and no rule says what a checkpoint calls it"
-        hint = f"add a rule for it, or leave it out: {option('fresh', True)}"
+        hint = Message("add a rule for it, or leave it out: ", Option("fresh", True))
         yield Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=message, hint=hint)
 
 
@@ -184,15 +184,15 @@ def _architecture(
     declared = declared if isinstance(declared, list) else []
     if not table.architectures:
         return architecture or "", bool(architecture and declared) and architecture not in declared
-    held = choose(table, checkpoint.tensors, checkpoint.config)
+    fitting = choose(table, checkpoint.tensors, checkpoint.config)
     kind = recognise(table, module)
     if architecture is not None:
         kind = choose(table, (), {}, architecture)
     elif kind is None:
-        kind = _loaded_as(module, checkpoint) or held
+        kind = _loaded_as(module, checkpoint) or fitting
         if written is not None:
             kind = choose(table, written, checkpoint.config)
-    return kind.name, kind != held
+    return kind.name, kind != fitting
 
 
 def _loaded_as(module: nn.Module, checkpoint: Checkpoint) -> Architecture | None:
@@ -227,9 +227,11 @@ def _held_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, lo
     except PlanError as error:
         which = "the checkpoint that it was loaded from" if loaded else "the checkpoint that it is to follow"
         message = f"the module does not fit {which}, {checkpoint.location}"
-        hint = told(
-            called="anew=True follows none: the table's own names, and a config of the module's",
-            typed="take the checkpoint that it was loaded from, as it was",
+        hint = Message(
+            Wording(
+                python="anew=True follows none: the table's own names, and a config of the module's",
+                command="take the checkpoint that it was loaded from, as it was",
+            )
         )
         raise PlanError((*error.faults, Fault(code=Code.MODULE_CHANGED, message=message, hint=hint))) from error
     prove_left_out(plan, checkpoint)
@@ -239,7 +241,9 @@ def _held_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, lo
 def _as_loaded(module: nn.Module, plan: Plan) -> bool:
     """Whether the module still has the tensors that it was loaded with."""
     now = slots(module)
-    same = {name: slot.shape for name, slot in now.items()} == {name: one.shape for name, one in plan.targets.items()}
+    same = {name: slot.shape for name, slot in now.items()} == {
+        name: target.shape for name, target in plan.targets.items()
+    }
     return same and all(now[name].same_as == now[other].same_as for name, other in plan.tied.items())
 
 
@@ -278,7 +282,7 @@ def _lacks_values(rule: Rule) -> bool:
 
 def _irreversible(rule: Rule) -> Fault:
     message = f"'{rule}' has a part on the left that no tensor of the module holds"
-    return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=f"give the rule a fill, or {a_like()}")
+    return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint="give the rule a fill, or " + a_like())
 
 
 def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:

@@ -44,7 +44,10 @@ def safe(text: str) -> str:
     """
     if is_printable(text):
         return text
-    return "".join(one if is_printable(one) else one.encode("unicode_escape").decode("ascii") for one in text)
+    return "".join(
+        character if is_printable(character) else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
 
 
 def safe_lines(text: str) -> str:
@@ -57,11 +60,13 @@ def safe_lines(text: str) -> str:
     """
     if is_printable(text.replace("\n", "").replace("\t", "")):
         return text
-    return "".join(one if one in "\n\t" or is_printable(one) else _spelled(one) for one in text)
+    return "".join(
+        character if character in "\n\t" or is_printable(character) else _spelled(character) for character in text
+    )
 
 
-def _spelled(one: str) -> str:
-    return f"\\u{ord(one):04x}" if ord(one) < 0x10000 else f"\\U{ord(one):08x}"
+def _spelled(character: str) -> str:
+    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
 
 
 def quote(name: object) -> str:
@@ -103,24 +108,24 @@ def _pieces(value: object) -> Iterator[str]:
         yield f"a whole number of {value.bit_length()} bits"
     elif isinstance(value, tuple | list):
         yield "(" if isinstance(value, tuple) else "["
-        for place, one in enumerate(value):
+        for place, item in enumerate(value):
             yield ", " if place else ""
-            yield from _pieces(one)
+            yield from _pieces(item)
         yield "," if isinstance(value, tuple) and len(value) == 1 else ""
         yield ")" if isinstance(value, tuple) else "]"
     elif isinstance(value, Mapping):
         yield "{"
-        for place, (key, one) in enumerate(value.items()):
+        for place, (key, item) in enumerate(value.items()):
             yield ", " if place else ""
             yield from _pieces(key)
             yield ": "
-            yield from _pieces(one)
+            yield from _pieces(item)
         yield "}"
     elif is_dataclass(value) and not isinstance(value, type):
         yield f"{type(value).__name__}("
-        for place, one in enumerate(fields(value)):
-            yield f"{', ' if place else ''}{one.name}="
-            yield from _pieces(getattr(value, one.name))
+        for place, field in enumerate(fields(value)):
+            yield f"{', ' if place else ''}{field.name}="
+            yield from _pieces(getattr(value, field.name))
         yield ")"
     else:
         yield repr(value)

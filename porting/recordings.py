@@ -109,20 +109,22 @@ def save_recording(
     ['.', 'double']
     """
     path = Path(path)
-    batches = [{name: np.asarray(one) for name, one in batch.items()} for batch in _each(inputs)]
+    batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in _each(inputs)]
     kinds = {EXACT: points, "float32": float32, "bfloat16": bfloat16, "float16": float16}
-    computed = {kind: [named(one) for one in _each(values)] for kind, values in kinds.items() if values is not None}
+    computed = {kind: [named(value) for value in _each(values)] for kind, values in kinds.items() if values is not None}
     faults = [
         Fault(code=Code.BAD_RECORDING, where=str(path), message=message, hint=hint)
         for message, hint in _wrong(batches, computed)
     ]
     if faults:
         raise RecordingError(faults)
-    arrays = {f"{INPUTS}/{number}/{name}": one for number, batch in enumerate(batches) for name, one in batch.items()}
+    arrays = {
+        f"{INPUTS}/{number}/{name}": array for number, batch in enumerate(batches) for name, array in batch.items()
+    }
     for kind, runs in computed.items():
-        arrays |= {f"{kind}/{number}/{name}": one for number, run in enumerate(runs) for name, one in run.items()}
-    said = {"format": FORMAT, "version": VERSION, **({"reference": reference} if reference else {})}
-    _write(path, arrays, said, overwrite=overwrite)
+        arrays |= {f"{kind}/{number}/{name}": array for number, run in enumerate(runs) for name, array in run.items()}
+    metadata = {"format": FORMAT, "version": VERSION, **({"reference": reference} if reference else {})}
+    _write(path, arrays, metadata, overwrite=overwrite)
     return path
 
 
@@ -182,8 +184,8 @@ def named(values: Values, prefix: str = "") -> dict[str, np.ndarray]:
     if not isinstance(values, Mapping):
         return {prefix or RETURNED: np.asarray(values)}
     found: dict[str, np.ndarray] = {}
-    for name, one in values.items():
-        found |= named(one, f"{prefix}.{name}" if prefix else str(name))
+    for name, value in values.items():
+        found |= named(value, f"{prefix}.{name}" if prefix else str(name))
     return found
 
 
@@ -198,9 +200,12 @@ def _wrong(
     if not batches or not all(batches):
         yield "there are no inputs", "a batch is a dict from the names of the arguments to arrays"
     for number, batch in enumerate(batches):
-        for name, one in batch.items():
-            if one.dtype.name not in _TYPES:
-                yield f"the input {name!r} of batch {number} is of {one.dtype}", f"expected one of {', '.join(_TYPES)}"
+        for name, array in batch.items():
+            if array.dtype.name not in _TYPES:
+                yield (
+                    f"the input {name!r} of batch {number} is of {array.dtype}",
+                    f"expected one of {', '.join(_TYPES)}",
+                )
     for kind, runs in computed.items():
         if len(runs) != len(batches):
             yield f"{len(batches)} batches, and values in {kind} of {len(runs)}", "one dict of points for each batch"
@@ -208,18 +213,18 @@ def _wrong(
             if not run:
                 yield f"batch {number} has no point in {kind}", "give the returned value at least"
             exact = computed[EXACT][number] if number < len(computed[EXACT]) else {}
-            for name, one in run.items():
-                yield from _wrong_point(f"{name!r} of batch {number}", one, kind, exact.get(name))
+            for name, value in run.items():
+                yield from _wrong_point(f"{name!r} of batch {number}", value, kind, exact.get(name))
 
 
-def _wrong_point(what: str, value: np.ndarray, kind: str, exact: np.ndarray | None) -> Iterator[tuple[str, str]]:
+def _wrong_point(subject: str, value: np.ndarray, kind: str, exact: np.ndarray | None) -> Iterator[tuple[str, str]]:
     if value.dtype.name != kind:
         hint = f"compute it in float64; {_X64}" if kind == EXACT else f"leave it out, or compute it in {kind}"
-        yield f"{what} is of {value.dtype}, expected {kind}", hint
+        yield f"{subject} is of {value.dtype}, expected {kind}", hint
     elif exact is None:
-        yield f"{what} is there in {kind}, and not in float64", "every value needs its exact one"
+        yield f"{subject} is there in {kind}, and not in float64", "every value needs its exact one"
     elif exact.shape != value.shape:
-        yield f"{what} is {list(value.shape)} in {kind}, and {list(exact.shape)} in float64", ""
+        yield f"{subject} is {list(value.shape)} in {kind}, and {list(exact.shape)} in float64", ""
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], *, overwrite: bool) -> None:
@@ -279,8 +284,8 @@ def _parsed(content: bytes, where: str) -> tuple[dict[str, np.ndarray], dict[str
     header = json.loads(text)
     metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
     body, arrays, used = memoryview(content)[8 + length :], {}, 0
-    for name, said in header.items():
-        kind, shape, (start, end) = said["dtype"], tuple(map(int, said["shape"])), said["data_offsets"]
+    for name, entry in header.items():
+        kind, shape, (start, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
         half = kind == "BF16"
         dtype = np.dtype("uint16" if half else _NAMES[kind]).newbyteorder("<")
         if not 0 <= start <= end <= len(body) or min(shape, default=0) < 0:

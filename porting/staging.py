@@ -42,12 +42,12 @@ class Staging:
         self._rows: list[memoryview] = []
 
     def read(
-        self, one: Stored, dtype: torch.dtype, start: int, stop: int, *, most: int = 0, on_read: OnRead | None = None
+        self, move: Stored, dtype: torch.dtype, start: int, stop: int, *, most: int = 0, on_read: OnRead | None = None
     ) -> Iterator[tuple[Tensor, Copy]]:
         """What a move brings into the elements from ``start`` to ``stop`` of its target.
 
         Args:
-            one: the move.
+            move: the move.
             dtype: its source's.
             start, stop: the window, in row-major order.
             most: bytes to be read at a time; 0 for as many as there is memory.
@@ -62,18 +62,18 @@ class Staging:
         """
         width = dtype.itemsize
         count = (most or self.memory.numel()) // width
-        for wanted in window(one.copy, start, stop):
+        for wanted in window(move.copy, start, stop):
             for part in parts(wanted, width, count):
                 how = reading(part, width, count)
                 size, pitch = how.length * width, how.pitch * width
                 rows = self._divide(len(how.starts), size, pitch)
                 for begun, ended in how.calls():
                     at = how.starts[begun] * width
-                    one.file.read_rows(rows[begun:ended], one.extent.start + at)
+                    move.file.read_rows(rows[begun:ended], move.extent.start + at)
                     if on_read is not None:
                         on_read(at, rows[begun:ended])
                 if dtype == torch.bool:
-                    _require_booleans(self.memory[: how.numel].view(-1, pitch)[:, :size], one.file, part.source)
+                    _require_booleans(self.memory[: how.numel].view(-1, pitch)[:, :size], move.file, part.source)
                 flat = self.memory[: how.numel * width].view(dtype)
                 yield flat.as_strided(part.sizes, how.strides), part
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from porting.errors import Code, Fault, PortingError, nearest, option
+from porting.errors import Code, Fault, Message, Option, PortingError, nearest
 from porting.notation.extends import SHIPPED
 from porting.notation.faults import TableError
 from porting.notation.table import Table, parse_table, read_table
@@ -63,7 +63,7 @@ def table_file(table: str | Path) -> Path:
     path = Path(table)
     if path.suffix == ".toml" or os.path.isfile(path):  # Path's own raises where a name is too long
         return path
-    found = {one.stem: one for one in shipped()}
+    found = {path.stem: path for path in shipped()}
     if str(table) not in found:
         hint = nearest(str(table), list(found)) or f"shipped: {', '.join(found)}"
         message = f"{str(table)!r} is no file and no shipped table"
@@ -75,7 +75,7 @@ def _for_config(config: Mapping[str, object]) -> Table:
     model_type = config.get("model_type")
     paths = list(shipped())
     asked: list[str] = []
-    for path in sorted(paths, key=lambda one: one.stem != model_type):  # most tables are called what they are for
+    for path in sorted(paths, key=lambda path: path.stem != model_type):  # most tables are called what they are for
         table = read_table(path)
         if model_type in table.model_types and not table.by_name:
             return table
@@ -84,9 +84,9 @@ def _for_config(config: Mapping[str, object]) -> Table:
     found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     names = [path.stem for path in paths]
     beside = "" if config else ", or put the model's config.json beside its weights"
-    hint = nearest(str(model_type), names) or f"pass {option('table')}{beside}"
+    hint = nearest(str(model_type), names) or Message("pass ", Option("table"), beside)
     if asked:
-        hint = f"it takes one that is asked for: {option('table', asked[0])}"
+        hint = Message("it takes one that is asked for: ", Option("table", asked[0]))
     message = f"config.json has {found}, and no shipped table is for it; shipped: {', '.join(names)}"
     raise TableError(Fault(code=Code.UNKNOWN_ARCHITECTURE, message=message, hint=hint))
 
@@ -100,6 +100,6 @@ def chosen_for(table: Table | str | Path | None, into: object, chosen: Table) ->
         if table is not None or into is None:
             raise
         message = f"'{chosen.name}' was chosen by config.json's model_type, and is for its own handwritten models"
-        hint = f"a module of your own needs a table of its own: {option('table')}"
+        hint = Message("a module of your own needs a table of its own: ", Option("table"))
         fault = Fault(code=Code.NO_TABLE, where=chosen.where, message=message, hint=hint)
         raise type(error)([*error.faults, fault]) from error

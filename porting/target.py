@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, PortingError, nearest, option
+from porting.errors import Code, Fault, Message, Option, PortingError, nearest
 from porting.users_code import import_users
 
 DEEPEST = 4
@@ -130,11 +130,11 @@ def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tu
     if isinstance(value, Tensor):
         yield name, value
     elif deep and isinstance(value, dict):
-        for key, one in value.items():
-            yield from tensors_within(f"{name}.{key}", one, deep - 1)
+        for key, item in value.items():
+            yield from tensors_within(f"{name}.{key}", item, deep - 1)
     elif deep and isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from tensors_within(f"{name}.{number}", one, deep - 1)
+        for number, item in enumerate(value):
+            yield from tensors_within(f"{name}.{number}", item, deep - 1)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -176,16 +176,26 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
         raise
     for part in module.modules() if replaced else ():
         for table in (part._parameters, part._buffers):
-            new = {name: replaced[id(one)] for name, one in table.items() if one is not None and id(one) in replaced}
+            new = {
+                name: replaced[id(tensor)]
+                for name, tensor in table.items()
+                if tensor is not None and id(tensor) in replaced
+            }
             table.update(new)  # type: ignore[arg-type]  # parameters come in the place of parameters
-        alike = {name: one for name, one in vars(part).items() if isinstance(one, Tensor) and id(one) in replaced}
-        vars(part).update({name: replaced[id(one)] for name, one in alike.items()})  # a buffer that has another name
+        alike = {
+            name: value for name, value in vars(part).items() if isinstance(value, Tensor) and id(value) in replaced
+        }
+        vars(part).update(
+            {name: replaced[id(value)] for name, value in alike.items()}
+        )  # a buffer that has another name
 
 
 def _untrusted(path: str, *, config: bool) -> TargetError:
     message = f"the table names {path!r}, which is not part of this library"
-    otherwise = "let what builds the module make its config" if config else f"pass the module with {option('into')}"
-    hint = f"pass {option('trust', True)} if you know the table, or {otherwise}"
+    otherwise = (
+        "let what builds the module make its config" if config else Message("pass the module with ", Option("into"))
+    )
+    hint = Message("pass ", Option("trust", True), " if you know the table, or ", otherwise)
     return TargetError(Fault(code=Code.UNTRUSTED_TARGET, message=message, hint=hint))
 
 
@@ -223,7 +233,7 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message)) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            hint = nearest(part, [one for one in vars(found) if not one.startswith("_")])
+            hint = nearest(part, [attribute for attribute in vars(found) if not attribute.startswith("_")])
             message = f"{where!r} has no {part!r}"
             raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
         found = getattr(found, part)

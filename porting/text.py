@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from porting.answers import Answer, Guess, Prediction, guesses, words_of
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.embedded import embedded_checkpoint
-from porting.errors import Code, Fault, PortingError, option, told
+from porting.errors import Code, Fault, Message, Option, PortingError, Wording
 from porting.loading import Into, load
 from porting.notation.table import Table
 from porting.plan.config import arguments
@@ -99,7 +99,8 @@ class Blanks(Answer, Sequence[Blank]):
     def predictions(self) -> tuple[Prediction, ...]:
         """The guesses of each mask."""
         return tuple(
-            Prediction(title=self.tokens[one.position], guesses=one.guesses, place=one.position) for one in self.blanks
+            Prediction(title=self.tokens[blank.position], guesses=blank.guesses, place=blank.position)
+            for blank in self.blanks
         )
 
 
@@ -119,7 +120,7 @@ class Verdict(Answer):
     def predictions(self) -> tuple[Prediction, ...]:
         """Both classes."""
         both = (("follows", self.follows), ("does not follow", 1 - self.follows))
-        found = tuple(Guess(token=name, probability=one) for name, one in both)
+        found = tuple(Guess(token=name, probability=probability) for name, probability in both)
         return (Prediction(title="the second sentence", guesses=found),)
 
 
@@ -189,9 +190,11 @@ class TextModel:
             else:
                 known[token] = number
         if faults:
-            hint = told(
-                called="pass the text itself, and the tokenizer takes it apart",
-                typed="leave --pieces out, and the tokenizer takes the text apart",
+            hint = Message(
+                Wording(
+                    python="pass the text itself, and the tokenizer takes it apart",
+                    command="leave --pieces out, and the tokenizer takes the text apart",
+                )
             )
             raise TextError(
                 Fault(code=Code.TEXT_REFUSED, where=self.where, message=message, hint=hint) for message in faults
@@ -217,10 +220,10 @@ class TextModel:
         if positions is not None and len(ids) > positions:
             message = f"the text has {len(ids)} word pieces, the model has {positions} positions"
             raise self._refused(Code.TEXT_TOO_LONG, message, "shorten the text")
-        for field, numbers, what in (("vocab_size", ids, "word pieces"), ("type_vocab_size", type_ids, "segments")):
+        for field, numbers, noun in (("vocab_size", ids, "word pieces"), ("type_vocab_size", type_ids, "segments")):
             known = self.config.get(field)
             if isinstance(known, int) and max(numbers) >= known:
-                message = f"the tokenizer numbers {what} up to {max(numbers)} here, config.json has {field} = {known}"
+                message = f"the tokenizer numbers {noun} up to {max(numbers)} here, config.json has {field} = {known}"
                 raise self._refused(
                     Code.TOKENIZER_MISMATCH, message, "the tokenizer is another model's: take the right one"
                 )
@@ -272,7 +275,7 @@ class TextModel:
     def _accept(self, text: str) -> None:
         if not text.strip():
             raise self._refused(Code.TEXT_REFUSED, "the text is empty", "give it some words")
-        if any("\ud800" <= one <= "\udfff" for one in text):
+        if any("\ud800" <= character <= "\udfff" for character in text):
             raise self._refused(Code.TEXT_REFUSED, "the text is not UTF-8", "check the terminal's encoding")
         for role in ("cls_token", "sep_token"):
             token = self.tokenizer.special.get(role)
@@ -444,13 +447,15 @@ def require_top(top: int) -> None:
 def _architecture(table: Table, checkpoint: Checkpoint, tasks: Sequence[Task]) -> str:
     """The table's architecture for one of the tasks, if the checkpoint holds what it needs."""
     endings = tuple(ending for task in tasks for ending in task.endings)
-    found = next((one for one in table.architectures if one.name.endswith(endings)), None)
+    found = next((architecture for architecture in table.architectures if architecture.name.endswith(endings)), None)
     if found is None:
         message = f"table '{table.name}' has no architecture for this: none of its names ends in {' or '.join(endings)}"
-        hint = f"pass your own model with {option('into')} and {option('table')}, or another checkpoint"
+        hint: str = Message(
+            "pass your own model with ", Option("into"), " and ", Option("table"), ", or another checkpoint"
+        )
         raise TextError(Fault(code=Code.NO_HEAD, where=table.where, message=message, hint=hint))
     names = set(checkpoint.tensors)
-    missing = [one for one in found.holds if not {one, one.removeprefix(table.prefix)} & names]
+    missing = [name for name in found.holds if not {name, name.removeprefix(table.prefix)} & names]
     if missing:
         message = f"the checkpoint has no {found.name} head: it lacks {', '.join(map(repr, missing))}"
         hint = "take a checkpoint that was saved with this head"

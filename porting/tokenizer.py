@@ -187,7 +187,7 @@ def _settled(directory: Path) -> dict[str, object]:
         settled |= content
     found = {key: _token(value) if key in ROLES else value for key, value in settled.items()}
     for role in ROLES:
-        if isinstance(token := found.get(role), str) and any("\ud800" <= one <= "\udfff" for one in token):
+        if isinstance(token := found.get(role), str) and any("\ud800" <= character <= "\udfff" for character in token):
             raise _invalid(directory / "special_tokens_map.json", f"{role} is {shown(token)}, which is no Unicode text")
     return found
 

@@ -99,7 +99,7 @@ def is_known(content: Json) -> bool:
     return (
         all(_is_harmless(part) for step in steps for part in _parts(step))
         and _is_plain(content.get("model"))
-        and all(len(str(one)) <= MOST_CHARACTERS for one in (added if isinstance(added, list) else ()))
+        and all(len(str(token)) <= MOST_CHARACTERS for token in (added if isinstance(added, list) else ()))
     )
 
 
@@ -162,7 +162,9 @@ def _parts(step: Json) -> Iterator[Json]:
         if isinstance(part, Mapping):
             for value in part.values():
                 waiting += (
-                    [one for one in value if isinstance(one, dict) and "type" in one] if isinstance(value, list) else []
+                    [item for item in value if isinstance(item, dict) and "type" in item]
+                    if isinstance(value, list)
+                    else []
                 )
 
 

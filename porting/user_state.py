@@ -34,7 +34,7 @@ def state_put_back(make: Callable[..., object]) -> Iterator[None]:
     """
     places = [*_places(make)]
     before = [(holder, name, value, _contents(value)) for holder, name, value in places if isinstance(value, _KINDS)]
-    caches = [(one, one.cache_info().currsize) for one in _caches(places)]
+    caches = [(function, function.cache_info().currsize) for function in _caches(places)]
     try:
         yield
     finally:
@@ -42,9 +42,9 @@ def state_put_back(make: Callable[..., object]) -> Iterator[None]:
             if holder is not None and vars(holder).get(name) is not value:
                 setattr(holder, name, value)
             _fill(value, contents)
-        for one, size in caches:
-            if one.cache_info().currsize > size:
-                one.cache_clear()
+        for function, size in caches:
+            if function.cache_info().currsize > size:
+                function.cache_clear()
 
 
 def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
@@ -65,8 +65,8 @@ def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
 def _modules_of(make: object) -> Iterator[str]:
     """The modules of a builder, and of what a function that calls it holds on to."""
     if isinstance(make, partial):
-        for one in (make.func, *make.args, *make.keywords.values()):
-            yield from _modules_of(one)
+        for callee in (make.func, *make.args, *make.keywords.values()):
+            yield from _modules_of(callee)
         return
     yield str(getattr(make, "__module__", ""))
     for cell in getattr(inspect.unwrap(make) if callable(make) else make, "__closure__", None) or ():
@@ -80,14 +80,14 @@ def _inside(value: object, module: str) -> Iterator[tuple[Any, str, object]]:
     kind = value if isinstance(value, type | FunctionType) else type(value)
     if getattr(kind, "__module__", "") != module or isinstance(value, nn.Module):
         return
-    for name, one in [*getattr(value, "__dict__", {}).items()]:
+    for name, attribute in [*getattr(value, "__dict__", {}).items()]:
         if not name.startswith("__"):
-            yield value, name, one
-            if isinstance(one, FunctionType) and one is not value:
-                yield from _inside(one, module)
+            yield value, name, attribute
+            if isinstance(attribute, FunctionType) and attribute is not value:
+                yield from _inside(attribute, module)
     if isinstance(value, FunctionType):
-        for one in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
-            yield None, "", one
+        for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+            yield None, "", default
 
 
 def _is_own(module: ModuleType) -> bool:
@@ -120,4 +120,4 @@ def _fill(value: object, contents: object) -> None:
 
 
 def _ids(value: dict[object, object]) -> list[tuple[int, int]]:
-    return [(id(name), id(one)) for name, one in value.items()]
+    return [(id(name), id(item)) for name, item in value.items()]

@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from porting.errors import Code, Fault, PortingError, option
+from porting.errors import Code, Fault, Message, Option, PortingError
 
 
 class NameClashError(PortingError):
@@ -78,7 +78,7 @@ def _importing_file() -> str:
 def search(folder: Path) -> None:
     """Let the user's modules be found in a folder; of several folders the last one comes first."""
     folder = Path(os.path.realpath(folder))
-    FINDER.folders = [folder, *(one for one in FINDER.folders if one != folder)]
+    FINDER.folders = [folder, *(other for other in FINDER.folders if other != folder)]
     if FINDER not in sys.meta_path:
         sys.meta_path.append(FINDER)
 
@@ -98,7 +98,7 @@ def import_users(where: str) -> ModuleType:
         other = _elsewhere(top, folder)
         if other:
             spelled = found if found.suffix == ".py" else found / "FILE.py"
-            raise _clash(where, found, other, f"for yours write {option('into')} {spelled}:NAME")
+            raise _clash(where, found, other, Message("for yours write ", Option("into"), f" {spelled}:NAME"))
         if not rest:
             _check_neighbours(found, folder)
         before, FINDER.named = FINDER.named, top
@@ -140,7 +140,7 @@ def _in_folder(folder: Path, where: str) -> Path | None:
     """The file or the folder of a module of this name."""
     base = folder.joinpath(*where.split("."))
     candidates = (base.with_name(f"{base.name}.py"), base / "__init__.py", base)
-    return next((one for one in candidates if one.exists()), None)
+    return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 def _elsewhere(top: str, folder: Path) -> str:
@@ -180,7 +180,7 @@ def _imports(file: Path) -> Iterator[str]:
         return  # importing it says what is wrong with it
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name.partition(".")[0] for one in node.names)
+            yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             yield node.module.partition(".")[0]
 

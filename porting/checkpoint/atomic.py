@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from porting.checkpoint.errors import CheckpointError, quote
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.opening import READING, Folder, remove_directory
 
 MARK = ".porting-"
@@ -68,7 +68,9 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise refused(path, "is a device, a pipe or a socket", "choose another destination")
     if path.exists() and not overwrite:
-        raise refused(path, "exists already", f"choose another destination, or pass {option('overwrite', True)}")
+        raise refused(
+            path, "exists already", Message("choose another destination, or pass ", Option("overwrite", True))
+        )
 
 
 def refused(path: Path, message: str, hint: str) -> CheckpointError:
@@ -154,7 +156,7 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
             publish(name, parent, path, overwrite=overwrite)
         finally:
             with suppress(OSError):
-                if any(os.path.samestat(parent.status(name), one) for one in ours):
+                if any(os.path.samestat(parent.status(name), status) for status in ours):
                     remove_directory(name, parent.descriptor)
             os.close(lock)
 
@@ -209,13 +211,13 @@ def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
                 return made, lock
 
 
-def _require_same(parent: Folder, name: str, held: int, path: Path, *, opened: int | None = None) -> None:
+def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: int | None = None) -> None:
     """Refuse to go on where another file or directory was put at the name of a temporary one.
 
     Args:
         parent: the folder that both are in.
         name: the name.
-        held: a descriptor of what was made.
+        lock: a descriptor of what was made, which holds the lock.
         path: the destination.
         opened: a descriptor of what was opened by the name; None for what stands there now.
 
@@ -223,7 +225,7 @@ def _require_same(parent: Folder, name: str, held: int, path: Path, *, opened: i
         CheckpointError: they are not the same.
     """
     status = parent.status(name) if opened is None else os.fstat(opened)
-    if not os.path.samestat(status, os.fstat(held)):
+    if not os.path.samestat(status, os.fstat(lock)):
         raise _exchanged_by_others(path)
 
 

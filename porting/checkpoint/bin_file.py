@@ -193,14 +193,14 @@ def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, .
     contents = read_tensors({ONE: value}, records, source, name=ONE)
     loaded.machine.require_used(value, records)
     if (value.dtype, value.size) != (dtype, shape):
-        found, said = (
+        found, expected = (
             f"{list(sizes)} of {dtype_name(kind)}" for kind, sizes in ((value.dtype, value.size), (dtype, shape))
         )
         raise CheckpointError(
             Fault(
                 code=Code.DCP_CHUNK,
                 where=source.where,
-                message=f"it holds a tensor {found}, and .metadata says {said}",
+                message=f"it holds a tensor {found}, and .metadata says {expected}",
                 hint=SAVED_AGAIN,
             )
         )
@@ -259,8 +259,8 @@ def _archive(source: ByteSource) -> Archive:
         archive = read_archive(source, TORCH)
     structures = sum(name.endswith("/data.pkl") for name in archive.entries)
     if structures != 1 or "data.pkl" not in found:
-        what = f"{structures} entries named data.pkl" if structures > 1 else "no data.pkl"
-        raise _bad_archive(source, f"a zip archive with {what}, so not one that torch.save wrote", SAVE_AGAIN)
+        count = f"{structures} entries named data.pkl" if structures > 1 else "no data.pkl"
+        raise _bad_archive(source, f"a zip archive with {count}, so not one that torch.save wrote", SAVE_AGAIN)
     faults = FaultList(source.where)
     for name, entry in found.items():
         known = KNOWN.fullmatch(name)
@@ -332,7 +332,7 @@ def _read_legacy(source: ByteSource, kind: type[Kind], *, locate: bool) -> Loade
     value, keys = machine.load(), machine.load()
     if not isinstance(keys, list):
         raise _damaged(source, "no list of storages follows the structure")
-    item_sizes = {key: one.dtype.itemsize if one.dtype else 1 for key, one in machine.storages.items()}
+    item_sizes = {key: storage.dtype.itemsize if storage.dtype else 1 for key, storage in machine.storages.items()}
     return Loaded(machine=machine, value=value, records=_records(source, machine.position, keys, item_sizes))
 
 

@@ -17,7 +17,7 @@ from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
-from porting.errors import Code, Fault, nearest, told
+from porting.errors import Code, Fault, Message, Wording, nearest
 
 CHECKSUM_PIECE = 1 << 18
 """Bytes read at a time: larger pieces fall out of the processor's cache and cost several times as much."""
@@ -181,13 +181,13 @@ class Checkpoint:
         """
         source = self.sources.get(name)
         if not isinstance(source, LocalFile):
-            what = f"of tensor {quote(tensor)}" if tensor else f"in {quote(name)}"
-            message = f"the values {what} were not fetched, only the headers"
+            subject = f"of tensor {quote(tensor)}" if tensor else f"in {quote(name)}"
+            message = f"the values {subject} were not fetched, only the headers"
             raise self._fault(
                 Code.WEIGHTS_NOT_FETCHED,
                 self.location,
                 message,
-                told(called="open the checkpoint with weights=True", typed="leave --headers-only out"),
+                Message(Wording(python="open the checkpoint with weights=True", command="leave --headers-only out")),
             )
         return source
 
@@ -233,7 +233,7 @@ class Checkpoint:
         """
         sources = (source for source in self.sources.values() if isinstance(source, LocalFile))
         mapped = sorted((*place, source) for source in sources if (place := source.mapped) is not None)
-        begins, seen = [one[0] for one in mapped], set[int]()
+        begins, seen = [place[0] for place in mapped], set[int]()
         for tensor in tensors:
             if not tensor.numel() or tensor.device.type != "cpu":
                 continue
@@ -303,7 +303,7 @@ class Checkpoint:
         if "auto_map" not in self.config:
             return ()
         named = self.config["auto_map"]
-        classes = ", ".join(quote(one) for one in named.values()) if isinstance(named, Mapping) else quote(named)
+        classes = ", ".join(quote(path) for path in named.values()) if isinstance(named, Mapping) else quote(named)
         message = f"config.json asks for code of its own (auto_map: {quote(classes)[1:-1]}), which is never run here"
         hint = "nothing is to be done, unless the module that you load into is meant to be that code"
         return (Fault(code=Code.REMOTE_CODE, where=self.location, message=message, hint=hint),)
@@ -327,12 +327,17 @@ class Checkpoint:
                     )
 
     def _same_bytes(self, first: Contents, second: Contents, name: str) -> bool:
-        one, other = (self.sources.get(part.file.name) for part in (first, second))
-        here, there = first.extents.get(name), second.extents.get(name)
-        if not isinstance(one, LocalFile) or not isinstance(other, LocalFile) or here is None or there is None:
+        first_file, second_file = (self.sources.get(part.file.name) for part in (first, second))
+        first_extent, second_extent = first.extents.get(name), second.extents.get(name)
+        if (
+            not isinstance(first_file, LocalFile)
+            or not isinstance(second_file, LocalFile)
+            or first_extent is None
+            or second_extent is None
+        ):
             return False
-        same = here.stop - here.start == there.stop - there.start
-        return same and one.same_range(here.start, here.stop, other, there.start)
+        same = first_extent.stop - first_extent.start == second_extent.stop - second_extent.start
+        return same and first_file.same_range(first_extent.start, first_extent.stop, second_file, second_extent.start)
 
     def _verify_checksum(self, source: ByteSource, record: ChecksummedRange | None) -> None:
         """Reads a record once and compares its CRC-32 with the archive's."""

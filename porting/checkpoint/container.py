@@ -421,10 +421,10 @@ def _shifted(crc: int, nbytes: int) -> int:
     return crc
 
 
-def _product(one: int, other: int) -> int:
-    found = 0
-    for place in range(31, -1, -1):
-        if one >> place & 1:
-            found ^= other
-        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
-    return found
+def _product(left: int, right: int) -> int:
+    product = 0
+    for bit in range(31, -1, -1):
+        if left >> bit & 1:
+            product ^= right
+        right = right >> 1 ^ (_POLYNOMIAL if right & 1 else 0)
+    return product

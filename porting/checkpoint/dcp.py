@@ -91,12 +91,12 @@ class Distributed(Container):
             file=described, tensors=found.tensors, extents={}, shared=shared, chunks=found.chunks, locate=_locate
         )
         contents = [whole]
-        held: dict[str, list[str]] = {name: [] for name in first}
+        names_of: dict[str, list[str]] = {name: [] for name in first}
         for name, info in found.tensors.items():
-            held.setdefault(info.file, []).append(name)
+            names_of.setdefault(info.file, []).append(name)
         for name in first:
             file = WeightFile(
-                name=name, size=sources[name].size, format=self.name, metadata={}, names=tuple(held[name])
+                name=name, size=sources[name].size, format=self.name, metadata={}, names=tuple(names_of[name])
             )
             contents.append(Contents(file=file, tensors={}, extents={}))
         return Found(contents=tuple(contents), sources=sources, notes=notes)
@@ -171,11 +171,11 @@ def _locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
         extent = locate_tensor(_Part(source, chunk, where), dtype=info.dtype, shape=chunk.sizes)
     except CheckpointError as error:
         # What a state dict would be told to do about itself, a chunk is not.
-        faults = [replace(one, hint=SAVE_AGAIN) for one in error.faults]
+        faults = [replace(fault, hint=SAVE_AGAIN) for fault in error.faults]
         kind = foreign(error.source) if isinstance(error, UnrecognisedError) else None
         if kind is not None:
             faults = [
-                replace(one, message=f"this is {kind.what}, not a tensor that torch.save wrote") for one in faults
+                replace(fault, message=f"this is {kind.what}, not a tensor that torch.save wrote") for fault in faults
             ]
         raise CheckpointError(faults) from error
     record = extent.record
@@ -227,8 +227,8 @@ def _notes(found: DistributedContents, *, part: str | None, location: str, where
     """What is in it beside a model's tensors, and under which names these were saved."""
     if part or not (found.entries or found.parts):
         return ()
-    several = ", ".join(f"{quote(one)} ({_counted(count)})" for one, count in list(found.parts.items())[:SHOWN])
-    named = ", ".join(quote(one) for one in found.entries[:SHOWN])
+    several = ", ".join(f"{quote(path)} ({_counted(count)})" for path, count in list(found.parts.items())[:SHOWN])
+    named = ", ".join(quote(entry) for entry in found.entries[:SHOWN])
     more = f" and {len(found.entries) - SHOWN} more" if len(found.entries) > SHOWN else ""
     if not found.entries:
         message = f"what was saved has {several} in it"
@@ -286,16 +286,16 @@ def _check_ranges(
         if len(same) == 1 or not chunks:
             for chunk in chunks:
                 ranges.setdefault(chunk.file, []).append((chunk.start, chunk.stop, name))
-    for file, held in ranges.items():
+    for file, stored_ranges in ranges.items():
         end, last = 0, ""
-        for start, stop, name in sorted(held):
+        for start, stop, name in sorted(stored_ranges):
             if start < end:
                 message = f"its bytes in {file} are also those of {quote(last)}"
                 faults.add(Code.DCP_CHUNK, message, tensor=name, hint=SAVE_AGAIN)
             if stop > end:
                 end, last = stop, name
     faults.raise_if_any()
-    stored = sum(stop - start for held in ranges.values() for start, stop, _ in held)
+    stored = sum(stop - start for stored_ranges in ranges.values() for start, stop, _ in stored_ranges)
     made = sum(info.nbytes for info in found.tensors.values()) - SHARED * stored
     charge("made", max(made, 0), where=where)
     return tuple(frozenset(names) for (_, _, chunks), names in ties.items() if chunks and len(names) > 1)

@@ -86,7 +86,7 @@ def _pickle(dtype: torch.dtype, shape: Sequence[int]) -> bytes:
         strides.insert(0, numel)
         numel *= max(size, 1)
     count = 0 if 0 in shape else numel
-    kind = next((name for name, one in STORAGES.items() if one == dtype), "")
+    kind = next((name for name, stored_dtype in STORAGES.items() if stored_dtype == dtype), "")
     storage = f"ctorch\n{kind}\n" if kind else "ctorch.storage\nUntypedStorage\n"
     call = "_rebuild_tensor_v2" if kind else "_rebuild_tensor_v3"  # the third names the dtype of an untyped storage
     behind = b"" if kind else f"ctorch\n{dtype_name(dtype)}\n".encode()

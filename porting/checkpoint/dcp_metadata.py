@@ -91,8 +91,8 @@ class MetadataMachine(StateMachine):
     def _new(self) -> None:
         args, kind = self._pop(), self._pop()
         if not isinstance(kind, Global) or (kind.module, kind.name) not in CLASSES or args != ():
-            what = f"{kind.module}.{kind.name}" if isinstance(kind, Global) else describe(kind)
-            raise self.error(f"a new object of {what}", self.unsafe)
+            name = f"{kind.module}.{kind.name}" if isinstance(kind, Global) else describe(kind)
+            raise self.error(f"a new object of {name}", self.unsafe)
         self._push(Node(kind.name))
 
     def _build(self) -> None:
@@ -188,14 +188,14 @@ def overlapping(boxes: Sequence[tuple[Corner, Corner]]) -> tuple[int, int] | Non
 def _rows(boxes: Sequence[tuple[Corner, Corner]], row: Sequence[int]) -> list[list[int]] | None:
     """The boxes in several rows, none of which meets another; None where no axis shows any."""
     for axis in range(len(boxes[row[0]][0])):
-        ordered = sorted(row, key=lambda one: boxes[one][0][axis])
+        ordered = sorted(row, key=lambda number: boxes[number][0][axis])
         rows: list[list[int]] = []
         end = -1
-        for one in ordered:
-            start, size = boxes[one][0][axis], boxes[one][1][axis]
+        for number in ordered:
+            start, size = boxes[number][0][axis], boxes[number][1][axis]
             if start >= end:
                 rows.append([])
-            rows[-1].append(one)
+            rows[-1].append(number)
             end = max(end, start + size)
         if len(rows) > 1:
             return rows
@@ -205,13 +205,13 @@ def _rows(boxes: Sequence[tuple[Corner, Corner]], row: Sequence[int]) -> list[li
 def _pair(boxes: Sequence[tuple[Corner, Corner]], row: Sequence[int]) -> tuple[int, int] | None:
     if len(row) > MOST_IN_PAIRS:
         raise TangledError
-    for place, one in enumerate(row):
-        for other in row[place + 1 :]:
+    for place, first in enumerate(row):
+        for second in row[place + 1 :]:
             if all(
                 start < other_start + other_size and other_start < start + size
-                for start, size, other_start, other_size in zip(*boxes[one], *boxes[other], strict=True)
+                for start, size, other_start, other_size in zip(*boxes[first], *boxes[second], strict=True)
             ):
-                return min(one, other), max(one, other)
+                return min(first, second), max(first, second)
     return None
 
 
@@ -376,8 +376,8 @@ class _Reading:
         except TangledError:
             return self._wrong(name, f"its {len(found)} chunks lie in no rows along any axis", Code.DCP_CHUNK)
         if twice is not None:
-            one, other = (list(found[number][0]) for number in twice)
-            return self._wrong(name, f"its chunks at {one} and {other} overlap", Code.DCP_CHUNK)
+            first, second = (list(found[number][0]) for number in twice)
+            return self._wrong(name, f"its chunks at {first} and {second} overlap", Code.DCP_CHUNK)
         if missing:
             return self._wrong(name, f"{missing} of its elements are in no chunk", Code.DCP_CHUNK)
         lost = [starts for starts, _ in found if (name, starts) not in places]
@@ -414,10 +414,10 @@ def _size_fault(size: tuple[object, ...], itemsize: int) -> str:
     if len(size) > MAX_RANK:
         return f"{len(size)} dimensions; torch handles {MAX_RANK}"
     span = itemsize
-    for one in size:
-        if type(one) is not int or one < 0:
-            return f"its size holds {quote(one)}"
-        span *= one or 1
+    for length in size:
+        if type(length) is not int or length < 0:
+            return f"its size holds {quote(length)}"
+        span *= length or 1
         if span > MAX_BYTES:
             return "its size overflows 64 bits"
     return ""

@@ -20,7 +20,7 @@ import torch
 import xxhash
 
 from porting.checkpoint.errors import CheckpointError
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault, Message, Wording
 from porting.opening import LINKED, Opened, open_file
 
 MOST_ROWS = 1024
@@ -300,7 +300,9 @@ class LocalFile:
     def _changed(self, found: str) -> CheckpointError:
         hint = "open the checkpoint again once nothing writes to it"
         if self._read.unknown:
-            hint += told(called="; with own=True its values are copies, which no later change reaches", typed="")
+            hint += Message(
+                Wording(python="; with own=True its values are copies, which no later change reaches", command="")
+            )
         fault = Fault(
             code=Code.FILE_CHANGED,
             where=self.where,

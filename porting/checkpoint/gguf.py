@@ -100,12 +100,12 @@ def _read(source: ByteSource, name: str) -> Contents:
     tensors: dict[str, TensorInfo] = {}
     extents: dict[str, Extent] = {}
     end, last = 0, ""
-    for tensor, kind, shape, offset in sorted(described, key=lambda one: one[3]):
+    for tensor, kind, shape, offset in sorted(described, key=lambda entry: entry[3]):
         dtype = DTYPES.get(kind)
         if dtype is None:
-            what = f"the quantised type {QUANTISED[kind]}" if kind in QUANTISED else f"the unknown type {kind}"
+            quantisation = f"the quantised type {QUANTISED[kind]}" if kind in QUANTISED else f"the unknown type {kind}"
             hint = "take the weights in float32, float16 or bfloat16"
-            faults.add(Code.GGUF_FILE, f"it has {what}, which is not read", tensor=tensor, hint=hint)
+            faults.add(Code.GGUF_FILE, f"it has {quantisation}, which is not read", tensor=tensor, hint=hint)
             continue
         reason = shape_fault(shape, dtype) or ("it is there twice" if tensor in tensors else "")
         nbytes = torch.Size(shape).numel() * dtype.itemsize if not reason else 0

@@ -96,8 +96,8 @@ def download(
     if is_offline(local_files_only):
         return _cached(model, cache_dir)
     try:
-        there, names = _resolve(model, token)
-        main, commit = choose(names, there), there.commit
+        model_files, names = _resolve(model, token)
+        main, commit = choose(names, model_files), model_files.commit
         fetch = Fetcher(model, commit, token, cache_dir)
         root = fetch([main, *(name for name in COMPANIONS if name in names)])
         others = _others(_CachedPlace(root, str(model)), main)
@@ -119,13 +119,13 @@ def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
         HubError: the hub does not give access to it.
         CheckpointError: the model has no weights, or a faulty index.
     """
-    there, names = _resolve(model, token)
-    main = choose(names, there)
+    model_files, names = _resolve(model, token)
+    main = choose(names, model_files)
     config: dict[str, object] = {}
     if CONFIG_NAME in names:
-        raw, where = there.read(CONFIG_NAME, limit=MAX_CONFIG)
+        raw, where = model_files.read(CONFIG_NAME, limit=MAX_CONFIG)
         config = parse_config(raw, where=where)
-    return replace(there, main=main, config=config)
+    return replace(model_files, main=main, config=config)
 
 
 def _resolve(model: ModelId, token: str | bool | None) -> tuple[RemoteModel, set[str]]:
@@ -186,7 +186,7 @@ class Fetcher:
         with spending(), ThreadPoolExecutor(THREADS) as pool:
             fetching = [pool.submit(copy_context().run, self._one, name) for name in names]
             try:
-                paths = [one.result() for one in fetching]
+                paths = [future.result() for future in fetching]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -244,8 +244,8 @@ def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapsho
     weights, place = [name for name in found if name != CONFIG_NAME], _CachedPlace(root, str(model))
     missing = [other for name in weights for other in _others(place, name) if not (root / other).exists()]
     if not weights or missing:
-        what = "; ".join(missing[:3]) + (" …" if len(missing) > 3 else "") if missing else "its weights"
-        raise _hub_fault(model, f"the cache holds a part of it and lacks {what}", online)
+        lacking = "; ".join(missing[:3]) + (" …" if len(missing) > 3 else "") if missing else "its weights"
+        raise _hub_fault(model, f"the cache holds a part of it and lacks {lacking}", online)
     return Snapshot(root=root, commit=root.name)
 
 

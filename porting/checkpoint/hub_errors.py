@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from huggingface_hub import constants, errors
 
 from porting.checkpoint.errors import HubError, quote
-from porting.errors import Code, Fault, PortingError, told
+from porting.errors import Code, Fault, Message, PortingError, Wording
 
 # The root of what the HTTP client raises, whichever client huggingface_hub was built on.
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 
 
-def _log_in() -> str:
-    return told(called="run `hf auth login`, or pass token=", typed="run `hf auth login`")
+_LOG_IN = Message("run `hf auth login`", Wording(python=", or pass token=", command=""))
 
-
-def _offline_way() -> str:
-    way = told(
-        called="local_files_only=True, or HF_HUB_OFFLINE=1 in the environment", typed="HF_HUB_OFFLINE=1 before it"
-    )
-    return f"what the cache holds is taken with {way}"
+_USE_CACHE = Message(
+    "what the cache holds is taken with ",
+    Wording(
+        python="local_files_only=True, or HF_HUB_OFFLINE=1 in the environment", command="HF_HUB_OFFLINE=1 before it"
+    ),
+)
 
 
 BEGINNING = 60
@@ -87,7 +86,7 @@ def explained(model: str, *, file: str = "") -> Iterator[None]:
 
 def is_unreachable(error: HubError) -> bool:
     """Whether the hub gave no answer that can be read, so that what the cache holds may stand in for it."""
-    return isinstance(error, MalformedAnswerError) or all(one.code is Code.HUB_UNREACHABLE for one in error.faults)
+    return isinstance(error, MalformedAnswerError) or all(fault.code is Code.HUB_UNREACHABLE for fault in error.faults)
 
 
 def _known(error: BaseException, model: str, where: str) -> Fault | None:
@@ -131,7 +130,7 @@ def _gated(error: BaseException, model: str) -> Explanation:
     return (
         Code.HUB_ACCESS,
         message,
-        f"accept them at {constants.ENDPOINT}/{model.partition('@')[0]}, then {_log_in()}",
+        Message(f"accept them at {constants.ENDPOINT}/{model.partition('@')[0]}, then ", _LOG_IN),
     )
 
 
@@ -140,7 +139,7 @@ def _no_repository(error: BaseException, model: str) -> Explanation:
     return (
         Code.HUB_NOT_FOUND,
         message,
-        f"check the spelling, of a path too if one was meant; if it is private, {_log_in()}",
+        "check the spelling, of a path too if one was meant; if it is private, " + _LOG_IN,
     )
 
 
@@ -196,7 +195,7 @@ def _status(error: BaseException, model: str) -> Explanation:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", 0)
     if status == 401:
-        return Code.HUB_ACCESS, "the hub does not accept the token (401)", _log_in()
+        return Code.HUB_ACCESS, "the hub does not accept the token (401)", _LOG_IN
     if status == 403:
         return (
             Code.HUB_ACCESS,
@@ -213,12 +212,12 @@ def _status(error: BaseException, model: str) -> Explanation:
             "too many requests (429)",
             f"try again{after}; logging in raises the limit",
         )
-    return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", f"try again later; {_offline_way()}"
+    return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", "try again later; " + _USE_CACHE
 
 
 def _network(error: BaseException, model: str) -> Explanation:
     message = f"{constants.ENDPOINT} cannot be reached, or the connection broke ({_first_line(error)})"
-    return Code.HUB_UNREACHABLE, message, f"check the network and try again; {_offline_way()}"
+    return Code.HUB_UNREACHABLE, message, "check the network and try again; " + _USE_CACHE
 
 
 def _system(error: BaseException, model: str) -> Explanation:
@@ -226,7 +225,7 @@ def _system(error: BaseException, model: str) -> Explanation:
     if number in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}:
         message = f"the cache cannot be written: {getattr(error, 'strerror', None) or error}"
         room = "set HF_HOME to a place with room"
-        return Code.HUB_CACHE, message, told(called=f"pass cache_dir=, or {room}", typed=room)
+        return Code.HUB_CACHE, message, Message(Wording(python="pass cache_dir=, or ", command=""), room)
     return Code.HUB_UNREACHABLE, f"the download failed ({_first_line(error)})", "try again"
 
 

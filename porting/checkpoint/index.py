@@ -213,7 +213,7 @@ class ShardedIndex(Container):
             SHARDS[os.path.splitext(name)[1]].read(source, name=name, locate=locate)
             for name, source in (sources.items() if locate else open_each(place, index.shards))
         )
-        notes = tuple(note for one in contents for note in one.notes)
+        notes = tuple(note for file in contents for note in file.notes)
         return Found(contents=contents, sources=sources, index=index, notes=notes)
 
     def others(self, place: Place, main: str) -> tuple[str, ...]:

@@ -63,14 +63,19 @@ class Stub:
         """The attributes that it would have: the last state that was given to it, where that is a dictionary."""
         state = self.given[-1] if self.given else None
         if isinstance(state, tuple) and len(state) == 2:  # attributes, and those of slots
-            return {name: value for one in state if isinstance(one, dict) for name, value in one.items()}
+            return {
+                name: value
+                for attributes in state
+                if isinstance(attributes, dict)
+                for name, value in attributes.items()
+            }
         return state if isinstance(state, dict) else {}
 
     @property
     def is_module(self) -> bool:
         """Whether it is a ``torch.nn.Module``, or one of TorchScript, by what it was given."""
-        held = self.attributes
-        return self.is_script or all(isinstance(held.get(part), dict) for part in MODULE_PARTS)
+        attributes = self.attributes
+        return self.is_script or all(isinstance(attributes.get(part), dict) for part in MODULE_PARTS)
 
     @property
     def is_script(self) -> bool:
@@ -79,17 +84,19 @@ class Stub:
 
     def tensors_of_module(self) -> Iterator[tuple[object, object]]:
         """What ``state_dict()`` goes through: parameters, buffers that are saved, and modules."""
-        held = self.attributes
+        attributes = self.attributes
         if self.is_script:
-            yield from held.items()
+            yield from attributes.items()
             return
-        left_out = held.get("_non_persistent_buffers_set")
+        left_out = attributes.get("_non_persistent_buffers_set")
         names = _elements(left_out) if isinstance(left_out, Stub) else []
         unsaved = {name for name in names if isinstance(name, str)}
         for part in MODULE_PARTS:
-            entries = held[part]
+            entries = attributes[part]
             if isinstance(entries, dict):
-                yield from ((name, one) for name, one in entries.items() if part != "_buffers" or name not in unsaved)
+                yield from (
+                    (name, value) for name, value in entries.items() if part != "_buffers" or name not in unsaved
+                )
 
 
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")
@@ -202,7 +209,7 @@ class InertMachine(StateMachine):
             case "collections.OrderedDict", (list() as pairs,):  # as Python 2 wrote it
                 charge("objects", PAIR * len(pairs), where=self.source.where)  # one list may be given to many calls
                 self._push(Ordered())
-                self._set_items([one for pair in pairs for one in self._pair(pair)])
+                self._set_items([item for pair in pairs for item in self._pair(pair)])
             case "torch.Size", (tuple() | list() as sizes,) if is_shape(sizes):
                 self._push(tuple(sizes))
             case _ if function.module == UTILS and function.name in REBUILD and not isinstance(first, Stub):
@@ -237,7 +244,7 @@ class InertMachine(StateMachine):
             raise self.error(f"items for {describe(target)} at byte {self.position}")
         for key, value in zip(values[::2], values[1::2], strict=True):
             inside = key if isinstance(key, tuple) else (key,)
-            if any(isinstance(one, dict | list) for one in inside):
+            if any(isinstance(item, dict | list) for item in inside):
                 raise self.error(f"{describe(key)} as the key of a dictionary")
             plain = isinstance(key, str | float | bytes | None) or (isinstance(key, int) and -SMALL <= key < SMALL)
             items[key if plain else Unnamed()] = value

@@ -17,7 +17,7 @@ from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.checkpoint.state_pickle import TensorSpec
-from porting.errors import Code, Fault, nearest, told
+from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.limits import charge
 
 DEEPEST = 100
@@ -77,7 +77,7 @@ class InnerPathNeededError(CheckpointError):
         listed = ", ".join(map(_shown, places[:SHOWN])) + _more(len(places))
         which = "its only state dict is" if len(places) == 1 else "state dicts are"
         message = f"this file holds more than a state dict; {which} at {listed}"
-        hint = told(called=f"open {first!r}", typed=f"name the one you mean: porting inspect '{first}'")
+        hint = Message(Wording(python=f"open {first!r}", command=f"name the one you mean: porting inspect '{first}'"))
         super().__init__(Fault(code=Code.INNER_PATH, where=source.where, message=message, hint=hint))
 
     def at(self, location: str) -> InnerPathNeededError:
@@ -122,14 +122,14 @@ class Tree:
                 count, named = self._count(node)
                 self._charge(len(path))
                 found.append((named, InnerPath(path=path, tensors=count)))
-        found.sort(key=lambda one: -one[0])
+        found.sort(key=lambda entry: -entry[0])
         whole = (InnerPath(path="", tensors=self._count(self.root)[0]),) if direct else ()
-        return (*(one for _, one in found), *whole)
+        return (*(place for _, place in found), *whole)
 
     def _descended(self, path: str, node: object) -> tuple[str, object]:
         """From a place that holds one other place and no tensor on to that one."""
         for _ in range(DEEPEST):
-            inside = [(key, one) for key, one in _children(node) if self._count(one)[0]]
+            inside = [(key, child) for key, child in _children(node) if self._count(child)[0]]
             if isinstance(node, Stub) or len(inside) != 1 or not _is_container(inside[0][1]):
                 break
             key, child = inside[0]
@@ -239,20 +239,20 @@ class Tree:
             node, seen = waiting.pop()
             if seen:
                 every = by_names = 0
-                for key, one in _children(node):
-                    both, named = self._count(one)
+                for key, child in _children(node):
+                    both, named = self._count(child)
                     every += both
                     by_names += named if isinstance(key, str) else 0
                 self._counts[id(node)] = min(every, MOST), min(by_names, MOST)
             elif id(node) not in self._counts:
                 self._counts[id(node)] = 0, 0
                 waiting.append((node, True))
-                waiting += ((one, False) for _, one in _children(node) if _is_container(one))
+                waiting += ((child, False) for _, child in _children(node) if _is_container(child))
         return self._counts[id(root)]
 
     def _missing(self, path: str) -> CheckpointError:
         places = self.places()
-        known = nearest(path, [one.path for one in places if one.path])
+        known = nearest(path, [place.path for place in places if place.path])
         if not known and places:
             known = f"state dicts are at {', '.join(map(_shown, places[:SHOWN]))}"
         message = f"it holds no tensor whose name begins with {quote(f'{path}.')}" if path else "it holds no tensor"
@@ -297,7 +297,7 @@ def _children(node: object) -> Iterator[tuple[str | int, object]]:
     """What is in an object, by names and numbers; of a module, what its state dict is made of."""
     entries: Iterable[tuple[object, object]] = ()
     if isinstance(node, Stub) and node.is_module:
-        entries = (one for one in node.tensors_of_module() if _is_container(one[1]) or _is_tensor(one[1]))
+        entries = (entry for entry in node.tensors_of_module() if _is_container(entry[1]) or _is_tensor(entry[1]))
     elif isinstance(node, Stub):
         entries = node.items.items()
     elif isinstance(node, dict):
@@ -314,9 +314,9 @@ def _shown(place: InnerPath) -> str:
     return f"{where} ({place.tensors:,} tensor{'' if place.tensors == 1 else 's'})"
 
 
-def _listed(names: list[str], what: str) -> str:
+def _listed(names: list[str], noun: str) -> str:
     shown = ", ".join(map(quote, names[:SHOWN]))
-    return f"the {what} {shown}" if len(names) == 1 else f"{shown}{_more(len(names))}"
+    return f"the {noun} {shown}" if len(names) == 1 else f"{shown}{_more(len(names))}"
 
 
 def _more(count: int) -> str:

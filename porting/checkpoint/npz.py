@@ -50,7 +50,7 @@ from porting.checkpoint.zip_file import (
     locate_all,
     read_archive,
 )
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault, Message, Wording
 from porting.limits import charge, reading
 from porting.printable import dtype_name
 
@@ -159,9 +159,11 @@ class Npz(Container):
             return "an archive's member of that name would lie outside of it", "rename it"
         if dtype in NAMES:
             return "", ""
-        wider = told(called="pass dtype=torch.float32", typed="pass --dtype float32")
-        hint = f"{wider}, which holds every value of it, or write safetensors" if dtype.is_floating_point else ""
-        return f"numpy has no {dtype_name(dtype)}, so that an .npz file cannot hold it", hint
+        message = f"numpy has no {dtype_name(dtype)}, so that an .npz file cannot hold it"
+        if not dtype.is_floating_point:
+            return message, ""
+        wider = Wording(python="dtype=torch.float32", command="--dtype float32")
+        return message, Message("pass ", wider, ", which holds every value of it, or write safetensors")
 
     def outline(
         self,
@@ -195,7 +197,7 @@ class Npz(Container):
             frame=(*pieces, (at, end)),
             offsets=offsets,
             tensors=tuple(tensors),
-            seals={name: Seal(places=(one, at + other), before=crc) for name, (one, other, crc) in seals.items()},
+            seals={name: Seal(places=(place, at + other), before=crc) for name, (place, other, crc) in seals.items()},
         )
         return Outline(shards=(shard,))
 
@@ -309,7 +311,7 @@ def _parsed(text: bytes, start: int, size: int) -> _Array:
             pass
         case _:
             raise _ArrayError("its header does not say descr, fortran_order and shape, and nothing else")
-    if not all(type(one) is int and one >= 0 for one in shape):
+    if not all(type(size) is int and size >= 0 for size in shape):
         raise _ArrayError(f"its shape {quote(shape)} is no tuple of sizes")
     dtype, swapped = _dtype(descr)
     reason = shape_fault(shape, dtype)
@@ -331,8 +333,8 @@ def _dtype(descr: object) -> tuple[torch.dtype, bool]:
         raise _ArrayError(f"its descr {quote(descr)} is none of numpy's")
     order, kind, width = parts.groups()
     if kind in NO_NUMBERS:
-        what, hint = NO_NUMBERS[kind]
-        raise _ArrayError(f"its descr is {descr!r}: {what}", hint)
+        kind_name, hint = NO_NUMBERS[kind]
+        raise _ArrayError(f"its descr is {descr!r}: {kind_name}", hint)
     dtype = DTYPES.get(kind + width)
     if dtype is None or (order == "|") != (dtype.itemsize == 1):
         raise _ArrayError(f"its descr {quote(descr)} is no dtype that torch has", "save it as float64 or int64")
@@ -356,8 +358,10 @@ class _Places:
     def before(self, name: str, position: int) -> _State | None:
         """The last state at or before a position; None for the beginning."""
         with self._lock:
-            known = [one for (member, _), one in self._states.items() if member == name and one.position <= position]
-            return max(known, key=lambda one: one.position, default=None)
+            known = [
+                state for (member, _), state in self._states.items() if member == name and state.position <= position
+            ]
+            return max(known, key=lambda state: state.position, default=None)
 
 
 @dataclass
@@ -470,8 +474,8 @@ class _Inflated:
         if state.stream.unused_data or state.left or state.read != self._member.record.stop:
             raise self._damaged("has bytes behind its end")
 
-    def _damaged(self, what: str) -> CheckpointError:
-        message = f"the entry {quote(self._member.name)} {what}"
+    def _damaged(self, damage: str) -> CheckpointError:
+        message = f"the entry {quote(self._member.name)} {damage}"
         return CheckpointError(Fault(code=Code.NPZ_FILE, where=self.where, message=message, hint=FETCH_AGAIN))
 
 

@@ -83,9 +83,11 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
     for number in range(min(max(found) + 1, MOST)):
         names = sorted(found.get(number, []))
         if len(names) != 1:
-            what = f"there is no rank {number}" if not names else f"rank {number} is {' and '.join(map(quote, names))}"
+            message = (
+                f"there is no rank {number}" if not names else f"rank {number} is {' and '.join(map(quote, names))}"
+            )
             faults.add(
-                Code.CHECKPOINT_NOT_FOUND, what, hint="each rank from 0 on is there once; check how it was saved"
+                Code.CHECKPOINT_NOT_FOUND, message, hint="each rank from 0 on is there once; check how it was saved"
             )
     faults.raise_if_any()
     return tuple(
@@ -111,13 +113,13 @@ def joined(
     folders: list[InPlace] = []
     notes: list[Fault] = []
     part = None
-    for rank, one in zip(ranks, opened, strict=True):
-        charge("objects", 4 * len(one.tensors), where=location)
-        contents += [_renamed(each, rank) for each in one.contents]
-        sources |= {rank.label + name: source for name, source in one.sources.items()}
-        folders += [one.folder] if one.folder is not None else []
-        notes += one.warnings
-        part = one.part
+    for rank, checkpoint in zip(ranks, opened, strict=True):
+        charge("objects", 4 * len(checkpoint.tensors), where=location)
+        contents += [_renamed(each, rank) for each in checkpoint.contents]
+        sources |= {rank.label + name: source for name, source in checkpoint.sources.items()}
+        folders += [checkpoint.folder] if checkpoint.folder is not None else []
+        notes += checkpoint.warnings
+        part = checkpoint.part
     return Checkpoint(
         location=location,
         path=home,
@@ -154,17 +156,17 @@ def _renamed(contents: Contents, rank: Rank) -> Contents:
     front, label = f"rank{rank.number}.", rank.label
     names = {name: front + name for name in contents.file.names}
 
-    def info(one: TensorInfo) -> TensorInfo:
-        return replace(one, name=front + one.name, file=label + one.file)
+    def info(tensor: TensorInfo) -> TensorInfo:
+        return replace(tensor, name=front + tensor.name, file=label + tensor.file)
 
-    def chunk(one: Chunk) -> Chunk:
-        return replace(one, file=label + one.file)
+    def chunk(part: Chunk) -> Chunk:
+        return replace(part, file=label + part.file)
 
     return replace(
         contents,
         file=replace(contents.file, name=label + contents.file.name, names=tuple(names.values()), header=None),
-        tensors={front + name: info(one) for name, one in contents.tensors.items()},
-        extents={front + name: one for name, one in contents.extents.items()},
+        tensors={front + name: info(tensor) for name, tensor in contents.tensors.items()},
+        extents={front + name: extent for name, extent in contents.extents.items()},
         shared=tuple(frozenset(front + name for name in group) for group in contents.shared),
         chunks={front + name: tuple(map(chunk, some)) for name, some in contents.chunks.items()},
     )

@@ -19,7 +19,7 @@ from porting.checkpoint.layout import Contents
 from porting.checkpoint.npz import Npz
 from porting.checkpoint.safetensors_file import Safetensors
 from porting.checkpoint.sniff import foreign
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 
 SAFETENSORS = Safetensors()
 """What is written where nothing else is asked for."""
@@ -45,18 +45,22 @@ MARKS = tuple(container.endings[0] for container in CONTAINERS)
 MAINS = tuple(name for container in CONTAINERS for name in container.mains)
 """The files that stand for the weights of a directory."""
 
-ALONE = tuple(dict.fromkeys(one.endings[0] for one in CONTAINERS if not (one.together or one.single)))
+ALONE = tuple(
+    dict.fromkeys(container.endings[0] for container in CONTAINERS if not (container.together or container.single))
+)
 EXPECTED = f"a checkpoint ({', '.join(ALONE)}, or an index of shards)"
 
 
 def named(name: str) -> Container:
     """The container that :attr:`WeightFile.format` names."""
-    return next(one for one in CONTAINERS if one.name == name and not one.single)
+    return next(container for container in CONTAINERS if container.name == name and not container.single)
 
 
 def container_of(file: str) -> Container | None:
     """The container of a file, by its name; None when it is of none."""
-    return next((one for one in CONTAINERS if file == one.main or file.endswith(one.endings)), None)
+    return next(
+        (container for container in CONTAINERS if file == container.main or file.endswith(container.endings)), None
+    )
 
 
 def writer_of(to: str | None) -> tuple[Container, str]:
@@ -74,16 +78,20 @@ def writer_of(to: str | None) -> tuple[Container, str]:
     """
     if to is None:
         return SAFETENSORS, ""
-    writers = {one.name: one for one in CONTAINERS if one.promises.writes and one is not SAFETENSORS and not one.single}
+    writers = {
+        container.name: container
+        for container in CONTAINERS
+        if container.promises.writes and container is not SAFETENSORS and not container.single
+    }
     kind, slash, part = to.partition("/")
     container = writers.get(kind)
     plain = bool(part) and not set(part) & {"/", "."} and part.isprintable()
     if container is None or (slash and not (container.parts and plain)):
-        ways = []
-        for name, one in writers.items():
-            ways.append(name)
-            ways += [f"{name}/model for what is saved under 'model'"] if one.parts else []
-        message = f"{option('to', to)}: expected {', or '.join(ways)}"
+        expected = []
+        for name, writer in writers.items():
+            expected.append(name)
+            expected += [f"{name}/model for what is saved under 'model'"] if writer.parts else []
+        message = Message(Option("to", to), f": expected {', or '.join(expected)}")
         raise CheckpointError(Fault(code=Code.OPTION_REFUSED, message=message, hint="leave it out for safetensors"))
     return container, part
 
@@ -99,21 +107,21 @@ def choose(names: Collection[str], place: Place) -> str:
         CheckpointError: there are none, or two sets of weights that could both be meant.
     """
     where = place.location
-    found = [(one, main) for one in CONTAINERS for main in one.mains if main in names]
+    found = [(container, main) for container in CONTAINERS for main in container.mains if main in names]
     if found:
-        one, main = found[0]
+        container, main = found[0]
         single = main.removesuffix(INDEX)
-        usual = main == one.main
+        usual = main == container.main
         rival = next((name for other, name in found if (name == other.main) != usual), "")
-        if one.single and single in names and one.others(place, main) != (single,):
+        if container.single and single in names and container.others(place, main) != (single,):
             rival = single
         if rival:
             message = f"{rival} and {main} are both here, two sets of weights"
             hint = "pass the path of the one you mean, or remove the one that an older save left"
             raise CheckpointError(Fault(code=Code.CHECKPOINT_AMBIGUOUS, where=where, message=message, hint=hint))
         return main
-    for one in CONTAINERS:
-        fault = one.incomplete(names, where=where)
+    for container in CONTAINERS:
+        fault = container.incomplete(names, where=where)
         if fault is not None:
             raise CheckpointError(fault)
     candidates = sorted(name for name in names if name.endswith(ENDINGS))
@@ -121,14 +129,16 @@ def choose(names: Collection[str], place: Place) -> str:
         hint = f"if {candidates[0]} is meant, pass its path"
     else:
         hint = "these are the names that save_pretrained gives; check the path"
-    known = dict.fromkeys(name for one in CONTAINERS for name in (one.single, *one.mains))
+    known = dict.fromkeys(name for container in CONTAINERS for name in (container.single, *container.mains))
     message = f"holds no weights: none of {', '.join(name for name in known if name and not name.startswith('.'))}"
     raise CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))
 
 
 def sniff(source: ByteSource) -> FileKind | None:
     """What a file is by its bytes; None when they do not say."""
-    return next((kind for one in CONTAINERS if (kind := one.sniff(source)) is not None), None) or foreign(source)
+    return next((kind for container in CONTAINERS if (kind := container.sniff(source)) is not None), None) or foreign(
+        source
+    )
 
 
 def explained(error: UnrecognisedError) -> CheckpointError:

@@ -227,7 +227,7 @@ def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> st
     return ""
 
 
-def _sizes(key: str, what: str, value: Json, faults: FaultList) -> list[int] | None:
+def _sizes(key: str, field: str, value: Json, faults: FaultList) -> list[int] | None:
     """A value as a list of sizes; None when it is none, which is then noted."""
     reason = ""
     sizes: list[int] = []
@@ -244,7 +244,7 @@ def _sizes(key: str, what: str, value: Json, faults: FaultList) -> list[int] | N
                 break
             sizes.append(size)
     if reason:
-        faults.add(Code.SAFETENSORS_TENSOR, f"its {what} {reason}", tensor=key, hint=FETCH_AGAIN)
+        faults.add(Code.SAFETENSORS_TENSOR, f"its {field} {reason}", tensor=key, hint=FETCH_AGAIN)
         return None
     return sizes
 

@@ -6,7 +6,7 @@ import re
 
 from porting.checkpoint.container import FileKind
 from porting.checkpoint.files import ByteSource
-from porting.errors import option, told
+from porting.errors import Message, Option, Wording
 
 _TOML = re.compile(rb"\[\[?[a-z_]+\]\]?\s|[a-z_]+ *= ")
 
@@ -27,7 +27,7 @@ def foreign(source: ByteSource) -> FileKind | None:
 
 
 def _by_magic(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
-    for magic, what, hint in (
+    for magic, title, hint in (
         (b"\x1f\x8b", "a gzip archive", "run `gunzip` on it first"),
         (b"\x28\xb5\x2f\xfd", "a zstd archive", "run `unzstd` on it first"),
         (b"BZh", "a bzip2 archive", "run `bunzip2` on it first"),
@@ -37,7 +37,7 @@ def _by_magic(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
         (b"\x7fELF", "a program", "this is no file of weights: fetch it again"),
     ):
         if head.startswith(magic):
-            return FileKind(what, hint)
+            return FileKind(title, hint)
     return _by_text(head, text, source)
 
 
@@ -46,19 +46,16 @@ def _by_text(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
         return FileKind("a tar archive", "unpack it, or save the weights again with a current torch.save")
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
         return FileKind("a pickle", "if it is a state dict that torch.save made, rename it to end in .bin")
-    for what, is_it, hint in (
+    for title, is_it, hint in (
         (
             "a TOML text",
             _TOML.match(text) or source.where.endswith(".toml"),
-            f"a mapping table is passed as {option('table')}",
+            Message("a mapping table is passed as ", Option("table")),
         ),
         (
             "a Python file",
             source.where.endswith(".py"),
-            told(
-                called="what builds a module is passed as into=",
-                typed="what builds a module is passed as --into file.py:NAME",
-            ),
+            Message("what builds a module is passed as ", Wording(python="into=", command="--into file.py:NAME")),
         ),
         (
             "a JSON text",
@@ -67,7 +64,7 @@ def _by_text(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
         ),
     ):
         if is_it:
-            return FileKind(what, hint)
+            return FileKind(title, hint)
     if not head.strip(b"\0"):
         return FileKind(
             f"a file that begins with {len(head)} zero bytes",

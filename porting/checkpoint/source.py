@@ -105,10 +105,10 @@ def _open(
         return _open_file(LocalPlace(folder, location=text, named=path.name), path.name, part=part)
     if RANK in outer:
         return _open_ranks(outer, location=text, part=part, follow_links=follow_links)
-    for one in CONTAINERS:
-        if one.parts and (path.parent / one.main).is_file():
+    for container in CONTAINERS:
+        if container.parts and (path.parent / container.main).is_file():
             place = LocalPlace(Folder(path.parent, follow_links=follow_links), location=text)
-            return open_weights(place, one.main, part=path.name)
+            return open_weights(place, container.main, part=path.name)
     model = parse_model_id(outer, revision=revision, files=(*MARKS, ".json")) if isinstance(source, str) else None
     if model is None:
         message = "no such file or directory, and no possible name of a model on the hub"
@@ -213,8 +213,8 @@ def _open_rank(folder: Folder, parts: tuple[str, ...], *, location: str, part: s
 
 def _open_file(place: LocalPlace, name: str, *, part: str | None) -> Checkpoint:
     location = place.location
-    for one in CONTAINERS:
-        fault = one.fragment(name, where=location)
+    for container in CONTAINERS:
+        fault = container.fragment(name, where=location)
         if fault is not None:
             raise CheckpointError(fault)
     if container_of(name) is not None:
@@ -223,7 +223,7 @@ def _open_file(place: LocalPlace, name: str, *, part: str | None) -> Checkpoint:
     kind = sniff(file)
     if kind is None:
         raise _fault(Code.FORMAT_WRONG, location, f"this is not {EXPECTED}", "check the path")
-    if any(kind == one.sniff(file) for one in CONTAINERS):
+    if any(kind == container.sniff(file) for container in CONTAINERS):
         raise _fault(Code.FORMAT_WRONG, location, f"{kind.what} whose name does not say so", kind.hint)
     raise CheckpointError(wrong_kind(file, kind, EXPECTED))
 

@@ -242,8 +242,8 @@ class StateMachine:
         Raises:
             CheckpointError: a tensor or a storage is described, or a record stored, that belongs to none of them.
         """
-        held = value.values() if isinstance(value, dict) else (value,)
-        needed = {id(spec): spec for spec in held if isinstance(spec, TensorSpec)}
+        values = value.values() if isinstance(value, dict) else (value,)
+        needed = {id(spec): spec for spec in values if isinstance(spec, TensorSpec)}
         if any(id(spec) not in needed for spec in self._tensors):
             raise self.error(f"a tensor that the {self.needed_by} does not hold")
         keys = {spec.storage.key for spec in needed.values()}
@@ -421,8 +421,8 @@ class StateMachine:
             raise self._uncalled(module, name)
 
     def _uncalled(self, module: str, name: str) -> CheckpointError:
-        what = f"a call of {quote(f'{module}.{name}')}"
-        return self.error(f"{what}, which no {self.needed_by} needs and which could run code", self.unsafe)
+        call = f"a call of {quote(f'{module}.{name}')}"
+        return self.error(f"{call}, which no {self.needed_by} needs and which could run code", self.unsafe)
 
     def _stack_global(self) -> None:
         name, module = self._pop(), self._pop()

@@ -75,8 +75,8 @@ def _require_flat(value: Json) -> None:
     for _ in range(DEEPEST):
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
             if isinstance(inner, (dict, list))
         ]
     if level:
@@ -122,8 +122,8 @@ def encoded(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return {FLOAT: next(name for name in NOT_FINITE if str(float(name)) == str(value))}
     if isinstance(value, dict):
-        return {name: encoded(one) for name, one in value.items()}
-    return [encoded(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: encoded(item) for name, item in value.items()}
+    return [encoded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _refuse_constant(name: str) -> NoReturn:

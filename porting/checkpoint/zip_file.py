@@ -282,10 +282,10 @@ def locate_all(source: ByteSource, archive: Archive) -> dict[str, ChecksummedRan
     end, last = 0, ""
     for name, entry in archive.entries.items():
         if entry.at != end:
-            what = (
+            problem = (
                 f"overlaps {quote(last)}" if entry.at < end else f"begins {entry.at - end} bytes behind {quote(last)}"
             )
-            faults.add(code, f"the entry {quote(entry.name)} {what}", hint=FETCH_AGAIN)
+            faults.add(code, f"the entry {quote(entry.name)} {problem}", hint=FETCH_AGAIN)
         found[name], end = locate(source, entry, archive.writer, faults, checksums=checksums)
         last = entry.name
         faults.raise_if_any()  # what follows would only follow from it

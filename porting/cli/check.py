@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,11 +65,13 @@ def check(
                 module = build(construct, bounds(checkpoint.tensors, checkpoint.config))
                 plan = hold(chosen, checkpoint, module, dtype=options.dtype_of(dtype), fresh=fresh)
             doubts = [*plan.warnings, *doubtful(chosen, checkpoint.tensors, module)]
-            warnings = [*map(str, checkpoint.warnings), *map(str, doubts)]
+            warnings = [fault.line for fault in (*checkpoint.warnings, *doubts)]
             if not headers_only:
                 tell("what is dropped", 0, 0)
                 prove_left_out(plan, checkpoint)
-                warnings += map(str, scan(plan, checkpoint.read, lambda done, total: tell("values", done, total)))
+                warnings += [
+                    fault.line for fault in scan(plan, checkpoint.read, lambda done, total: tell("values", done, total))
+                ]
                 checkpoint.require_in_place()
         built = into or (kind.target if kind else "")
         screen.document(lambda: _document(plan, built, warnings, proven=not headers_only))
@@ -130,7 +132,7 @@ def _show_rest(screen: Screen, plan: Plan, checkpoint: Checkpoint, *, proven: bo
         screen.line()
 
 
-def _document(plan: Plan, built: str, warnings: list[str], *, proven: bool) -> dict[str, object]:
+def _document(plan: Plan, built: str, warnings: Sequence[str], *, proven: bool) -> dict[str, object]:
     return {
         "fits": True,
         "table": plan.table.where,

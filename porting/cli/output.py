@@ -28,7 +28,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting.cli.options import flags, source_argument
-from porting.errors import Code, Fault, PortingError, typed
+from porting.errors import Code, Fault, PortingError, command_text
 from porting.limits import LimitError, spending, watched
 from porting.printable import safe, safe_lines
 
@@ -130,14 +130,13 @@ class Screen(AbstractContextManager["Screen"]):
 
     def __enter__(self) -> Screen:
         self._borrowed.enter_context(redirect_stdout(sys.stderr))
-        self._borrowed.enter_context(typed())
         self._borrowed.enter_context(endable())
         try:
             self._borrowed.enter_context(spending())
             self._borrowed.enter_context(watched())
         except LimitError as error:
             self._borrowed.close()
-            self._refuse([str(fault) for fault in error.faults], error.faults)
+            self._refuse([fault.line for fault in error.faults], error.faults)
         self._borrowed.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = self._show_warning
@@ -152,7 +151,7 @@ class Screen(AbstractContextManager["Screen"]):
         self._borrowed.close()
         match error:
             case PortingError():
-                self._refuse([str(fault) for fault in error.faults], error.faults)
+                self._refuse([fault.line for fault in error.faults], error.faults)
             case Ended():
                 self.err.print(f"ended by {signal.Signals(error.number).name}", style="red")
                 raise typer.Exit(SIGNALLED + error.number) from error
@@ -188,10 +187,11 @@ class Screen(AbstractContextManager["Screen"]):
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        self.warn(str(message))
+        text = message.args[0] if isinstance(message, Warning) and message.args else message
+        self.warn(text if isinstance(text, str) else str(message))
 
     def _aside(self, word: str, line: str, style: str) -> None:
-        self.err.print(Text.assemble((f"{word}: ", style), safe(line)), soft_wrap=True)
+        self.err.print(Text.assemble((f"{word}: ", style), safe(command_text(line))), soft_wrap=True)
 
     def warn(self, message: str) -> None:
         """A line on standard error: the result stands, and this should be known."""
@@ -322,7 +322,9 @@ def _strict(content: object) -> object:
             return [_strict(value) for value in content]
         case float() if not math.isfinite(content):
             return str(content)
-        case str() | int() | float() | None:
+        case str():
+            return command_text(content)
+        case int() | float() | None:
             return content
     return str(content)
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from porting.checkpoint import Checkpoint, TensorInfo
 from porting.comparing.counterparts import reads
-from porting.errors import Code, Fault, nearest, option
+from porting.errors import Code, Fault, Message, Option, nearest
 from porting.loading import same_bits
 from porting.notation.axes import Mismatch, pieces, solve_all
 from porting.notation.name import Value
@@ -72,7 +72,7 @@ def _side(checkpoint: Checkpoint, table: Table) -> Side:
     if left == right and any(rule.sources != rule.targets for rule in table.rules):
         found = f"{left} of its {len(checkpoint.tensors)} tensors on either side of '{table.name}'"
         message = f"{checkpoint.location}: the table has names for {found}, so that its layout cannot be told"
-        hint = f"say which: {option('side', 'left')} or {option('side', 'right')}"
+        hint = Message("say which: ", Option("side", "left"), " or ", Option("side", "right"))
         raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint=hint))
     return "left" if left >= right else "right"
 
@@ -183,11 +183,15 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
         table,
         lambda name: as_it_is(name, checkpoint.tensors[name]),
     )
-    left_out = {one.name: f"[make] says {one.made_as}" for one in made}
-    said = [LeftOut(name=one.name, reason=MADE, equals=one.made_as) for one in made if not _is_held(one, checkpoint)]
+    left_out = {recipe.name: f"[make] says {recipe.made_as}" for recipe in made}
+    unequal = [
+        LeftOut(name=recipe.name, reason=MADE, equals=recipe.made_as)
+        for recipe in made
+        if not _is_held(recipe, checkpoint)
+    ]
     accounted = Matcher([((number, 0), name) for number, (name, _) in enumerate(named)], table.target_prefix)
-    faults = [*alignment.faults, *wrong, *(differs(left, ()) for left in said)]
-    for name in (one for one in alignment.unwritten if one not in lines):
+    faults = [*alignment.faults, *wrong, *(differs(left, ()) for left in unequal)]
+    for name in (unwritten for unwritten in alignment.unwritten if unwritten not in lines):
         matches = accounted.read(name)
         if matches:
             left_out[name] = named[matches[0].key[0]][1]

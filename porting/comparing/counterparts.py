@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, nearest, option
+from porting.errors import Code, Fault, Message, Option, nearest
 from porting.notation.table import Table
 from porting.plan.align import Alignment, align
 from porting.plan.config import effective, refused, sizes, source_config, uncomputable
@@ -62,7 +62,7 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
     common = [name for name in a.tensors if name in b.tensors]
     if not common:
         message = f"no tensor of {a.location} has a namesake in {b.location}"
-        hint = f"pass the table that leads from one layout to the other: {option('table')}"
+        hint = Message("pass the table that leads from one layout to the other: ", Option("table"))
         raise PlanError(Fault(code=Code.NO_SOURCE, message=message, hint=hint))
     pairs = [Counterpart(recipe=as_it_is(name, a.tensors[name]), left=a, right=b, name=name) for name in common]
     return Counterparts(
@@ -131,7 +131,7 @@ def _unread(
     copies: list[Counterpart] = []
     left_out: dict[str, str] = {}
     alone: list[str] = []
-    for name in (*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)):
+    for name in (*alignment.unread, *(name for unplaced in alignment.unplaced for name in unplaced.names)):
         matches = matcher.read(name)
         if not matches:
             alone.append(name)
@@ -179,11 +179,12 @@ def _made(
     if faults:
         raise PlanError(faults)
     pairs = [
-        Counterpart(recipe=one, left=b, right=b, name=one.name, note=f"[make] says {one.made_as}") for one in recipes
+        Counterpart(recipe=recipe, left=b, right=b, name=recipe.name, note=f"[make] says {recipe.made_as}")
+        for recipe in recipes
     ]
     return pairs, tuple(name for name in names if name not in lines)
 
 
 def _unwritten_names(alignment: Alignment) -> Iterator[str]:
     yield from alignment.unwritten
-    yield from (name for lone in alignment.unsourced for name in lone.names)
+    yield from (name for unsourced in alignment.unsourced for name in unsourced.names)

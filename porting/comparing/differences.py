@@ -97,21 +97,21 @@ class Comparison:
     @property
     def counts(self) -> Mapping[Verdict, int]:
         """How many tensors came to each verdict."""
-        return Counter(one.verdict for one in self.tensors)
+        return Counter(tensor.verdict for tensor in self.tensors)
 
     @property
     def equal(self) -> bool:
         """Whether no value differs by more than was allowed, and nothing is missing on either side."""
         fine = (Verdict.EQUAL, Verdict.EQUAL_VALUES, Verdict.CLOSE)
-        return not self.only_a and not self.only_b and all(one.verdict in fine for one in self.tensors)
+        return not self.only_a and not self.only_b and all(tensor.verdict in fine for tensor in self.tensors)
 
     @property
     def odd(self) -> tuple[Odd, Odd]:
         """NaN and infinities on the two sides, in what was compared and in what the other lacks."""
         a, b = sum(self.only_a.values(), Odd()), sum(self.only_b.values(), Odd())
-        for one in self.tensors:
-            if not one.note:
-                a, b = a + one.difference.odd[0], b + one.difference.odd[1]
+        for tensor in self.tensors:
+            if not tensor.note:
+                a, b = a + tensor.difference.odd[0], b + tensor.difference.odd[1]
         return a, b
 
     @property
@@ -123,7 +123,9 @@ class Comparison:
         parts += [f"{len(self.only_b)} only in B"] if self.only_b else []
         parts += [f"{len(self.left_out)} left out by the table"] if self.left_out else []
         odd = [
-            f"{one.nan} NaN and {one.inf} infinite in {name}" for name, one in zip("AB", self.odd, strict=True) if one
+            f"{count.nan} NaN and {count.inf} infinite in {name}"
+            for name, count in zip("AB", self.odd, strict=True)
+            if count
         ]
         return f"{'equal' if self.equal else 'different'}: {', '.join(parts + odd)}"
 
@@ -188,7 +190,7 @@ def diff(
     done = 0
     results: list[tuple[Counterpart, Difference]] = []
 
-    readers = {(id(one), which): Readers(one) for one in (first, second) for which in "lr"}
+    readers = {(id(checkpoint), which): Readers(checkpoint) for checkpoint in (first, second) for which in "lr"}
 
     def work(job: _Job) -> tuple[Counterpart, Difference]:
         pair = job[0]
@@ -206,7 +208,7 @@ def diff(
             progress(result[0].name, done, total)
     first.require_in_place()
     second.require_in_place()
-    groups = (list(group) for _, group in groupby(results, key=lambda one: id(one[0])))
+    groups = (list(group) for _, group in groupby(results, key=lambda result: id(result[0])))
     sums = [(group[0][0], sum((found for _, found in group), start=Difference())) for group in groups]
     alone = {id(pair): difference for pair, difference in sums if pair.left is pair.right and not pair.note}
     compared = [_judged(pair, difference) for pair, difference in sums if id(pair) not in alone]
@@ -219,7 +221,7 @@ def diff(
         only_b={name: odd[id(second), name] for name in found.only_b},
         left_out=found.left_out,
         nbytes=sum(
-            one.nbytes for side in {id(first): first, id(second): second}.values() for one in side.tensors.values()
+            info.nbytes for side in {id(first): first, id(second): second}.values() for info in side.tensors.values()
         ),
     )
 
@@ -251,11 +253,13 @@ def _compared(
     found = Difference(same_bytes=True)
     width = pair.recipe.dtype.itemsize
     for begun, ended in spans(stop - start, width, left.length(pair.recipe)):
-        one = left.window(pair.recipe, start + begun, start + ended)
+        left_window = left.window(pair.recipe, start + begun, start + ended)
         for low, high in spans(ended - begun, width, PIECE):
             at = start + begun + low
-            other = right.window(itself, at, start + begun + high)
-            found += compare_pieces(one[low:high], other, start=at, shape=pair.recipe.shape, atol=atol, rtol=rtol)
+            right_window = right.window(itself, at, start + begun + high)
+            found += compare_pieces(
+                left_window[low:high], right_window, start=at, shape=pair.recipe.shape, atol=atol, rtol=rtol
+            )
     return found
 
 
@@ -286,10 +290,10 @@ def _places(pair: Counterpart, recipe: Recipe, difference: Difference) -> tuple[
     """Where the largest difference is: in the tensor of the first that the element comes from, and in the second's."""
     if difference.at is None or difference.values is None:
         return None
-    here = Place(tensor=pair.name, index=unravel(difference.at, recipe.shape), value=difference.values[1])
+    in_right = Place(tensor=pair.name, index=unravel(difference.at, recipe.shape), value=difference.values[1])
     origin = recipe.origin(difference.at)
     if origin is None:
-        return Place(tensor="", index=(), value=difference.values[0]), here
+        return Place(tensor="", index=(), value=difference.values[0]), in_right
     name, position = origin
-    there = unravel(position, pair.left.tensors[name].shape)
-    return Place(tensor=name, index=there, value=difference.values[0]), here
+    left_index = unravel(position, pair.left.tensors[name].shape)
+    return Place(tensor=name, index=left_index, value=difference.values[0]), in_right

@@ -86,7 +86,7 @@ class Digest:
     def lines(self) -> Iterator[str]:
         """The same, line by line."""
         yield f"{FIRST_LINE} values\n" if self.values else f"{FIRST_LINE}\n"
-        yield from (f"{one.line}\n" for one in self.tensors)
+        yield from (f"{tensor.line}\n" for tensor in self.tensors)
 
     def __str__(self) -> str:
         state = hashlib.sha256()

@@ -88,29 +88,29 @@ class Difference:
 
 
 def compare_pieces(
-    one: Tensor, other: Tensor, *, start: int, shape: Sequence[int], atol: float = 0.0, rtol: float = 0.0
+    left: Tensor, right: Tensor, *, start: int, shape: Sequence[int], atol: float = 0.0, rtol: float = 0.0
 ) -> Difference:
     """Compare the same elements of two tensors.
 
     Args:
-        one, other: the elements in row-major order; 1-D, contiguous, of any dtypes.
+        left, right: the elements in row-major order; 1-D, contiguous, of any dtypes.
         start: which element of its tensor the first one is.
         shape: the tensor's.
-        atol, rtol: elements at most ``atol + rtol * abs(other)`` apart are not counted as ``beyond``.
+        atol, rtol: elements at most ``atol + rtol * abs(right)`` apart are not counted as ``beyond``.
     """
-    found = Difference(numel=one.numel())
-    if not one.numel():
-        return replace(found, same_bytes=one.dtype == other.dtype)
-    same = one.dtype == other.dtype and not _memcmp(one.data_ptr(), other.data_ptr(), one.nbytes)
-    odd = count_odd(one)
+    found = Difference(numel=left.numel())
+    if not left.numel():
+        return replace(found, same_bytes=left.dtype == right.dtype)
+    same = left.dtype == right.dtype and not _memcmp(left.data_ptr(), right.data_ptr(), left.nbytes)
+    odd = count_odd(left)
     if same:
         return replace(found, odd=(odd, odd))
-    found = replace(found, same_bytes=False, odd=(odd, count_odd(other)))
-    x, y = _numbers(one), _numbers(other)
+    found = replace(found, same_bytes=False, odd=(odd, count_odd(right)))
+    x, y = _numbers(left), _numbers(right)
     unequal = ~((x == y) | (x.isnan() & y.isnan()))
-    rounded = _rounded(one, x) or _rounded(other, y)
+    rounded = _rounded(left, x) or _rounded(right, y)
     if rounded:  # whole numbers beyond float64, which Python compares as they are
-        unequal |= torch.tensor([a != b for a, b in zip(one.tolist(), other.tolist(), strict=True)])
+        unequal |= torch.tensor([a != b for a, b in zip(left.tolist(), right.tolist(), strict=True)])
     if not bool(unequal.any()):
         return found
     distance = (x - y).abs().nan_to_num_(nan=math.inf, posinf=math.inf)
@@ -127,7 +127,7 @@ def compare_pieces(
         largest=float(distance[place]),
         squares=float(finite.dot(finite)),
         at=start + place,
-        values=(one[place].item(), other[place].item()),
+        values=(left[place].item(), right[place].item()),
         low=low,
         high=high,
     )

@@ -69,7 +69,7 @@ class Reader:
         """Bytes of a window: of a tensor that is turned so many that its source is read in runs of some length."""
         if _as_it_is(recipe):
             return PIECE
-        moves = [one.copy for copy in recipe.copies for one in self._moves(copy)]
+        moves = [part.copy for copy in recipe.copies for part in self._moves(copy)]
         return PIECE if all(copy.source_strides[-1:] in ((), (1,)) for copy in moves) else TURNED
 
     def window(self, recipe: Recipe, start: int, stop: int) -> Tensor:
@@ -86,12 +86,12 @@ class Reader:
             found = self._whole(recipe)
             if found is not None:
                 return found
-        moves = [one for copy in recipe.copies for one in self._moves(copy)]
+        moves = [part for copy in recipe.copies for part in self._moves(copy)]
         found = self._run(recipe, moves, start, stop)
         if found is None:
             found = self._computed(recipe, start, stop)
-        for one in moves:
-            one.file.require_unchanged()
+        for part in moves:
+            part.file.require_unchanged()
         return found
 
     def _whole(self, recipe: Recipe) -> Tensor | None:
@@ -139,8 +139,8 @@ class Reader:
 
     def _read(self, copy: Copy, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
         dtype = self._checkpoint.tensors[copy.source].dtype
-        for one in self._moves(copy):
-            yield from self._staging.read(one, dtype, start, stop)
+        for part in self._moves(copy):
+            yield from self._staging.read(part, dtype, start, stop)
 
     def _moves(self, copy: Copy) -> tuple[Stored, ...]:
         if copy not in self._stored:
@@ -213,8 +213,8 @@ def each(
                 budget.spend(seconds)
                 yield from results
         finally:
-            for one in under_way:
-                one.cancel()
+            for future in under_way:
+                future.cancel()
 
 
 def _batches(jobs: Iterable[Job], nbytes: Callable[[Job], int]) -> Iterator[list[Job]]:

@@ -79,7 +79,7 @@ def _marks(dtype: torch.dtype) -> tuple[torch.dtype, int, int, int]:
     """Of a float the integers as wide, the bits that are not the sign, those of infinity, and those of *the* NaN."""
     integers = _INTEGERS[dtype.itemsize]
     magnitude = (1 << (8 * dtype.itemsize - 1)) - 1
-    infinity, nan = (int(torch.tensor(one, dtype=dtype).view(integers)) & magnitude for one in (math.inf, math.nan))
+    infinity, nan = (int(torch.tensor(value, dtype=dtype).view(integers)) & magnitude for value in (math.inf, math.nan))
     return integers, magnitude, infinity, nan
 
 

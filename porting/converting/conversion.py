@@ -21,7 +21,7 @@ from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.proving import prove_same
 from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import Written, write_files
-from porting.errors import Code, Fault, option, told
+from porting.errors import Code, Fault, Message, Option, Wording
 from porting.export_files import chosen_writer, protected
 from porting.limits import spending
 from porting.loading import Into
@@ -198,26 +198,29 @@ def prepare(
     """All of :func:`convert` that comes before the first weight is read; its arguments and errors."""
     path = Path(destination)
     if dtype is not None and not dtype.is_floating_point:
-        message = f"{option('dtype', dtype)}, expected a floating-point dtype"
+        message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
         raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
     if shard_size is not None and shard_size < 1:
-        raise _wrong(f"{option('shard_size', shard_size)}, expected a positive number of bytes")
+        raise _wrong(Message(Option("shard_size", shard_size), ", expected a positive number of bytes"))
     writer, _ = chosen_writer(to)
     if shard_size is not None and not writer.promises.shards:
-        message = (
-            f"{option('shard_size', shard_size)}: {writer.title} has no index, so that all tensors lie in one file"
+        message = Message(
+            Option("shard_size", shard_size), f": {writer.title} has no index, so that all tensors lie in one file"
         )
         raise _wrong(message, f"leave it out, or write {SAFETENSORS.title}")
     if reverse and (into is not None or architecture is not None or derive):
         raise _wrong(
-            f"{option('reverse', True)} reads the port's tensors from the source: no module is built",
+            Message(Option("reverse", True), " reads the port's tensors from the source: no module is built"),
             "leave the module out",
         )
     if like is not None and not reverse:
-        raise _wrong(f"{option('like')} is for the way back", f"pass {option('reverse', True)}, or leave it out")
+        raise _wrong(
+            Message(Option("like"), " is for the way back"),
+            Message("pass ", Option("reverse", True), ", or leave it out"),
+        )
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
-    sources = [place for one in (checkpoint, followed) if one is not None for place in protected(one)]
+    sources = [place for opened in (checkpoint, followed) if opened is not None for place in protected(opened)]
     if path.exists() and not overwrite:
         sweep(path)  # a process that died between the directory's appearing and its own tidying up
     check_destination(path, overwrite=overwrite, sources=sources)
@@ -281,11 +284,12 @@ class _Options:
         """Raises: TargetError when no work can be done with these."""
         threads, memory = self.threads, self.memory
         if threads < 1:
-            raise _wrong(f"{option('threads', threads)}, expected at least 1")
+            raise _wrong(Message(Option("threads", threads), ", expected at least 1"))
         if memory < threads * LEAST:
-            enough = told(called=f"memory={threads * LEAST}", typed=f"--memory {threads * LEAST >> 20}MiB")
-            message = f"{option('memory', memory)}: each of {threads} threads needs {LEAST} bytes"
-            raise _wrong(message, f"pass {enough}, or fewer threads")
+            enough = threads * LEAST
+            message = Message(Option("memory", memory), f": each of {threads} threads needs {LEAST} bytes")
+            pass_memory = Wording(python=f"pass memory={enough}", command=f"pass --memory {enough >> 20}MiB")
+            raise _wrong(message, Message(pass_memory, ", or fewer threads"))
 
 
 @spending()
@@ -302,9 +306,9 @@ def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Te
         written = write_files(
             draft, place, team, threads=options.threads, memory=each, sha256=options.sha256, meter=meter
         )
-        for one in (draft.checkpoint, draft.like):
-            if one is not None:
-                one.require_in_place()
+        for checkpoint in (draft.checkpoint, draft.like):
+            if checkpoint is not None:
+                checkpoint.require_in_place()
         meter.stage = "publishing"
         meter.look()
         if first:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.ops import Content
 from porting.plan.align import Step
 from porting.plan.inferred_source import a_like
@@ -38,7 +38,7 @@ class Recipes:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(one.nbytes for one in self.tensors)
+        return sum(recipe.nbytes for recipe in self.tensors)
 
 
 def into_port(plan: Plan) -> Recipes:
@@ -55,7 +55,7 @@ def into_port(plan: Plan) -> Recipes:
         tied=plan.tied,
         absent=(*plan.fresh, *plan.computed),
         same=tuple(left for left in plan.left_out if left.equals),
-        warnings=tuple(str(fault) for fault in plan.warnings),
+        warnings=tuple(fault.line for fault in plan.warnings),
     )
 
 
@@ -84,7 +84,7 @@ def back_from_port(
                 faults[step.rule.where] = _irreversible(step, recipe.name)
     if faults:
         raise PlanError(faults.values())
-    made = tuple(LeftOut(name=one.name, reason=MADE, equals=one.made_as) for one in plan.made)
+    made = tuple(LeftOut(name=recipe.name, reason=MADE, equals=recipe.made_as) for recipe in plan.made)
     not_written = [*made]
     for left in plan.left_out:
         restored = _restored(left, plan, found, dtype, like)
@@ -107,10 +107,12 @@ def _moved(step: Step, like: Mapping[str, Described]) -> str:
     how = (
         "where they were added"
         if all(name in like for name in others)
-        else f"throughout ({option('like')} keeps other rows)"
+        else Message("throughout (", Option("like"), " keeps other rows)")
     )
     total = f"{first!r} receives the whole sum that {step.targets[0]!r} holds"
-    return f"values moved: {total}, and zero stands in {emptied} {how}: the same function, other numbers than before"
+    return Message(
+        f"values moved: {total}, and zero stands in {emptied} ", how, ": the same function, other numbers than before"
+    )
 
 
 def _restored(
@@ -134,5 +136,5 @@ def _restored(
 def _irreversible(step: Step, name: str) -> Fault:
     message = f"'{step.rule}' has a part in {name!r} that no tensor of the port holds"
     return Fault(
-        code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint=f"give the rule a fill, or {a_like()}"
+        code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint="give the rule a fill, or " + a_like()
     )

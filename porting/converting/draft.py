@@ -20,7 +20,7 @@ from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
 from porting.converting.record import Record, read_record, versions
 from porting.converting.reverse_table import held, places_of, sources_of
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.export_files import (
     METADATA,
     chosen_writer,
@@ -131,7 +131,7 @@ def draft_into_port(
         if _recorded(checkpoint, chosen, None) is None:
             raise
         message = f"{checkpoint.location} is in the port's layout already: a conversion through this table made it"
-        hint = f"pass {option('reverse', True)} to go back"
+        hint = Message("pass ", Option("reverse", True), " to go back")
         raise PlanError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint)) from error
     with reading(where):
         checkpoint.allow_time()

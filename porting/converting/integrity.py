@@ -100,17 +100,17 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     digests = _Digests()
     with reading(str(root.path / RECORD)):
         checked = [_Checked(root, name, entry, record, chunks, digests) for name, entry in files.items()]
-    jobs = [job for one in checked for job in one.jobs()]
+    jobs = [job for file in checked for job in file.jobs()]
     work(jobs, [partial(_buffer)] * threads, _nobody_looks)
-    for one in checked:
-        problems += one.problems(sha256=sha256)
-    found = {name for one in checked for name in one.names}
-    if all(one.whole for one in checked):
+    for file in checked:
+        problems += file.problems(sha256=sha256)
+    found = {name for file in checked for name in file.names}
+    if all(file.whole for file in checked):
         empty = of_bytes(b"")  # a distributed checkpoint gives such a tensor no place
-        lost = [one for one, of_it in record.section("tensors").items() if one not in found and of_it != empty]
+        lost = [name for name, of_it in record.section("tensors").items() if name not in found and of_it != empty]
         charge("objects", OBJECTS_EACH * len(lost), where=str(root.path / RECORD))
-        problems += [f"{RECORD}: no file holds its tensor {quote(one)}" for one in lost]
-    named = {RECORD, *(one.name for one in checked)}
+        problems += [f"{RECORD}: no file holds its tensor {quote(name)}" for name in lost]
+    named = {RECORD, *(file.name for file in checked)}
     strangers = sorted(set(root.names()) - named)
     problems += [
         f"{name}: it is not in the record, and programs that read the directory may look for it"
@@ -120,8 +120,8 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     return FilesReport(
         path=root.path,
         files=len(checked),
-        tensors=sum(len(one.names) for one in checked),
-        bytes=sum(one.bytes for one in checked),
+        tensors=sum(len(file.names) for file in checked),
+        bytes=sum(file.bytes for file in checked),
         problems=grouped_lines(problems),
         strangers=tuple(strangers),
         command=record.text("command"),
@@ -271,7 +271,7 @@ class _Checked:
         places = self._places(self._container, self._file)
         if places is None:
             return
-        self._order = sorted(places, key=lambda one: places[one][0])
+        self._order = sorted(places, key=lambda tensor: places[tensor][0])
         end = 0
         between: list[bytes] = []
         with reading(self._file.where):
@@ -291,8 +291,8 @@ class _Checked:
                 return self._chunks.of(self.name)
             extents = read(container, file, name=self.name).extents
         except PortingError as error:
-            what = "its tensors cannot be found" if container.together else "its header is damaged"
-            self._problem = f"{what}: {error.faults[0].message}"
+            problem = "its tensors cannot be found" if container.together else "its header is damaged"
+            self._problem = f"{problem}: {error.faults[0].message}"
             return None
         if any(extent.decode is not None for extent in extents.values()):
             self._problem = "its tensors are stored in another form than they were written in"
@@ -319,8 +319,8 @@ class _Checked:
         if self._problem or self._file is None:
             yield f"{self.name}: {self._problem}"
             return
-        found = {one: self._digests.of(self._file, *self._ranges[one]) for one in self._order}
-        differing = [one for one in self._order if found[one] != self._tensors.get(one)]
+        found = {tensor: self._digests.of(self._file, *self._ranges[tensor]) for tensor in self._order}
+        differing = [tensor for tensor in self._order if found[tensor] != self._tensors.get(tensor)]
         for tensor in differing:
             yield f"{self.name}: tensor {quote(tensor)} is not as it was written"
         file = self._file

@@ -65,7 +65,7 @@ class Maker:
         checkpoint: the input.
         like: the followed checkpoint, for tensors that the input does not hold; None when there is none.
         memory: bytes for buffers, at least :data:`LEAST`; nothing else here grows with a tensor.
-        told: called with the number of bytes of the output that were written since the last call.
+        on_written: called with the number of bytes of the output that were written since the last call.
         crc: take the CRC-32 of every tensor as well.
     """
 
@@ -74,14 +74,14 @@ class Maker:
         checkpoint: Checkpoint,
         like: Checkpoint | None,
         memory: int,
-        told: Callable[[int], None],
+        on_written: Callable[[int], None],
         *,
         crc: bool = False,
     ) -> None:
         self._crc = crc
         self._checkpoint = checkpoint
         self._like = like
-        self._told = told
+        self._on_written = on_written
         self._staging = Staging(min(STAGED, memory // 4) // 64 * 64)
         self._view = self._staging.view
         self._block = torch.empty((memory - len(self._view)) // 64 * 64, dtype=torch.uint8)
@@ -126,10 +126,10 @@ class Maker:
             CheckpointError: the input cannot be read, is damaged, or changed.
             OSError: writing failed.
         """
-        out = Output(target, at, self._told, crc=self._crc)
-        moves = [one for copy in recipe.copies for one in self._stored(copy)]
+        out = Output(target, at, self._on_written, crc=self._crc)
+        moves = [part for copy in recipe.copies for part in self._stored(copy)]
         lost = self._carry(recipe, moves, out) if self._is_carried(recipe, moves) else self._put_blocks(recipe, out)
-        for file in {one.file.where: one.file for one in moves}.values():
+        for file in {part.file.where: part.file for part in moves}.values():
             file.require_unchanged()
         self._divisions.clear()
         return Made(digest=out.digest, losses=lost, sources=self._digests(recipe, out), crc=out.crc)
@@ -157,29 +157,29 @@ class Maker:
         lies = len(pieces) != 1 or pieces[0].extent.stride is None
         return lies and info.dtype == recipe.dtype and recipe.copies[0].numel * info.dtype.itemsize == info.nbytes
 
-    def _digest_along(self, one: Stored, at: int, rows: Sequence[memoryview]) -> None:
+    def _digest_along(self, part: Stored, at: int, rows: Sequence[memoryview]) -> None:
         """Some bytes of a piece of a tensor of the input were read."""
-        if len(self._checkpoint.pieces(one.copy.source, verify=False)) == 1:
-            self._streams.update(one.copy.source, at, rows)
+        if len(self._checkpoint.pieces(part.copy.source, verify=False)) == 1:
+            self._streams.update(part.copy.source, at, rows)
 
     # ------------------------------------------------------------------------------------------ long runs
 
     def _is_carried(self, recipe: Recipe, moves: Sequence[Stored]) -> bool:
         """Whether a tensor is nothing but long runs of elements, cast at most once."""
-        dtypes = {self._checkpoint.tensors[one.copy.source].dtype for one in moves}
+        dtypes = {self._checkpoint.tensors[part.copy.source].dtype for part in moves}
         if not moves or not recipe.covered or recipe.arithmetic or torch.bool in dtypes:
             return False
         once = recipe.work == recipe.dtype or dtypes == {recipe.work}
-        return once and all(in_long_runs(one.copy, min(dtype.itemsize for dtype in dtypes)) for one in moves)
+        return once and all(in_long_runs(part.copy, min(dtype.itemsize for dtype in dtypes)) for part in moves)
 
     def _carry(self, recipe: Recipe, moves: Sequence[Stored], out: Output) -> Losses:
         width = recipe.dtype.itemsize
         raw = bytes_of(self._block)
-        dtypes = [self._checkpoint.tensors[one.copy.source].dtype for one in moves]
+        dtypes = [self._checkpoint.tensors[part.copy.source].dtype for part in moves]
         whole = self._is_whole(recipe)
         casts = CountedCasts()
         filled, room = 0, max(1, out.room // width)
-        for run in in_order([one.copy for one in moves]):
+        for run in in_order([part.copy for part in moves]):
             move, dtype = moves[run.move], dtypes[run.move]
             cast = dtype != recipe.dtype
             done = 0
@@ -230,7 +230,7 @@ class Maker:
         width = recipe.work.itemsize
         cost = width + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0) + recipe.arithmetic.nbytes
         most = max(1, (self._block.numel() - 256) // cost)
-        moves = tuple((one.sizes, one.source_strides, one.target_strides) for one in recipe.copies)
+        moves = tuple((copy.sizes, copy.source_strides, copy.target_strides) for copy in recipe.copies)
         key = (moves, recipe.work, recipe.dtype, recipe.numel, recipe.arithmetic.nbytes)
         if key not in self._lengths:
             length = min(most, max(1, BLOCK // width))
@@ -245,8 +245,8 @@ class Maker:
             width = self._checkpoint.tensors[copy.source].dtype.itemsize
             most = len(self._view) // width
             middle = copy.target_offset // length * length
-            for one in self._stored(copy):
-                for part in window(one.copy, middle, middle + length):
+            for stored_part in self._stored(copy):
+                for part in window(stored_part.copy, middle, middle + length):
                     first = next(parts(part, width, most))
                     runs += reading(first, width, most).count
                     wanted += first.numel * width
@@ -284,10 +284,10 @@ class Maker:
     ) -> Iterator[tuple[Tensor, Copy]]:
         """The parts of a move that land in ``[start, stop)``, each with its elements as a view of the buffer."""
         dtype = self._of(like=like).tensors[copy.source].dtype
-        for one in self._stored(copy, like=like):
-            cast = dtype != to and one.copy.source_strides in ((), (1,))
-            on_read = None if like else partial(self._digest_along, one)
-            yield from self._staging.read(one, dtype, start, stop, most=self._cast if cast else 0, on_read=on_read)
+        for part in self._stored(copy, like=like):
+            cast = dtype != to and part.copy.source_strides in ((), (1,))
+            on_read = None if like else partial(self._digest_along, part)
+            yield from self._staging.read(part, dtype, start, stop, most=self._cast if cast else 0, on_read=on_read)
 
 
 class _Taken:

@@ -22,14 +22,14 @@ class Output:
     Args:
         target: the descriptor of the file.
         at: the place.
-        told: called with the number of bytes after each writing.
+        on_written: called with the number of bytes after each writing.
         crc: take the CRC-32 as well.
     """
 
-    def __init__(self, target: int, at: int, told: Callable[[int], None], *, crc: bool = False) -> None:
+    def __init__(self, target: int, at: int, on_written: Callable[[int], None], *, crc: bool = False) -> None:
         self._target = target
         self._at = at
-        self._told = told
+        self._on_written = on_written
         self._sum = Sum(crc=crc)
 
     @property
@@ -61,7 +61,7 @@ class Output:
                 write_at(self._target, piece, self._at)
                 self._at += len(piece)
                 block = block[len(piece) :]
-        self._told(len(raw))
+        self._on_written(len(raw))
 
 
 def write_at(target: int, data: memoryview | bytes, at: int) -> None:

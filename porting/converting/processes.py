@@ -94,16 +94,16 @@ class Ranks:
 
 
 def _require_all(found: Sequence[object], mine: int) -> None:
-    failed = {rank: one for rank, one in enumerate(found) if isinstance(one, Failure) and rank != mine}
+    failed = {rank: answer for rank, answer in enumerate(found) if isinstance(answer, Failure) and rank != mine}
     if failed and not isinstance(found[mine], Failure):
         raise TeamError(
             Fault(
                 code=Code.RANK_LOST,
                 where=f"rank {rank}",
-                message=f"it could not go on, so that no process did: {one.reason}",
+                message=f"it could not go on, so that no process did: {failure.reason}",
                 hint="mend that; the same command begins anew or goes on from here",
             )
-            for rank, one in failed.items()
+            for rank, failure in failed.items()
         )
 
 
@@ -172,7 +172,7 @@ def shares(costs: Sequence[int], size: int) -> list[list[int]]:
     """
     found: list[list[int]] = [[] for _ in range(size)]
     loads = [0] * size
-    for job in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):
+    for job in sorted(range(len(costs)), key=lambda number: (-costs[number], number)):
         least = loads.index(min(loads))
         found[least].append(job)
         loads[least] += costs[job]
@@ -186,7 +186,7 @@ def same_everywhere(values: Iterable[object]) -> None:
         TeamError: they see different inputs, tables or options.
     """
     values = list(values)
-    different = [str(rank) for rank, one in enumerate(values) if one != values[0]]
+    different = [str(rank) for rank, value in enumerate(values) if value != values[0]]
     if different:
         message = f"rank {', '.join(different)} would convert something else than rank 0"
         hint = "give all of them the same files, table and options, on one shared file system"

@@ -80,8 +80,8 @@ class Record:
     def sources(self) -> dict[str, Described]:
         """The tensors of the checkpoint that was converted, in their order."""
         found: dict[str, Described] = {}
-        for name, one in self.section("source", "tensors").items():
-            match one:
+        for name, entry in self.section("source", "tensors").items():
+            match entry:
                 case {"dtype": str(dtype), "shape": list(shape)} if dtype in SAFETENSORS_DTYPES:
                     sizes = tuple(size for size in shape if isinstance(size, int))
                     found[name] = Imagined(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.limits import charge, combinations
 from porting.notation.axes import size_of
 from porting.notation.name import Literal, Name, Rest
@@ -39,8 +39,8 @@ def turned(table: Table) -> Table:
 
 
 def _turned(rule: Rule) -> Rule:
-    pairs = (Pair(one.target, one.target_piece, one.source, one.source_piece) for one in rule.pairs)
-    kept = tuple(one for one in pairs if not rule.fold or one.target == 0)
+    pairs = (Pair(pair.target, pair.target_piece, pair.source, pair.source_piece) for pair in rule.pairs)
+    kept = tuple(pair for pair in pairs if not rule.fold or pair.target == 0)
     targets = rule.sources[:1] if rule.fold else rule.sources
     return replace(rule, sources=rule.targets, targets=targets, pairs=kept, fold=False, besides=rule.besides[::-1])
 
@@ -58,7 +58,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
     shapes |= _made(table, shapes, known)
     aligned = align(
         table.rules,
-        {name: tuple(one.shape) for name, one in tensors.items()},
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
         shapes,
         sizes=known,
         prefix=table.prefix,
@@ -108,7 +108,7 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
         extents = None if make.term.axes is None else [size_of(axis, known) for axis in make.term.axes]
         if extents is None or None in extents or not all(counted):
             message = f"without a module the shape of '{make.term}' is not known"
-            hint = f'state it: "{name} [a]", with the size of a in [sizes]; or pass {option("into")}'
+            hint = Message(f'state it: "{name} [a]", with the size of a in [sizes]; or pass ', Option("into"))
             faults.append(Fault(code=Code.SIZE_UNKNOWN, where=make.where, message=message, hint=hint))
             continue
         shape = tuple(size for size in extents if size is not None)
@@ -133,7 +133,7 @@ def _counted(name: Name, index: str, places: Iterable[str], known: Mapping[str, 
     following = name.parts[place + 1 :]
     ends = (Literal(following[0].text[:1]), Rest("rest")) if following and isinstance(following[0], Literal) else ()
     stem = Name((*name.parts[: place + 1], *ends))
-    found = {bindings[index] for one in places if (bindings := stem.read(one)) is not None}
+    found = {bindings[index] for place in places if (bindings := stem.read(place)) is not None}
     return sorted(value for value in found if isinstance(value, int))
 
 
@@ -158,7 +158,7 @@ def held(table: Table, tensors: Mapping[str, Described]) -> Held:
     matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
     places: dict[str, Slot] = {}
     same: list[LeftOut] = []
-    for name, one in tensors.items():
+    for name, tensor in tensors.items():
         matches = matcher.read(name)
         other = name
         if matches:
@@ -166,7 +166,7 @@ def held(table: Table, tensors: Mapping[str, Described]) -> Held:
             other = present(tie.with_, matches[0].bindings, table.target_prefix, tensors)
             same.append(LeftOut(name=name, reason="tied in the table", equals=other))
         places[name] = Slot(
-            name=name, shape=tuple(one.shape), dtype=one.dtype, parameter=True, built=False, same_as=other
+            name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, parameter=True, built=False, same_as=other
         )
     return Held(places=places, same=tuple(same))
 
@@ -189,10 +189,10 @@ def sources_of(
     if recorded is None:
         theirs = imagine(table, wanted, known)
     else:
-        theirs = {name: tuple(one.shape) for name, one in recorded.items()}
+        theirs = {name: tuple(tensor.shape) for name, tensor in recorded.items()}
     aligned = align(table.rules, theirs, shapes, sizes=known, prefix=table.prefix, target_prefix=table.target_prefix)
     dtypes = {name: places[step.targets[0]].dtype for step in aligned.steps for name in step.sources}
     if recorded is not None:  # what the port does not hold goes with the rest where that was cast
         became = {recorded[name].dtype: dtype for name, dtype in dtypes.items()}
-        dtypes = {**{name: became.get(one.dtype, one.dtype) for name, one in recorded.items()}, **dtypes}
+        dtypes = {**{name: became.get(tensor.dtype, tensor.dtype) for name, tensor in recorded.items()}, **dtypes}
     return {name: Imagined(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in theirs.items()}

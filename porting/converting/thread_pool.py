@@ -42,7 +42,7 @@ class _Lanes(Generic[Owned]):
     def take(self, number: int) -> tuple[int, Job[Owned]] | None:
         """The next job of a thread, with its cost; None when there is none left."""
         with self._lock:
-            fullest = max(range(len(self._lanes)), key=lambda one: (self._left[one], len(self._lanes[one])))
+            fullest = max(range(len(self._lanes)), key=lambda lane: (self._left[lane], len(self._lanes[lane])))
             lane = number if self._lanes[number] else fullest
             if not self._lanes[lane]:
                 return None
@@ -88,7 +88,7 @@ def work(
             stop.set()
 
     before = torch.get_num_threads()
-    threads = [Thread(target=run, args=one, daemon=True) for one in enumerate(owners)]
+    threads = [Thread(target=run, args=arguments, daemon=True) for arguments in enumerate(owners)]
     try:
         for thread in threads:
             thread.start()

@@ -49,7 +49,7 @@ def _copy(draft: Draft, descriptor: int) -> int:
     """Copy and digest the first tensors; how many bytes."""
     buffer = memoryview(bytearray(BLOCK))
     copied = 0
-    places = (one for name in draft.checkpoint.tensors for one in draft.checkpoint.pieces(name))
+    places = (piece for name in draft.checkpoint.tensors for piece in draft.checkpoint.pieces(name))
     for place in places:
         for start in range(place.extent.start, place.extent.stop, BLOCK):
             if copied >= TRIED:

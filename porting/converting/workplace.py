@@ -230,13 +230,13 @@ def _require_plain(folder: Folder, path: Path) -> None:
             if status.st_uid != own or (reachable and status.st_mode & 0o022):
                 raise _not_ours(path, f"holds {quote(name)}, which other users can write to")
             inside = Folder(folder.path / name, inside=folder)
-            strange = {f"{name}/{one}": inside.status(one) for one in inside.names()}
+            strange = {f"{name}/{inner}": inside.status(inner) for inner in inside.names()}
         else:
             strange = {name: status}
-        for shown, one in strange.items():
-            if not stat.S_ISREG(one.st_mode):
-                raise _not_ours(path, f"holds {kind_of(one)}, {quote(shown)}")
-            if one.st_nlink != 1 or one.st_uid != own:
+        for shown, entry in strange.items():
+            if not stat.S_ISREG(entry.st_mode):
+                raise _not_ours(path, f"holds {kind_of(entry)}, {quote(shown)}")
+            if entry.st_nlink != 1 or entry.st_uid != own:
                 raise _not_ours(path, f"holds {quote(shown)}, which is another file as well or another user's")
             if not EXPECTED.fullmatch(shown):
                 raise _not_ours(path, f"holds a file {quote(shown)}, which no conversion puts there")

@@ -81,19 +81,19 @@ def write_files(
         small = _write_small(draft, place)
         _sweep_strangers(draft, place)
         place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
-    made = {one.name: task.made[one.name] for one in draft.recipes.tensors}
+    made = {recipe.name: task.made[recipe.name] for recipe in draft.recipes.tensors}
     (files, *_) = team.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
     return Written(made=made, files=files)
 
 
 def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | None:
     """Files of the right size, room for them on the disk, their headers written; what is there already."""
-    tensors = frozenset(one.name for one in draft.recipes.tensors)
+    tensors = frozenset(recipe.name for recipe in draft.recipes.tensors)
     before = past(place.journals, key, made=tensors, sources=draft.checkpoint.tensors)
     if before is None:
         place.clear()
-    there = sum(place.files.status(name).st_blocks * 512 for name in place.files.names())
-    require_room(place.root, max(0, draft.outline.size - there))
+    allocated = sum(place.files.status(name).st_blocks * 512 for name in place.files.names())
+    require_room(place.root, max(0, draft.outline.size - allocated))
     place.untouched = False
     with _opened(draft, place) as shards:
         for shard in draft.outline.shards:
@@ -131,13 +131,13 @@ class _Task:
 
     def make(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
         """Make this process's share, except for tensors that an earlier one has made and that are still right."""
-        recipes = {one.name: one for one in self._draft.recipes.tensors}
+        recipes = {recipe.name: recipe for recipe in self._draft.recipes.tensors}
         every = [(shard, recipes[name]) for shard in self._draft.outline.shards for name in shard.tensors]
-        mine = [every[job] for job in self._share([one.nbytes for _, one in every])]
+        mine = [every[job] for job in self._share([recipe.nbytes for _, recipe in every])]
         self._left.update(shard.name for shard, _ in mine)
-        self._meter.expect(len(mine), sum(one.nbytes for _, one in mine))
-        self._waiting.update(name for _, one in every for name in one.sources)
-        jobs = [(one.nbytes, partial(self._make, shard, one, before)) for shard, one in mine]
+        self._meter.expect(len(mine), sum(recipe.nbytes for _, recipe in mine))
+        self._waiting.update(name for _, recipe in every for name in recipe.sources)
+        jobs = [(recipe.nbytes, partial(self._make, shard, recipe, before)) for shard, recipe in mine]
         work(jobs, makers, self._meter.look)
         for made, sources in self._team.gather((self.made, self.sources)):
             self.made |= made
@@ -179,12 +179,12 @@ class _Task:
             return None
         if not before.sources.keys() >= set(recipe.sources):
             return None
-        there = maker.sum_at(descriptor, at, recipe.nbytes)
-        if there.hexdigest() != made.digest:
+        found = maker.sum_at(descriptor, at, recipe.nbytes)
+        if found.hexdigest() != made.digest:
             return None
         if any(before.sources[name] != self._digest(name, maker) for name in recipe.sources):
             return None
-        return replace(made, crc=there.crc)
+        return replace(made, crc=found.crc)
 
     def digest_sources(self, makers: list[Callable[[], Maker]]) -> None:
         """The digests of those tensors of the input that were not read from first to last while others were made."""
@@ -266,9 +266,12 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         for name, entry in files.items():
             entry["sha256"] = sha256_of(LocalFile(place.files.open(name)))
     losses = {
-        one.name: {"infinite": task.made[one.name].losses.infinite, "vanished": task.made[one.name].losses.vanished}
-        for one in draft.recipes.tensors
-        if task.made[one.name].losses
+        recipe.name: {
+            "infinite": task.made[recipe.name].losses.infinite,
+            "vanished": task.made[recipe.name].losses.vanished,
+        }
+        for recipe in draft.recipes.tensors
+        if task.made[recipe.name].losses
     }
     with reading(str(place.root)):
         return record_bytes(
@@ -280,7 +283,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
                 "options": dict(draft.options),
                 "source": source,
                 "files": dict(sorted(files.items())),
-                "tensors": {one.name: task.made[one.name].digest for one in draft.recipes.tensors},
+                "tensors": {recipe.name: task.made[recipe.name].digest for recipe in draft.recipes.tensors},
                 "losses": losses,
             }
         )
@@ -294,14 +297,14 @@ def _frame(shard: Shard, place: Workplace) -> bytes:
 
 def _source_digest(draft: Draft, task: _Task, name: str) -> dict[str, object]:
     """Size and digest of a file of the input; of a pickled one, whose tensors do not make up all of it, by reading."""
-    file = next(one for one in draft.checkpoint.files if one.name == name)
+    file = next(weights for weights in draft.checkpoint.files if weights.name == name)
     if file.header is None:
         local = draft.checkpoint.file(name)
         digest = of_range(local, 0, local.size, memoryview(bytearray(PIECE)))
         return {"size": file.size, "digest": digest}
     front = len(file.header).to_bytes(8, "little") + file.header
-    order = sorted(file.names, key=lambda one: draft.checkpoint.pieces(one)[0].extent.start)
-    return {"size": file.size, "digest": of_framed(front, [task.sources[one] for one in order])}
+    order = sorted(file.names, key=lambda tensor: draft.checkpoint.pieces(tensor)[0].extent.start)
+    return {"size": file.size, "digest": of_framed(front, [task.sources[tensor] for tensor in order])}
 
 
 def _command(draft: Draft) -> str:

@@ -11,7 +11,7 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from porting.answers import Answer, Guess, Prediction, Word, guesses, words_of
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.generating.search import Continuation, Draw, beams, likeliest, one_by_one, sampler
 from porting.generating.settings import GenerationError, Settings, read_settings
 from porting.loading import Into, PortingWarning
@@ -364,7 +364,8 @@ def _require_options(
         raise _refused(f"num_beams is {num_beams}", "1 is no beam search; a beam search keeps 2 or more")
     if num_beams > 1 and not temperature is top_k is top_p is None:
         raise _refused(
-            "a beam search and sampling exclude each other", f"leave {option('num_beams')} out, or the others"
+            "a beam search and sampling exclude each other",
+            Message("leave ", Option("num_beams"), " out, or the others"),
         )
     if temperature is not None and not 0 < temperature < float("inf"):
         raise _refused(

@@ -20,7 +20,7 @@ from porting.causes.catalogue import CATALOGUE
 from porting.causes.dropout import LOOKS, NAME
 from porting.causes.mutants import PLANTS, truth
 from porting.causes.weights import LOOKS as OTHER_LOOKS
-from porting.errors import Code, Fault, PortingError, nearest, option
+from porting.errors import Code, Fault, Message, Option, PortingError, nearest
 from porting.mutating.fork_server import ForkClient, SuiteResult, SuiteRun, listen
 from porting.mutating.messages import APPLIES, EQUIVALENT, VARIABLE, MutationRequest, MutationResult
 
@@ -222,9 +222,10 @@ def _useful(first: SuiteResult, seen: MutationResult | None, run: _Run) -> Mutat
     """
     lines = [line for line in first.said.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1] if lines else "")
-    where = " ".join(run.tests)
+    where, hint = " ".join(run.tests), ""
     if first.code is None:
-        message, hint = "the tests did not end in time as they are", f"give them more: {option('timeout')}"
+        message = "the tests did not end in time as they are"
+        hint = Message("give them more: ", Option("timeout"))
     elif first.code == NO_TESTS:
         message, hint = "pytest found no tests", "name files, folders or tests as for pytest"
     elif first.code == MISUSED:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from porting.errors import Code, Fault, alike, option, told
+from porting.errors import Code, Fault, Message, Option, Wording, alike
 from porting.limits import reading, separately
 from porting.notation.rule import Rule
 from porting.notation.table import Table
@@ -217,7 +217,7 @@ def _dtypes(
             floating = {one.is_floating_point for one in (*found, slot.dtype)}
             if len(found) > 1 and dtype is None:
                 message = f"{pair}: the sources are {theirs}, and one tensor has one dtype"
-                hint = f"say which: {option('dtype')}"
+                hint: str = Message("say which: ", Option("dtype"))
             elif len(floating) > 1:
                 message = f"{pair}: {theirs} would become {ours}; integers and floats are never cast into each other"
                 hint = "a quantised tensor needs its scales; a mask or a table of positions is no weight: drop it"
@@ -226,8 +226,8 @@ def _dtypes(
                 hint = f"give the module's buffer the dtype {theirs}, or drop the tensor"
             elif slot.built and dtype is None and found != {slot.dtype}:
                 message = f"{pair}: the checkpoint has {theirs}, the module {ours}"
-                cast = told(called=f"dtype=torch.{ours}, or cast the module first", typed=f"--dtype {ours}")
-                hint = f"declare the cast: {cast}"
+                cast = Wording(python=f"dtype=torch.{ours}, or cast the module first", command=f"--dtype {ours}")
+                hint = Message("declare the cast: ", cast)
             else:
                 continue
             yield Fault(code=Code.DTYPE_CHANGE, where=step.rule.where, message=message, hint=hint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from porting.errors import Code, Fault, option
+from porting.errors import Code, Fault, Message, Option
 from porting.limits import combinations
 from porting.notation.axes import Axis, Index, Mismatch, Row, leaves, size_of, solve_all
 from porting.notation.name import Value
@@ -22,9 +22,9 @@ from porting.plan.recipe import Described
 Shape = tuple[int, ...]
 
 
-def a_like() -> str:
-    """What helps where the module alone cannot tell."""
-    return f"pass {option('like')} a checkpoint that has it"
+def a_like() -> Message:
+    """The hint where the module alone cannot tell."""
+    return Message("pass ", Option("like"), " a checkpoint that has it")
 
 
 def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, int]) -> dict[str, Shape]:
@@ -120,6 +120,6 @@ def _unknown(rule: Rule, term: Term, axis: Axis, sizes: Mapping[str, int]) -> Fa
     else:
         names = [name for name in leaves((axis,)) if size_of(Index(name), sizes) is None]
         what = f"the size of {', '.join(names)} in '{term}'"
-        hint = f'give it in [sizes]: {names[0]} = "...", or {a_like()}'
+        hint = f'give it in [sizes]: {names[0]} = "...", or ' + a_like()
     message = f"{what} cannot be known from the module alone, in '{rule}'"
     return Fault(code=Code.SIZE_UNKNOWN, where=rule.where, message=message, hint=hint)

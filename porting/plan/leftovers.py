@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from porting.errors import Code, Fault, numberless, option, told
+from porting.errors import Code, Fault, Message, Option, Wording, numberless
 from porting.limits import combinations
 from porting.notation.axes import Mismatch, solve_all
 from porting.notation.faults import NotationError
@@ -163,8 +163,8 @@ def differs(left: LeftOut, tensors: Container[str]) -> Fault:
     if left.made:
         said = left.equals if Content.parse(left.equals) is not None else f"that it equals {left.equals}"
         message = f"[make] says {said}, and its values are others"
-        named = told(called="export it with anew=True", typed="convert it without the table's line in [make]")
-        hint = f"no checkpoint has a place for them: map it in [tensors] and {named}, or set it back"
+        anew = Wording(python="export it with anew=True", command="convert it without the table's line in [make]")
+        hint: str = Message("no checkpoint has a place for them: map it in [tensors] and ", anew, ", or set it back")
         return Fault(code=Code.MADE_DIFFERS, where=left.name, message=message, hint=hint)
     message = f"was to be dropped because it equals {left.equals!r}, and it does not"
     hint = "a module that ties them cannot hold this checkpoint" if left.equals in tensors else ""
@@ -242,7 +242,7 @@ def renew(
         faults.append(Fault(code=Code.NO_SOURCE, where=lones[0].rule.where, message=message, hint=hint))
     if new and not allowed:
         message = f"the checkpoint has nothing for {', '.join(listed(names) for names in group_alike(new))}"
-        hint = f"{option('fresh', True)} keeps the module's own initialisation there"
+        hint = Message(Option("fresh", True), " keeps the module's own initialisation there")
         faults.append(Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=message, hint=hint))
     return Unfilled(new=tuple(new), computed=tuple(computed), made=made, faults=faults)
 

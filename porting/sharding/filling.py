@@ -42,9 +42,11 @@ class Filled:
         """Put the values into the module: into the memory of shards that have some, in place of those on meta."""
         tensors = dict(named_tensors(module))
         kept = {
-            name: one for name, one in self.values.items() if is_dtensor(tensors[name]) and not tensors[name].is_meta
+            name: value
+            for name, value in self.values.items()
+            if is_dtensor(tensors[name]) and not tensors[name].is_meta
         }
-        others = {name: one for name, one in self.values.items() if name not in kept}
+        others = {name: value for name, value in self.values.items() if name not in kept}
         for name, value in others.items():
             if is_dtensor(tensors[name]):
                 others[name] = _as_shard(value, tensors[name])

@@ -54,7 +54,7 @@ def runs(size: int, cuts: Sequence[tuple[int, int]]) -> list[Run]:
     """
     left: list[Run] = [(0, size)]
     for count, number in cuts:
-        length = sum(one for _, one in left)
+        length = sum(run_length for _, run_length in left)
         piece = -(-length // count)
         left = list(_between(left, min(number * piece, length), min((number + 1) * piece, length)))
     return left

@@ -73,7 +73,7 @@ def layout(files: Mapping[str, TensorFile]) -> Layout:
         for described in [files[name].tensors[tensor]]
     }
     same = all(file.header is not None for file in files.values())
-    return Layout(shards=shards, sizes={name: one.size for name, one in shards.items()}, places=places, same=same)
+    return Layout(shards=shards, sizes={name: shard.size for name, shard in shards.items()}, places=places, same=same)
 
 
 class Places:
@@ -129,13 +129,13 @@ class Places:
             became = _infinite(values) & ~_infinite(before)
             self.infinite[name] += int((became if counted is None else became & counted).sum())
         inner, outer = run_of(part)
-        length = math.prod(part.sizes[one] for one in inner)
+        length = math.prod(part.sizes[axis] for axis in inner)
         ordered = values.permute([*outer, *inner]).contiguous()
         raw = memoryview((ctypes.c_char * ordered.nbytes).from_address(ordered.data_ptr())).cast("B")
         descriptor = self._descriptor(place.file)
-        for number, steps in enumerate(product(*(range(part.sizes[one]) for one in outer))):
+        for number, steps in enumerate(product(*(range(part.sizes[axis]) for axis in outer))):
             at = part.source_offset + sum(
-                step * part.source_strides[one] for step, one in zip(steps, outer, strict=True)
+                step * part.source_strides[axis] for step, axis in zip(steps, outer, strict=True)
             )
             begin = number * length * values.itemsize
             view, where = raw[begin : begin + length * values.itemsize], place.start + at * values.itemsize

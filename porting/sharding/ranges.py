@@ -77,9 +77,9 @@ class Ranges:
         """
         info = self.checkpoint.tensors[copy.source]
         # Of a chunk of a distributed checkpoint a process may need a little: its checksum would take all of it.
-        for one in stored(copy, self.checkpoint, verify=not self.checkpoint.in_chunks):
-            for part in pieces(one.copy, max(PIECE // info.dtype.itemsize, 1)):
-                values = self._box(replace(one, copy=part), info.dtype)
+        for stored_part in stored(copy, self.checkpoint, verify=not self.checkpoint.in_chunks):
+            for part in pieces(stored_part.copy, max(PIECE // info.dtype.itemsize, 1)):
+                values = self._box(replace(stored_part, copy=part), info.dtype)
                 if info.dtype == torch.bool:
                     if values.numel() and int(values.max()) > 1:
                         message = f"tensor {quote(copy.source)}: a boolean is stored as the byte {int(values.max())}"
@@ -88,8 +88,8 @@ class Ranges:
                     values = values.view(torch.bool)
                 yield part, values
 
-    def _box(self, one: Stored, dtype: torch.dtype) -> Tensor:
-        file, start, copy = one.file, one.extent.start, one.copy
+    def _box(self, part: Stored, dtype: torch.dtype) -> Tensor:
+        file, start, copy = part.file, part.extent.start, part.copy
         dtype = torch.uint8 if dtype == torch.bool else dtype
         width = dtype.itemsize
         inner, outer = run_of(copy)
@@ -113,8 +113,8 @@ class Ranges:
                 file.read_into(buffer[begin : begin + length * width], start + at * width)
         file.require_unchanged()
         order = [*outer, *inner]
-        shaped = found.view([copy.sizes[one] for one in order])
-        return shaped.permute([order.index(one) for one in range(len(order))]).reshape(copy.sizes)
+        shaped = found.view([copy.sizes[axis] for axis in order])
+        return shaped.permute([order.index(axis) for axis in range(len(order))]).reshape(copy.sizes)
 
     def _scattered(self, file: Readable, begins: Tensor, found: Tensor) -> None:
         """Read short runs, those that are near each other at once.

@@ -63,13 +63,13 @@ class Crew:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is, the others wait to hear of it
             caught = error
-        said = self.gather("" if caught is None else f"{caught}" or type(caught).__name__)
+        failures = self.gather("" if caught is None else f"{caught}" or type(caught).__name__)
         if caught is not None:
             raise caught
         faults = []
-        for rank, one in enumerate(said):
-            if one:
-                message = f"{self.undone}, since process {rank} could not go on: {one.splitlines()[0]}"
+        for rank, failure in enumerate(failures):
+            if failure:
+                message = f"{self.undone}, since process {rank} could not go on: {failure.splitlines()[0]}"
                 faults.append(Fault(code=Code.RANK_LOST, where=self.where, message=message))
         if faults:
             raise RankError(faults)

@@ -136,7 +136,7 @@ def require_made(module: nn.Module, plan: Plan) -> None:
     """
     tensors = dict(named_tensors(module))
     others = (recipe for recipe in plan.made if not _holds(recipe, tensors))
-    faults = [differs(LeftOut(name=one.name, reason=MADE, equals=one.made_as), ()) for one in others]
+    faults = [differs(LeftOut(name=recipe.name, reason=MADE, equals=recipe.made_as), ()) for recipe in others]
     if faults:
         raise PlanError(alike(faults))
 
@@ -146,11 +146,11 @@ def _holds(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
     tensor = tensors[recipe.name]
     if recipe.equals:
         both = (tensor.detach(), tensors[recipe.equals].detach())
-        whole = [one.full_tensor() if is_dtensor(one) else one for one in both]  # type: ignore[attr-defined]  # as below
+        whole = [tensor.full_tensor() if is_dtensor(tensor) else tensor for tensor in both]  # type: ignore[attr-defined]  # as below
         return torch.equal(*whole)
     content = recipe.content or Content()
     parts = _held(recipe, tensor)
-    return all(content.held_by(held, content.box(box.starts, box.sizes), rounded=True) for box, held in parts)
+    return all(content.held_by(values, content.box(box.starts, box.sizes), rounded=True) for box, values in parts)
 
 
 def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:
@@ -209,14 +209,14 @@ def _lay_share(
 ) -> None:
     """This process's share of the checkpoint's elements that no value of the module will take the place of."""
     tensors = dict(named_tensors(module))
-    held = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
+    dtypes = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
     written: dict[str, list[Copy]] = {}
     for step in steps:
         for copy in step.copies:
             written.setdefault(copy.source, []).append(_written_back(copy))
     for name, other in copies.items():
         if name in written:
-            written[other], held[other] = written[name], held[name]
+            written[other], dtypes[other] = written[name], dtypes[name]
     reader = Ranges(checkpoint)
     for name, info in checkpoint.tensors.items():
         numel = math.prod(info.shape)
@@ -231,15 +231,17 @@ def _lay_share(
             if not kept.any():
                 continue
             values = reader.row(name, start, stop)
-            if name in held and values.is_floating_point():
-                values = values.to(held[name])  # as the module had it, when it was loaded in another dtype
+            if name in dtypes and values.is_floating_point():
+                values = values.to(dtypes[name])  # as the module had it, when it was loaded in another dtype
             places.put(Copy(name, "", (stop - start,), start, (1,), 0, (1,)), values, counted=kept)
 
 
 def _written_back(copy: Copy) -> Copy:
     """The move back; what was read for several places is written once."""
     box = zip(copy.sizes, copy.target_strides, copy.source_strides, strict=True)
-    return order_copy(copy.target, copy.source, [one for one in box if one[2]], copy.target_offset, copy.source_offset)
+    return order_copy(
+        copy.target, copy.source, [axis for axis in box if axis[2]], copy.target_offset, copy.source_offset
+    )
 
 
 def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set[int]:
@@ -251,9 +253,9 @@ def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set
         if step.rule.exact:
             continue
         for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step)):
-            for box, held in _held(recipe, tensors[recipe.name]):
-                loaded = compute_box(recipe, box, reader).to(held.dtype)
-                if not torch.equal(held.view(-1).view(torch.uint8), loaded.reshape(-1).view(torch.uint8)):
+            for box, values in _held(recipe, tensors[recipe.name]):
+                loaded = compute_box(recipe, box, reader).to(values.dtype)
+                if not torch.equal(values.view(-1).view(torch.uint8), loaded.reshape(-1).view(torch.uint8)):
                     changed.add(number)
     return changed
 
@@ -278,8 +280,8 @@ def _put(step: Step, plan: Plan, module: nn.Module, places: Places, copies: Mapp
                     places.clear(copy)
         if not _writes(tensors[recipe.name], crew):
             continue
-        for box, held in _held(recipe, tensors[recipe.name]):
-            values = arithmetic.inverse.applied(held).view(-1)
+        for box, local in _held(recipe, tensors[recipe.name]):
+            values = arithmetic.inverse.applied(local).view(-1)
             for copy in kept:
                 for part in clip(copy, recipe.shape, box.starts, box.sizes):
                     places.put(part, values)
@@ -293,4 +295,4 @@ def _writes(tensor: Tensor, crew: Crew) -> bool:
         return crew.rank == 0
     coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]  # a DTensor has it
     placements = tensor.placements  # type: ignore[attr-defined]  # as above
-    return all(place == 0 for place, one in zip(coordinate, placements, strict=True) if one.is_replicate())
+    return all(place == 0 for place, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())

@@ -19,7 +19,7 @@ from torch import nn
 from porting.build import bounded as bounded_size
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Fault, PortingError, VerifyError, told
+from porting.errors import Fault, Message, Option, PortingError, VerifyError
 from porting.limits import untimed
 from porting.loading import PortingWarning, maker
 from porting.notation.table import Table, parse_table
@@ -162,16 +162,16 @@ def suggest(
             found = _nothing(kind, name, f"the limit of {limit:g} s was met while {stage}")
     if guessed:
         read = ", ".join(f"{ours} = {theirs}" for ours, theirs in guessed.items())
-        how = told(called="config=", typed="--config")
-        message = f"what is built has the reference's shapes with {read}: {how} says otherwise"
+        message = Message(
+            f"what is built has the reference's shapes with {read}: ", Option("config"), " says otherwise"
+        )
         warnings.warn(message, PortingWarning, stacklevel=2)
     return replace(found, decisions=tuple(asker.decisions), seconds=time.monotonic() - begun)
 
 
 def _nothing(architecture: str, name: str, said: str) -> Suggestion:
     """What there is to say where the time was over before anything was found."""
-    how = told(called="limit=", typed="--limit")
-    reason = Reason(kind="bound", said=f"{said}, and nothing was found by then: {how} gives it more")
+    reason = Reason(kind="bound", said=f"{said}, and nothing was found by then: a larger limit gives it more")
     head = [f"{architecture}: not found.", f"- {reason.said}"]
     text = write(TableDraft(name=name, description=f"{architecture}: not found", head=head))
     stop = Stop(proven=0, places=0)

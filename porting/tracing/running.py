@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, VerifyError, option
+from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.frames import is_users, signature_of, users_line
 from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
@@ -223,7 +223,7 @@ class Side:
             where = f"its forward takes {takes}" if takes else f"at {users_line(error)}"
             hint = f"{where}; [inputs] says which arguments it is given"
             if isinstance(error, IndexError) or "out of bounds" in str(error) or "out of range" in str(error):
-                hint += f"; if a row is too long for it, {option('longest')} makes shorter ones"
+                hint += Message("; if a row is too long for it, ", Option("longest"), " makes shorter ones")
             elif any("mask" in name for name in arguments):
                 hint += " and how a mask: -> bool, -> padding or -> additive"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint.strict_json import parse
-from porting.errors import Code, Fault, PortingError, VerifyError, nearest, option
+from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError, nearest
 from porting.limits import charge, charge_text
 from porting.notation.axes import Mismatch, size_of, solve_all
 from porting.notation.rule import MASK_KINDS, Rule
@@ -296,7 +296,7 @@ def _integer(config: Mapping[str, object], field: str, default: int | None = Non
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         message = f"config.json has {field} = {value!r}, inputs cannot be made without a number"
-        raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint=f"pass {option('inputs')}"))
+        raise VerifyError(Fault(code=Code.NO_INPUTS, message=message, hint=Message("pass ", Option("inputs"))))
     return value
 
 

@@ -15,7 +15,7 @@ from porting.build import OWN_CODE, Bounds, bounds, build
 from porting.builder_config import call
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing import digest
-from porting.errors import Code, Fault, VerifyError, option, told
+from porting.errors import Code, Fault, Message, Option, VerifyError, Wording
 from porting.loading import Into
 from porting.notation.table import Table
 from porting.plan.config import effective
@@ -119,7 +119,7 @@ def _living(
         chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     elif into is None:
         message = "there are a reference and nothing that is compared with it"
-        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=Message("say what: ", Option("into"))))
     else:
         chosen = same_names(module, _built(into, module, checkpoint))
     return ComparedModels(
@@ -179,9 +179,11 @@ def _recorded(
         return ComparedModels(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
     if into is None:
         message = "a recording holds activations and no weights, and no checkpoint was given"
-        hint = told(
-            called="give the checkpoint, or a module that holds its weights",
-            typed="name the checkpoint, or with --into what builds a module that holds its weights",
+        hint = Message(
+            Wording(
+                python="give the checkpoint, or a module that holds its weights",
+                command="name the checkpoint, or with --into what builds a module that holds its weights",
+            )
         )
         raise VerifyError(Fault(code=Code.BAD_TARGET, where=recording.where, message=message, hint=hint))
     reference = Recorded(recording=recording)
@@ -208,7 +210,7 @@ def _called(
     """A function computes the reference's values; it holds no weights that the port could get."""
     if opened is None and into is None:
         message = "there are a reference and nothing that is compared with it"
-        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=Message("say what: ", Option("into"))))
     if opened is not None:
         chosen = find_table(table, opened.config, opened.tensors)
         reference = LivingFunction.around(function, _first(chosen, opened, inputs))
@@ -232,7 +234,7 @@ def _itself(into: Into) -> nn.Module:
         return unwrapped(into)
     if into is None:
         message = "there is a reference, and nothing that is compared with it"
-        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=f"say what: {option('into')}"))
+        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=Message("say what: ", Option("into"))))
     return unwrapped(call(into, dict, {}, OWN_CODE))
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.checkpoint.write import write_safetensors
-from porting.errors import Code, Fault, VerifyError, option
+from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.limits import charge
 from porting.printable import dtype_name
 from porting.recordings import EXACT, FORMAT, INPUTS, ISOLATED, VERSION, WEIGHTS
@@ -148,7 +148,7 @@ def read_recording(path: str | Path) -> Recording:
     count = 1 + max((case for _, case in names), default=-1)
     if count and not any(kind == EXACT for kind, _ in names):
         message = "it holds inputs and nothing that was computed from them"
-        hint = f"run the reference on them, and write a recording of its own; or pass it as {option('inputs')}"
+        hint = Message("run the reference on them, and write a recording of its own; or pass it as ", Option("inputs"))
         raise VerifyError(Fault(code=Code.BAD_RECORDING, where=file.location, message=message, hint=hint))
     gaps = (
         f"case {case} of {count} has no {one}"

@@ -17,7 +17,7 @@ from porting.build import OWN_CODE
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.atomic import check_destination
 from porting.comparing import digest
-from porting.errors import Code, Fault, VerifyError, told
+from porting.errors import Code, Fault, Message, VerifyError, Wording
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.config import effective
@@ -111,8 +111,10 @@ def record(
         if not inputs_only:
             traces, lowered = _traces(subject.living, terms, subject.table.prefix, taken, dtypes, only, subject.stored)
         if not taken or not all(traces.get(EXACT, taken)):
-            chosen_by = told(called="only=", typed="--probe")
-            message = f"nothing would be recorded: no point of the reference is named by [probes] and {chosen_by}"
+            chosen_by = Wording(python="only=", command="--probe")
+            message = Message(
+                "nothing would be recorded: no point of the reference is named by [probes] and ", chosen_by
+            )
             raise VerifyError(Fault(code=Code.NO_PROBES, where=subject.table.where, message=message))
         said = {"reference": subject.living.title, "seed": str(seed), **versions()}
         if lowered:

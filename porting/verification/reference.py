@@ -13,7 +13,7 @@ from torch import nn
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.registry import named
-from porting.errors import Code, Fault, PortingError, VerifyError, nearest, option
+from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError, nearest
 from porting.frames import users_line
 
 TYPES, PADDING = "type_vocab_size", "pad_token_id"
@@ -71,7 +71,7 @@ def load_reference(
     make = model_class(architecture)
     if make is None:
         known = [name for name in dir(transformers) if name[:1].isupper()]
-        hint = nearest(architecture, known) or f"say which class the reference is: {option('architecture')}"
+        hint = nearest(architecture, known) or Message("say which class the reference is: ", Option("architecture"))
         message = f"transformers {transformers.__version__} has no model {architecture!r}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     if checkpoint.path is None or not checkpoint.config:

@@ -14,7 +14,7 @@ import torch
 
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, VerifyError, option
+from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.plan.fault_grouping import group_alike, listed
 from porting.target import TargetError
 from porting.verification.reference import model_class, quiet
@@ -77,7 +77,7 @@ class ReferenceClass:
             words = (
                 f"transformers.{self.name} has no place for {parts(lost)}: what the port makes of them is not compared"
             )
-            found.append(words + (f" ({option('architecture', self.fuller)} has one)" if self.fuller else ""))
+            found.append(words + (f" (transformers.{self.fuller} has one)" if self.fuller else ""))
         return found
 
 
@@ -113,7 +113,7 @@ def reference_class(checkpoint: Checkpoint, asked: str | None = None) -> Referen
     if names and name != names[0]:
         theirs = first[0] if first else None
         said = f"config.json names {names[0]}, {_why(theirs)}: compared with transformers.{name}"
-        said += f" ({option('architecture', names[0])} takes the other)" if theirs else ""
+        said += f" (choose the architecture {names[0]} for the other)" if theirs else ""
     return ReferenceClass(name=name, lacks=best.lacks, fuller=full, said=said)
 
 
@@ -148,10 +148,10 @@ def _named(checkpoint: Checkpoint, names: Sequence[str], equal: Sequence[str]) -
     if names:
         return names[0]
     message = "neither the table nor config.json says which architecture the reference has"
-    hint = f"name it: {option('architecture')}, as transformers spells it"
+    hint = Message("name it: ", Option("architecture"), ", as transformers spells it")
     if equal:
         message = f"config.json names no architecture, and the checkpoint fills {' as well as '.join(equal)}"
-        hint = f"name one: {option('architecture', equal[0])}"
+        hint = Message("name one: ", Option("architecture", equal[0]))
     raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
 
 

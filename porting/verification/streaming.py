@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, VerifyError, option
+from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.plan.align import Step
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
@@ -127,7 +127,9 @@ class Streamed(Comparison):
                 return
             if not finite(value):
                 message = f"the reference's {point} has values that are no numbers"
-                hint = f"without {option('stream', True)} such a probe is left out, and the others are compared"
+                hint = Message(
+                    "without ", Option("stream", True), " such a probe is left out, and the others are compared"
+                )
                 raise VerifyError(Fault(code=Code.NO_REFERENCE, where=point, message=message, hint=hint))
             told()
             relay.publish(point, value.detach().clone(memory_format=torch.contiguous_format))

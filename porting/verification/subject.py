@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, VerifyError, option
+from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.loading import (
     Into,
     PortingWarning,
@@ -100,7 +100,7 @@ def prepare_lazily(
     fitted = fit(checkpoint, into, table, architecture=named, fresh=fresh, trust=trust)
     if fitted.plan.fresh:
         message = f"{len(fitted.plan.fresh)} parameters are new, and a streamed run has no place to keep them"
-        hint = f"verify it without {option('stream', True)}"
+        hint = Message("verify it without ", Option("stream", True))
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     prove_left_out(fitted.plan, checkpoint)
     assign(fitted.module, initialised(fitted.plan, fitted.make, {}))
@@ -125,7 +125,7 @@ def refuse_beside_streaming(*, loaded: bool, gradients: bool, autocast: bool, in
         wrong.append("another reference than the checkpoint in transformers")
     if wrong:
         raise VerifyError(
-            Fault(code=Code.BAD_TARGET, message=f"{option('stream', True)} cannot take {one}") for one in wrong
+            Fault(code=Code.BAD_TARGET, message=Message(Option("stream", True), f" cannot take {one}")) for one in wrong
         )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import typer
 
 from porting.cli.output import Screen, counted, size
-from porting.errors import Code, Fault, PortingError
+from porting.errors import LONGEST, Code, Fault, Message, Option, PortingError, Wording
 from porting.printable import safe
 
 FAULTS = PortingError(
@@ -51,6 +53,31 @@ def test_json_has_the_faults_as_well(capsys: pytest.CaptureFixture[str]) -> None
         "hint": "do that",
     }
     assert err.startswith("error: a.toml:1:2: this is wrong")
+
+
+BACK = Fault(code=Code.OPTION_REFUSED, message="it is ported", hint=Message("pass ", Option("reverse", True)))
+
+
+def test_an_argument_is_an_option_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(PortingError(BACK), as_json=True) == 2
+    out, err = capsys.readouterr()
+    assert err.splitlines()[0] == "error: it is ported (pass --reverse) [option-refused]"
+    assert json.loads(out)["faults"][0]["hint"] == "pass --reverse"
+    assert str(PortingError(BACK)) == "it is ported (pass reverse=True) [option-refused]"
+    with Screen("check"):
+        warnings.warn(BACK.line, UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "warning: it is ported (pass --reverse) [option-refused]\n"
+
+
+def test_faults_that_are_counted_cut_or_pickled_keep_both_wordings() -> None:
+    many = PortingError([replace(BACK, where=f"layers.{number}") for number in range(100)]).faults
+    assert [fault.line.command for fault in many] == [
+        "layers.0: it is ported (and 99 more like it; pass --reverse) [option-refused]"
+    ]
+    long = Fault(code=Code.NO_TABLE, message="", hint=Message("x" * LONGEST, Wording(python="a=", command="--a")))
+    assert (long.hint[-4:], long.line.command[-16:]) == ("xxa=", "x--a) [no-table]")
+    copy = pickle.loads(pickle.dumps(Message("pass ", Option("shard_size", "5GB"))))
+    assert (copy, copy.command) == ("pass shard_size='5GB'", "pass --shard-size 5GB")
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_where_nothing_was_found_the_exit_code_is_another_one(run: Run, checkpoi
         result = run("suggest", checkpoint, *INTO, "--limit", "100", "-o", "mine.toml")
     assert result.exit_code == 3, result.stderr
     assert "not found: nothing could be proven; then nothing fits words.weight." in result.stdout.splitlines()
-    bound = "  the limit was met before the search was complete: --limit gives it more"
+    bound = "  the limit was met before the search was complete: a larger limit gives it more"
     assert bound in result.stdout.splitlines()
     assert not Path("mine.toml").exists(), "there is nothing to write"
     last = "next: porting suggest c --into own_model.py:build --output mine.toml --limit 500"

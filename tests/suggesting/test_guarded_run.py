@@ -47,7 +47,9 @@ def test_a_proof_that_takes_too_long_is_not_waited_for(
     assert len(found.table.rules) > 8
     if stage == "twin":
         assert found.verdict is Verdict.NOT_FOUND
-        assert "# - the limit was met before the proof had ended: limit= gives it more" in found.text.splitlines()
+        assert (
+            "# - the limit was met before the proof had ended: a larger limit gives it more" in found.text.splitlines()
+        )
     else:
         assert found.verdict is Verdict.TRUNK
         assert found.proof.startswith("Proven in float64 on a small random twin:")

@@ -140,7 +140,9 @@ def test_a_search_that_meets_its_bound_says_how_far_it_came(source: Path) -> Non
 def test_an_argument_that_nobody_understands_may_be_the_mask(source: Path) -> None:
     found = suggest(source, Unclear)
     assert found.verdict is Verdict.TRUNK, str(found)
-    assert "Without padding: the forward was given no mask; if it is one of 'thing', say so with inputs=" in str(found)
+    assert "Without padding: the forward was given no mask; if it is one of 'thing', name it in the inputs" in str(
+        found
+    )
     told = {"input_ids": "ids", "token_type_ids": "segments", "attention_mask": "thing -> bool"}
     assert suggest(source, Unclear, inputs=told).verdict is Verdict.TRUNK
 

@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from porting.errors import Code, Fault, VerifyError, nearest, told
+from porting.errors import Code, Fault, Message, VerifyError, Wording, nearest
 from porting.frames import place_of
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.subjects.config_fields import normal
@@ -210,11 +210,11 @@ def _role(word: str, available: Sequence[str], taken: Collection[str]) -> str | 
 
 
 def _say(available: Sequence[str]) -> str:
-    how = told(
-        called="say it: inputs={'input_ids': 'x', 'attention_mask': 'm -> bool'}",
-        typed="say it: --input input_ids=x --input 'attention_mask=m -> bool'",
+    inputs = Wording(
+        python="inputs={'input_ids': 'x', 'attention_mask': 'm -> bool'}",
+        command="--input input_ids=x --input 'attention_mask=m -> bool'",
     )
-    return f"{how}; the reference takes {', '.join(available)}"
+    return Message("say it: ", inputs, f"; the reference takes {', '.join(available)}")
 
 
 _Layout = Mapping[str, tuple[str, str]]

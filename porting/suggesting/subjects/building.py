@@ -20,7 +20,7 @@ from torch import nn
 from porting.build import Bounds, bounded, build
 from porting.builder_config import UnknownFieldError, config_class, own_value, parameters_of, typed
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, PortingError, told
+from porting.errors import Code, Fault, Message, PortingError, Wording
 from porting.frames import place_of, users_line
 from porting.notation.field import value_of
 from porting.suggesting.subjects.argument_names import constant_arguments
@@ -361,11 +361,12 @@ def _unknown(into: Callable[..., Any], names: Sequence[str], config: Mapping[str
     sizes = [name for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)]
     example = next((one for one in sizes if role_of(one) is Role.HIDDEN), "hidden_size")
     first = next(iter(names))
-    hint = told(
-        called=f"say which: config={{{first!r}: {example!r}, ...}}; or give it a default, or pass the built module",
-        typed=f"say which: {' '.join(f'--config {one}=FIELD' for one in names)}, such as {first}={example}",
+    config_option = Wording(
+        python=f"config={{{first!r}: {example!r}, ...}}; or give it a default, or pass the built module",
+        command=f"{' '.join(f'--config {one}=FIELD' for one in names)}, such as {first}={example}",
     )
-    hint += f"; its whole numbers are {', '.join(sorted(sizes))}" if sizes else ""
+    whole = f"; its whole numbers are {', '.join(sorted(sizes))}" if sizes else ""
+    hint = Message("say which: ", config_option, whole)
     fault = Fault(code=Code.BAD_TARGET, where=place_of(into), message=message, hint=hint)
     return UnknownSizesError(fault, names)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from porting.build import OWN_CODE, Bounds, bounded
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Code, Fault, PortingError, VerifyError, option
+from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError
 from porting.loading import same_bits
 from porting.notation.field import held
 from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of
@@ -233,7 +233,7 @@ def make_twin(
     kind = model_class(architecture)
     if kind is None:
         message = f"transformers {transformers.__version__} has no model {architecture!r}"
-        hint = f"name another: {option('architecture')}, as transformers spells it"
+        hint = Message("name another: ", Option("architecture"), ", as transformers spells it")
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     fields = {name: value for name, value in config.items() if name != "attribute_map"}  # the class has it by itself
     plain = {name: value for name, value in fields.items() if not held(config, NESTED.get(name, "").partition("/")[0])}

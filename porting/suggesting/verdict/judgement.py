@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, told
+from porting.errors import Code, Fault
 from porting.loading import same_bits
 from porting.suggesting.draft.table_writer import patterns
 from porting.suggesting.draft.unmapped import Unmapped
@@ -339,8 +339,8 @@ def _without_padding(verdict: Verdict, subjects: ModelPair) -> str:
     said = " Without padding: the forward takes no attention mask, and padded rows would differ."
     if not subjects.way.loose:
         return said
-    listed, how = ", ".join(map(repr, subjects.way.loose)), told(called="inputs=", typed="--input")
-    return f" Without padding: the forward was given no mask; if it is one of {listed}, say so with {how}."
+    listed = ", ".join(map(repr, subjects.way.loose))
+    return f" Without padding: the forward was given no mask; if it is one of {listed}, name it in the inputs."
 
 
 NEGATIVE = frozenset({Verdict.IMPOSSIBLE, Verdict.NOT_FOUND})

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from porting.causes.catalogue import CATALOGUE, THEMES
 from porting.causes.finding import Finding
-from porting.errors import told
 from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
 from porting.suggesting.verdict.proof import Proof
@@ -118,8 +117,7 @@ def _mostly(one: Finding) -> Reason:
 
 def met(before: str) -> Reason:
     """The limit on time was met before something was done."""
-    more = told(called="limit= gives it more", typed="--limit gives it more")
-    return Reason(kind="bound", said=f"the limit was met before {before}: {more}")
+    return Reason(kind="bound", said=f"the limit was met before {before}: a larger limit gives it more")
 
 
 def _far(size: float) -> str:
