@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 HeadersOnly = Annotated[
     bool, typer.Option("--headers-only", help="Read no weight: neither proof of dropped copies nor search for NaN.")
 ]
-All = Annotated[bool, typer.Option("--all", help="A row for each tensor in place of one for each rule.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="A row for each rule of the table, and all that is left out.")
+]
+All = Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each tensor in place of each rule.")]
+
+MOST_ROWS = 4
+"""Rows of what is not simply loaded that are shown without --verbose."""
 
 
 def check(
@@ -30,19 +36,20 @@ def check(
     fresh: options.Fresh = False,
     trust: options.Trust = False,
     headers_only: HeadersOnly = False,
+    verbose: Verbose = False,
     every: All = False,
     as_json: options.Json = False,
 ) -> None:
-    """Prove that a table, a checkpoint and a module fit together, before anything is loaded.
+    """Check that a table, a checkpoint and a module fit together, before anything is loaded.
 
-    Every tensor of the checkpoint is read once or left out for a reason, every parameter of the module is written
-    once: all that does not fit is named at once. Then the weights are read: copies that are dropped must be copies,
+    Every tensor of the checkpoint must be read once or left out for a reason, and every parameter of the module
+    written once. All faults are listed at once. Then the weights are read: copies that are dropped must be copies,
     and NaN or infinite values are reported.
 
     \b
     Examples:
       porting check
-      porting check ./my-checkpoint --all
+      porting check ./my-checkpoint --verbose
       porting check ./my-checkpoint --table my_table.toml --into my_model.py:build
       porting check google-bert/bert-base-uncased --headers-only
     """
@@ -76,9 +83,15 @@ def check(
         built = into or (kind.target if kind else "")
         screen.document(lambda: _document(plan, built, warnings, proven=not headers_only))
         screen.facts({"checkpoint": checkpoint.location, "table": chosen.where, "module": built})
-        screen.line()
-        _show_moves(screen, plan, every)
-        _show_rest(screen, plan, checkpoint, proven=not headers_only)
+        if verbose or every:
+            screen.line()
+            _show_moves(screen, plan, every)
+            screen.line()
+        rows = _rest(plan, checkpoint, proven=not headers_only)
+        if rows:
+            screen.rows(["", "", ""], rows if verbose or every else _in_brief(rows))
+        if verbose or every:
+            screen.line()
         for warning in warnings:
             screen.warn(warning)
         screen.line(("fits", "bold green"), f": {plan.summary}")
@@ -111,25 +124,44 @@ def _dtype(described: object) -> str:
     return dtype_name(getattr(described, "dtype", ""))
 
 
-def _show_rest(screen: Screen, plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> None:
-    """What is not simply loaded, and why."""
+def _rest(plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> list[tuple[str, str, str]]:
+    """What is not simply loaded: what becomes of it, its name, and why."""
     from porting.checkpoint.inspect import group_tensors
     from porting.plan.leftovers import idle_drops
 
-    screen.line()
     seen = "proven" if proven else "not read"
     rows = [("left out", left.name, f"equals {left.equals}, {seen}") for left in plan.left_out if left.equals]
     for reason in dict.fromkeys(left.reason for left in plan.left_out if not left.equals):
         names = [left.name for left in plan.left_out if not left.equals and left.reason == reason]
-        rows += [("left out", one.pattern, reason) for one in group_tensors(checkpoint.tensors[name] for name in names)]
+        groups = group_tensors(checkpoint.tensors[name] for name in names)
+        rows += [("left out", group.pattern, reason) for group in groups]
     rows += [("tied", name, f"is {other}") for name, other in plan.tied.items()]
     rows += [("made", name, f"holds {value}, as [make] says") for name, value in plan.contents.items()]
-    rows += [("new", name, "not in the checkpoint, keeps the module's own initialisation") for name in plan.fresh]
+    rows += [(NEW, name, "not in the checkpoint, keeps the module's own initialisation") for name in plan.fresh]
     idle = idle_drops(plan.table, checkpoint.tensors)
-    rows += [("not there", str(one.name), f"{one.where} would leave it out") for one in idle]
-    if rows:
-        screen.rows(["", "", ""], rows)
-        screen.line()
+    rows += [(ABSENT, str(drop.name), f"{drop.where} would leave it out") for drop in idle]
+    return rows
+
+
+NEW = "new"
+"""What becomes of a parameter that the checkpoint does not have and the table allows to be missing."""
+
+ABSENT = "not there"
+"""What becomes of a tensor that the table would leave out and the checkpoint does not have."""
+
+
+def _in_brief(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """A row for each reason, what is new first, and no more than :data:`MOST_ROWS`; none for what is not there."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for kind, name, reason in sorted(rows, key=lambda row: row[0] != NEW):
+        if kind != ABSENT:
+            reasons.setdefault((kind, reason), []).append(name)
+    brief = [
+        (kind, names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""), reason)
+        for (kind, reason), names in reasons.items()
+    ]
+    more = len(brief) - MOST_ROWS
+    return [*brief[:MOST_ROWS], ("", f"{more} more: see --verbose", "")] if more > 0 else brief
 
 
 def _document(plan: Plan, built: str, warnings: Sequence[str], *, proven: bool) -> dict[str, object]:

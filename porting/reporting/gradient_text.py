@@ -50,7 +50,7 @@ def _in_training(found: TrainMode) -> Iterator[Text]:
         )
     else:
         said = f"{found.sites} dropout places with the same rates" if found.sites else "no dropout on either side"
-        yield Text(f"training mode: {said}; float64: off by {found.difference:.1e} (bound {found.bound:.0e})")
+        yield Text(f"training mode: {said}; float64: off by {found.difference:.1e} (tolerance {found.bound:.0e})")
 
 
 MOST_SITES = 3

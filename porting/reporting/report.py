@@ -28,6 +28,16 @@ class Report(Outcome):
     ('faithful', True, ())
     """
 
+    def summary(self, *, width: int = 120) -> str:
+        """The verdict, the scope and what to mend, as ``porting verify`` prints them; ``str(report)`` has every detail.
+
+        Args:
+            width: of a line, in characters; longer ones are wrapped.
+        """
+        from porting.reporting.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
+
+        return as_text(self, width=width, verbose=False)
+
     def to_html(self) -> str:
         """The report as a page: one HTML file that needs nothing beside itself, for any browser."""
         from porting.reporting.webpage import report_page  # noqa: PLC0415  # it draws, and takes a second to import

@@ -13,12 +13,20 @@ from porting.trials.scope import Scope, Status
 MOST_FAILED = 3
 """So many batches that the port fails on are named; then comes how many more there are."""
 
+MOST_UNSEEN = 2
+"""Without details so many properties of the inputs that showed nothing are named."""
 
-def scope_lines(report: Outcome) -> Iterator[str]:
-    """The scope: a line of what was run, one of what was compared of the output, and one of what was not run."""
+
+def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
+    """The scope: a line of what ran, one of the outputs that were compared, and one of what did not run.
+
+    Args:
+        report: the report.
+        verbose: name each kind of mask, argument, place in the code and parameter; otherwise count them.
+    """
     scope = report.scope
-    ran = [f"{scope.mode} mode, {_listed(scope.dtypes)}" if scope.dtypes else f"{scope.mode} mode", *_batches(report)]
-    yield f"ran: {'; '.join(ran)}"
+    mode = f"{scope.mode} mode, {_listed(scope.dtypes)}" if scope.dtypes else f"{scope.mode} mode"
+    yield f"ran: {'; '.join([mode, *(_batches(report) if verbose else _counted_batches(report))])}"
     returned = scope.returned
     if returned is not None:
         named = [(ours, _output(theirs)) for ours, theirs in returned.pairs.items()]
@@ -28,12 +36,13 @@ def scope_lines(report: Outcome) -> Iterator[str]:
         parts += [f"your model does not return {', '.join(returned.missing)}"] if returned.missing else []
         if returned.stop is not None and returned.stop.weighed:
             behind = returned.stop.weighed
-            more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
-            parts.append(f"it ends before {', '.join(behind[:3])}{more}")
+            most = 3 if verbose else 1
+            more = f" and {len(behind) - most} more" if len(behind) > most else ""
+            parts.append(f"it ends before {', '.join(behind[:most])}{more}")
         if returned.alone:
             parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
         yield f"output compared: {'; '.join(parts)}"
-    yield f"not run: {'; '.join(_limits(report))}"
+    yield f"not run: {'; '.join(_limits(report, verbose=verbose))}"
 
 
 def trial_lines(report: Outcome) -> Iterator[str]:
@@ -95,6 +104,31 @@ def _batches(report: Outcome) -> Iterator[str]:
         yield "with and without gradients, in inference mode, and called again"
 
 
+def _counted_batches(report: Outcome) -> Iterator[str]:
+    """What the batches were, on less than a line: sizes and counts; ``verbose`` has the names."""
+    scope = report.scope
+    if not scope.results:
+        yield from report.cases
+        return
+    sizes = [f"{_range(scope.lengths)} tokens"] if scope.lengths else []
+    sizes += [f"batches of {_range(scope.rows)}"] if scope.rows else []
+    masks = [mask for mask in scope.masks if " in rows of " not in mask]
+    sizes += [f"{len(masks)} kinds of masks" if len(masks) > 1 else "1 kind of mask"] if masks else []
+    if sizes:
+        yield ", ".join(sizes)
+    if scope.values:
+        yield f"values: {', '.join(scope.values)}"
+    seen, size = scope.tokens
+    if seen:
+        yield (
+            f"all {size:,} token ids"
+            if seen == size
+            else f"{seen:,} of {size:,} token ids"
+            if size
+            else f"{seen:,} token ids"
+        )
+
+
 _MASKS = {
     "no padding": "none",
     "right padding": "right",
@@ -122,36 +156,43 @@ def _output(point: str) -> str:
     return name if arrow and path == "." else "output" if point == "." else point
 
 
-def _failures(scope: Scope) -> Iterator[str]:
+def _failures(scope: Scope, most: int) -> Iterator[str]:
     """Batches that were not compared, and why."""
-    for one in scope.not_run[:MOST_FAILED]:
-        yield f"{one.what} ({one.why})"
-    more = len(scope.not_run) - MOST_FAILED
+    for batch in scope.not_run[:most]:
+        yield f"{batch.what} ({batch.why})"
+    more = len(scope.not_run) - most
     if more > 0:
         yield f"{more} more batches that your model fails on"
-    refused = [one for one in scope.results if one.status is Status.REFERENCE_FAILED]
+    refused = [result for result in scope.results if result.status is Status.REFERENCE_FAILED]
     if refused:
         yield f"{len(refused)} batches that the reference refuses"
 
 
-def _limits(report: Outcome) -> Iterator[str]:
+def _limits(report: Outcome, *, verbose: bool) -> Iterator[str]:
     trained = report.learned is not None and report.learned.training is not None and report.learned.training.same_masks
     casts = any(dtype.startswith("autocast") for dtype in report.scope.dtypes)
     known = {"gradients": report.learned is not None, "training mode": trained, "autocast": casts}
     left = [what for what, done in known.items() if not done]
     if left:
-        yield _listed(left)
+        yield f"{_listed(left)}{'' if verbose else ' (not asked for)'}"
     if report.scope.returned is None:
         yield "trials beyond the batches above"
-    yield from _failures(report.scope)
-    yield from (one.what for one in report.unseen)
+    yield from _failures(report.scope, MOST_FAILED if verbose else 1)
+    unseen = [unseen.what for unseen in report.unseen]
+    most = len(unseen) if verbose else MOST_UNSEEN
+    yield from unseen[:most]
+    if len(unseen) > most:
+        yield f"{len(unseen) - most} more that the inputs do not show"
     if report.idle:
         more = f" and {len(report.idle) - 3} more modules" if len(report.idle) > 3 else ""
         yield f"{', '.join(report.idle[:3])}{more}, which never ran"
     if report.not_taken:
-        places = list(dict.fromkeys(one.where for one in report.not_taken))
+        places = list(dict.fromkeys(branch.where for branch in report.not_taken))
         others = [f"{len(places) - MOST_PLACES} more"] if len(places) > MOST_PLACES else []
-        yield f"the branch{'es' if len(places) > 1 else ''} at {_listed([*places[:MOST_PLACES], *others])}"
+        if verbose or len(places) == 1:
+            yield f"the branch{'es' if len(places) > 1 else ''} at {_listed([*places[:MOST_PLACES], *others])}"
+        else:
+            yield f"{len(places)} branches of the code"
     inside = tuple(f"{path}." for path in report.idle)
     copied = [name for name in report.shown.copy if not name.startswith(inside)] if inside else report.shown.copy
     for names, how in ((copied, " (compared by value only)"), (report.shown.nothing, ""), (report.shown.parts, "")):

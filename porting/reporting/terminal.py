@@ -59,11 +59,13 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
         every_probe: a row for each probe in place of one for each layer.
         verbose: everything that is known; without it a row for each layer that differs, and no details of what ran.
     """
-    first, *rest = verdict_lines(report)
+    first, *rest = verdict_lines(report, verbose=verbose)
     above = (first, *summary_lines(report), *rest)
+    summed_up = next((cause for cause in report.causes if cause.name), None)  # summary_lines has it
+    causes = report.causes if verbose else [cause for cause in report.causes if cause is not summed_up]
     below = (
         *culprit_lines(report, verbose=verbose),
-        *cause_lines(report.causes, listed),
+        *cause_lines(causes, listed),
         *gradient_lines(report.learned, listed),
         *(shown_lines(report) if verbose else islice(shown_lines(report), 1)),
         *other_lines(report, verbose=verbose),
@@ -78,17 +80,29 @@ def _seen(line: Text) -> Text:
     return line if is_printable(line.plain) else Text(safe(line.plain), line.style)
 
 
-def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False) -> str:
-    """The report as plain text."""
+def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False, verbose: bool = True) -> str:
+    """The report as plain text.
+
+    Args:
+        report: the report.
+        width: of a line; longer ones are wrapped.
+        every_probe, verbose: as of :func:`render`.
+    """
     written = StringIO()
     # In a notebook rich would show the text at once, and write nothing.
     console = Console(file=written, width=width, color_system=None, force_jupyter=False)
-    console.print(render(report, every_probe=every_probe))
+    console.print(render(report, every_probe=every_probe, verbose=verbose))
     return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
 
 
-def verdict_lines(report: Outcome) -> Iterator[Text]:
-    """The verdict in a sentence, and the largest difference of each tier."""
+def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
+    """The verdict in a sentence, the scope, and the largest difference in each dtype.
+
+    Args:
+        report: the report.
+        verbose: the scope in full, and a line for each dtype; otherwise the differences come first, on one line, and
+            the scope is at most a line each of what ran, what was compared and what did not run.
+    """
     style, says = _SAID[report.verdict]
     if report.verdict == DIFFERENT and not report.computes_otherwise:
         says = "computes, and does not learn, what"
@@ -104,12 +118,20 @@ def verdict_lines(report: Outcome) -> Iterator[Text]:
     if report.random:
         yield Text(f"new, random and compared with nothing: {listed(report.random)}", "yellow")
     yield from map(Text, trial_lines(report))
-    yield from map(Text, scope_lines(report))
-    yield Text(f"float64: off by {_largest(report.probes):.1e} of the activations' scale at most (bound {MEANING:.0e})")
+    sizes = list(_size_lines(report, verbose=verbose))
+    scope = list(map(Text, scope_lines(report, verbose=verbose)))
+    yield from (*scope, *sizes) if verbose else (Text("; ").join(sizes), *scope)
+
+
+def _size_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
+    """The largest difference in float64, and the largest rounding error in each working dtype."""
+    off = f"{_largest(report.probes):.1e} of the activations' scale"
+    yield Text(f"float64: off by {off}{' at most' if verbose else ''} (tolerance {MEANING:.0e})")
     for dtype, noise in report.noise.items():
         ratio = max((probe.rounding[dtype].worst for probe in report.probes), default=0.0)
-        text = f"{dtype}: {ratio:.1f} x the reference's own rounding error at most (bound {ROUNDING:.0f}); "
-        yield Text(f"{text}that noise floor is up to {noise:.1e} of the scale")
+        text = f"{dtype}: {_times(ratio)} the reference's own rounding error{' at most' if verbose else ''}"
+        text += f" (tolerance {ROUNDING:.0f}x)"
+        yield Text(f"{text}, which is up to {noise:.1e} of the scale" if verbose else text)
 
 
 def summary_lines(report: Outcome) -> Iterator[Text]:
@@ -121,9 +143,10 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
         found = report.divergence
         if found is not None and found.line:
             yield Text(f"  line: {found.line}{f'   {found.code}' if found.code else ''}")
-    cause = next((one for one in report.causes if one.name), None)
+    cause = next((cause for cause in report.causes if cause.name), None)
     if cause is not None:
-        yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}")
+        ties = f"; or {', or '.join(cause.ties)}: these inputs do not tell them apart" if cause.ties else ""
+        yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}{ties}")
         yield Text(f"  fix: {cause.fix}")
 
 
@@ -217,28 +240,13 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def culprit_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
-    """Which modules are at fault, and what is known of them."""
+    """Which modules are at fault, and what is known of them.
+
+    Without ``verbose`` no more than what :func:`summary_lines` does not say: with a named cause, nothing of the first
+    module.
+    """
     if report.guilty:
-        first = report.guilty[0]
-        yield Text.assemble(("first guilty module: ", "bold"), (listed([first.port]), "bold red"))
-        if math.isinf(first.meaning.isolated or 0.0):
-            yield Text(
-                "  given the reference's own inputs some of its values are NaN or infinite: a softmax over a row"
-            )
-            yield Text(
-                "  that is masked altogether gives NaN, and so do 0 / 0, inf - inf and the log or root of a negative"
-            )
-        else:
-            yield Text(f"  given the reference's own inputs it is off by {first.meaning.isolated:.1e} of the scale")
-        if report.divergence:
-            yield from _divergence_lines(report.divergence)
-        yield Text(f"  it is compared with {first.reference}")
-        if first.span and list(first.span) != [first.port]:
-            yield Text(f"  since the probe before it ran: {listed(first.span)}")
-        if first.rules:
-            yield Text(f"  its weights are written by {', '.join(first.rules[:MOST_NAMED])}")
-        if len(report.guilty) > 1:
-            yield Text(f"  also guilty: {listed([probe.port for probe in report.guilty[1:]])}")
+        yield from _guilty_lines(report) if verbose else _unexplained_lines(report)
     elif report.first_difference:
         where = report.first_difference.port
         yield Text(f"the first difference shows at {where}, and no probed module makes it by itself:")
@@ -251,6 +259,38 @@ def culprit_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     yield from _leak_lines(report, verbose=verbose)
     if report.shown.differing:
         yield Text(f"weights that are not the checkpoint's: {listed(report.shown.differing)}", "red")
+
+
+def _guilty_lines(report: Outcome) -> Iterator[Text]:
+    """All that is known of the first module at fault, and the names of the others."""
+    first = report.guilty[0]
+    yield Text.assemble(("first guilty module: ", "bold"), (listed([first.port]), "bold red"))
+    if math.isinf(first.meaning.isolated or 0.0):
+        yield from _not_a_number_lines()
+    else:
+        yield Text(f"  given the reference's own inputs it is off by {first.meaning.isolated:.1e} of the scale")
+    if report.divergence:
+        yield from _divergence_lines(report.divergence)
+    yield Text(f"  it is compared with {first.reference}")
+    if first.span and list(first.span) != [first.port]:
+        yield Text(f"  code run since the last matching probe: {listed(first.span)}")
+    if first.rules:
+        yield Text(f"  its weights are written by {', '.join(first.rules[:MOST_NAMED])}")
+    if len(report.guilty) > 1:
+        yield Text(f"  also guilty: {listed([probe.port for probe in report.guilty[1:]])}")
+
+
+def _unexplained_lines(report: Outcome) -> Iterator[Text]:
+    """Where the first module at fault leaves the reference, if no cause of the catalogue explains it."""
+    if math.isinf(report.guilty[0].meaning.isolated or 0.0):
+        yield from _not_a_number_lines()
+    if report.divergence and not any(cause.name for cause in report.causes):
+        yield from _divergence_lines(report.divergence)
+
+
+def _not_a_number_lines() -> Iterator[Text]:
+    yield Text("  given the reference's own inputs some of its values are NaN or infinite: a softmax over a row")
+    yield Text("  with every place masked gives NaN, and so do 0 / 0, inf - inf and the log or root of a negative")
 
 
 def _divergence_lines(found: Divergence) -> Iterator[Text]:

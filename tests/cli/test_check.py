@@ -23,13 +23,24 @@ __all__ = ["hub", "own_modules"]
 
 def test_check_counts_what_each_rule_reads_and_writes(run: Run, checkpoint: Path) -> None:
     write_own(Path())
-    result = run("check", checkpoint, *OWN)
+    result = run("check", checkpoint, *OWN, "--verbose")
     assert result.exit_code == 0, result.stderr
     (line,) = [one for one in result.stdout.splitlines() if "qkv.weight" in one]
     assert line.split()[-3:-1] == ["9", "3"]
     assert line.split()[-1].startswith("own.toml:")
     assert "fits: 53 of 64 tensors fill 41 of 41 places, 11 left out" in result.stdout
     assert result.stdout.splitlines()[-1] == "next: porting verify c --table own.toml --into own_model.py:build"
+
+
+def test_check_says_in_a_few_lines_that_all_fits(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    brief = run("check", checkpoint, *OWN).stdout.splitlines()
+    assert len(brief) <= 10
+    assert brief[-2] == "fits: 53 of 64 tensors fill 41 of 41 places, 11 left out"
+    verbose = run("check", checkpoint, *OWN, "--verbose").stdout.splitlines()
+    assert brief[-2:] == verbose[-2:]
+    rows = [" ".join(line.split()) for line in brief if line.startswith("left out")]
+    assert "left out bert.pooler.dense.bias and 1 more no pooler here" in rows
 
 
 def test_check_says_what_is_left_out_and_why(run: Run, checkpoint: Path) -> None:

@@ -14,11 +14,14 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from porting.causes.finding import Finding
 from porting.checkpoint import open_checkpoint
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
 from porting.reporting.report import spelled_call
 from porting.reporting.terminal import as_text, listed, render
+from porting.tracing.code_coverage import INPUTS, Branch
+from porting.trials.scope import Kind, Result, Scope, Status
 from porting.verification import Cost, Probe, Report, Shown, Unseen, View, verify
 from tests.verification.flags import complete_but_for_flags
 from tests.verification.planted import BUGS, ROUNDS_WORSE, Bug
@@ -146,9 +149,9 @@ def test_a_person_reads_the_verdict_first() -> None:
         "FAITHFUL  mine.M computes what transformers.M computes from weights\n"
         "ran: eval mode; 2 rows\n"
         "not run: gradients, training mode and autocast; trials beyond the batches above\n"
-        "float64: off by 2.0e-15 of the activations' scale at most (bound 1e-12)\n"
-        "float32: 1.5 x the reference's own rounding error at most (bound 4); "
-        "that noise floor is up to 3.0e-07 of the scale\n"
+        "float64: off by 2.0e-15 of the activations' scale at most (tolerance 1e-12)\n"
+        "float32: 1.5x the reference's own rounding error at most (tolerance 4x), "
+        "which is up to 3.0e-07 of the scale\n"
         "\n"
         "where    float64  isolated  float32  isolated\n"
         "layer 0    2e-15     1e-15     1.2x      1.5x  same\n"
@@ -158,6 +161,47 @@ def test_a_person_reads_the_verdict_first() -> None:
         "7 forward passes in 2.0 s, 3.0 s with all comparisons; loading 1.0 s; 2.5 GB at most\n"
         "torch 9\n"
     )
+
+
+def test_the_summary_counts_what_the_full_text_names() -> None:
+    branches = tuple(
+        Branch(where=f"m.py:{line}", condition="if x:", function="f", lines=1, first=line, why=INPUTS)
+        for line in (3, 9)
+    )
+    unseen = tuple(Unseen(f"property {number}", "why") for number in range(4))
+    scope = Scope(
+        dtypes=("float64",),
+        lengths=(1, 64),
+        rows=(1, 17),
+        masks=("no padding", "right padding"),
+        tokens=(11, 11),
+        results=(Result(kind=Kind.LENGTH, what="1 token", batch="", status=Status.SAME),),
+    )
+    report = small(branches=branches, unseen=unseen, scope=scope)
+    assert report.summary(width=500).splitlines() == [
+        "FAITHFUL  mine.M computes what transformers.M computes from weights",
+        "float64: off by 2.0e-15 of the activations' scale (tolerance 1e-12); "
+        "float32: 1.5x the reference's own rounding error (tolerance 4x)",
+        "ran: eval mode, float64; 1 to 64 tokens, batches of 1 to 17, 2 kinds of masks; all 11 token ids",
+        "not run: gradients, training mode and autocast (not asked for); trials beyond the batches above; property 0; "
+        "property 1; 2 more that the inputs do not show; 2 branches of the code",
+        "proven by activation: 1 of 1 parameters and buffers",
+        "7 forward passes; 4.0 s, 2.5 GB",
+    ]
+    full = " ".join(str(report).split())
+    assert all(str(one) in full for one in unseen)
+    assert "masks: none, right" in full
+
+
+def test_a_named_cause_stands_above_and_not_again_below() -> None:
+    probe = Probe(reference="r", port="p", meaning=View(end_to_end=1.0, isolated=1.0), rules=("t.toml:3:1",))
+    finding = Finding(
+        probes=("p",), difference=1.0, residual=0.0, name="wrong eps", detail="1e-5", what="it is", fix="1e-12"
+    )
+    text = small(probes=(probe,), noise={}, causes=(finding,)).summary()
+    assert text.splitlines()[1:4] == ["  module: p", "  cause: wrong eps (1e-5)", "  fix: 1e-12"]
+    assert text.count("wrong eps") == 1
+    assert "first guilty module" not in text
 
 
 def test_what_is_in_a_name_cannot_move_the_cursor() -> None:

@@ -85,7 +85,7 @@ def test_a_click_on_a_cell_shows_its_details(guilty: Report, page: Path) -> None
         probe = next(probe for probe in guilty.probes if probe.port == "bert.layers.2.attention.key")
         assert probe.reference in details
         assert "innocent: what is off comes from before" in details
-        assert "ran since the probe before it: bert.layers.2.attention.key" in details
+        assert "code run since the last matching probe: bert.layers.2.attention.key" in details
         assert f"{probe.count:,} numbers were compared" in details
         assert f"{probe.rounding['float32'].end_to_end:.0f}\N{MULTIPLICATION SIGN}" in details
 

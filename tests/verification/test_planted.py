@@ -47,7 +47,7 @@ def test_the_module_behind_a_probe_is_named(checkpoint: Path) -> None:
     """What is compared is the head's output, which a projection in it spoils: the report lists all of its parts."""
     report = verified(checkpoint, Bug("head's weight transposed", becomes("mlm.dense", Transposed), ("mlm",)))
     assert report.guilty[0].span == ("bert", "mlm.dense", "mlm.activation", "mlm.norm", "mlm")
-    assert "since the probe before it ran: bert, mlm.dense, mlm.activation" in str(report)
+    assert "code run since the last matching probe: bert, mlm.dense, mlm.activation" in str(report)
 
 
 @pytest.mark.slow
