@@ -55,9 +55,9 @@ def reads(ref: Ref, function: Callable[[Tensor], Tensor] = lambda value: value) 
     return lambda values, call: function(values[ref])
 
 
-def joins(one: Ref, two: Ref, function: Callable[[Tensor, Tensor], Tensor]) -> Rewrite:
+def joins(first: Ref, two: Ref, function: Callable[[Tensor, Tensor], Tensor]) -> Rewrite:
     """A rewrite to a function of two other values of the pass."""
-    return lambda values, call: function(values[one], values[two])
+    return lambda values, call: function(values[first], values[two])
 
 
 def given_instead(values: Values, call: Call, ref: Ref, instead: Tensor) -> Any:  # what the call gives

@@ -78,8 +78,8 @@ class Search:
     @torch.no_grad()
     def __post_init__(self) -> None:
         for cause in self.causes:
-            self._all += [Candidate((cause,), (one,)) for one in cause.alterations(self.model_parts)]
-            self._dials += [(cause, one) for one in cause.dials(self.model_parts)]
+            self._all += [Candidate((cause,), (alteration,)) for alteration in cause.alterations(self.model_parts)]
+            self._dials += [(cause, dial) for dial in cause.dials(self.model_parts)]
 
     @torch.no_grad()
     def reproduces(self, mark: Mark, candidate: Candidate) -> bool:
@@ -88,11 +88,15 @@ class Search:
         Where its alterations do not exist here, as those of a padding mask without padding, the port must not differ.
         """
         here = list(self.again(candidate))
-        return any(self._small_enough(mark, one) for one in here) if here else mark.difference <= mark.bound
+        return any(self._small_enough(mark, suspicion) for suspicion in here) if here else mark.difference <= mark.bound
 
     def everything(self, scopes: Collection[str]) -> Iterator[Candidate]:
         """The candidates in some parts of a model that make up a whole: each kind at all places at once, and each."""
-        whole = [one for one in self._all if not one.pinned and not one.rough and _within(one, scopes)]
+        whole = [
+            candidate
+            for candidate in self._all
+            if not candidate.pinned and not candidate.rough and _within(candidate, scopes)
+        ]
         yield from self._everywhere(whole)
         yield from whole
 
@@ -105,9 +109,13 @@ class Search:
     def _again(self, place: Place) -> list[Alteration]:
         """The alterations on this tape that say the same."""
         if place.value is None:
-            alike = (one for one in self._all if one.causes[0] is place.cause)
-            found = [alteration for one in alike for alteration in one.alterations]
-            return [one for one in found if (one.where, one.detail) == (place.where, place.detail)]
+            alike = (candidate for candidate in self._all if candidate.causes[0] is place.cause)
+            found = [alteration for candidate in alike for alteration in candidate.alterations]
+            return [
+                alteration
+                for alteration in found
+                if (alteration.where, alteration.detail) == (place.where, place.detail)
+            ]
         alike_dials = (dial for cause, dial in self._dials if cause is place.cause and dial.where == place.where)
         return [
             Alteration(where=dial.where, rewrites=dial.turned(place.value), detail=place.detail, value=place.value)
@@ -124,55 +132,64 @@ class Search:
         while left:
             explained: dict[tuple[str, str], list[Mark]] = {}
             for mark in left:
-                for key in dict.fromkeys(one.key for one in fitting[mark.name]):
+                for key in dict.fromkeys(candidate.key for candidate in fitting[mark.name]):
                     explained.setdefault(key, []).append(mark)
             most = max(len(marks) for marks in explained.values())
             best = [key for key, marks in explained.items() if len(marks) == most]
-            key = min(best, key=lambda one: self._simplicity(one, fitting))
+            key = min(best, key=lambda key: self._simplicity(key, fitting))
             marks = explained[key]
-            ties = [one for one in best if one != key and explained[one] == marks]
-            ties = [one for one in ties if not self._simplicity(one, fitting)[0] and not self._same_number(one, key)]
-            instead = tuple(self._finding(one, marks, fitting, ()) for one in ties)
+            ties = [other_key for other_key in best if other_key != key and explained[other_key] == marks]
+            ties = [tie for tie in ties if not self._simplicity(tie, fitting)[0] and not self._same_number(tie, key)]
+            instead = tuple(self._finding(tie, marks, fitting, ()) for tie in ties)
             found.append(self._finding(key, marks, fitting, instead))
             left = [mark for mark in left if mark not in marks]
         order = {mark.name: number for number, mark in enumerate(guilty)}
         found += self._rest([mark for mark in guilty if not fitting[mark.name]])
-        return sorted(found, key=lambda one: min(order[name] for name in one.finding.probes))
+        return sorted(found, key=lambda match: min(order[name] for name in match.finding.probes))
 
-    def _same_number(self, one: tuple[str, str], another: tuple[str, str]) -> bool:
+    def _same_number(self, first: tuple[str, str], another: tuple[str, str]) -> bool:
         """Whether two keys are one number, spelled with more digits and with fewer."""
-        return one[0] == another[0] in {cause.name for cause in self._solved}
+        return first[0] == another[0] in {cause.name for cause in self._solved}
 
     @staticmethod
     def _simplicity(key: tuple[str, str], fitting: Mapping[str, list[Candidate]]) -> tuple[bool, int]:
         """The smaller the simpler: what shows in one place, by one change."""
         return min(
-            (any(cause.wide for cause in one.causes), len(one.alterations))
+            (any(cause.wide for cause in entry.causes), len(entry.alterations))
             for many in fitting.values()
-            for one in many
-            if one.key == key
+            for entry in many
+            if entry.key == key
         )
 
     def _fitting(self, mark: Mark) -> list[Candidate]:
         """What reproduces the port at a mark: a candidate, or else one kind in several places, or a pair."""
         near = list(self._near(mark, self._all))
-        fits = [one for one in near if self._holds(mark, one)]
-        exact = [one for one in fits if not one.rough]
+        fits = [candidate for candidate in near if self._holds(mark, candidate)]
+        exact = [candidate for candidate in fits if not candidate.rough]
         if not exact:
-            exact = [one for one in self._everywhere(near) if not one.rough and self._holds(mark, one)]
+            exact = [
+                candidate
+                for candidate in self._everywhere(near)
+                if not candidate.rough and self._holds(mark, candidate)
+            ]
         fits = exact or list(self._fitted(mark, self._dials)) or fits
         if not fits:
-            fits = [one for one in self._everywhere(near) if one.rough and self._holds(mark, one)]
+            fits = [
+                candidate for candidate in self._everywhere(near) if candidate.rough and self._holds(mark, candidate)
+            ]
         if not fits and math.isfinite(mark.difference):
-            apart = sorted((one for one in near if not one.rough), key=lambda one: self._try(mark, one))
+            apart = sorted(
+                (candidate for candidate in near if not candidate.rough),
+                key=lambda candidate: self._try(mark, candidate),
+            )
             pairs = (two for two in combinations(apart, 2) if not _overlap(*two))
             joined = (Candidate(a.causes + b.causes, a.alterations + b.alterations) for a, b in _first(pairs, PAIRS))
-            fits = next(([one] for one in joined if self._holds(mark, one)), [])
+            fits = next(([candidate] for candidate in joined if self._holds(mark, candidate)), [])
         return fits
 
     def _near(self, mark: Mark, known: Sequence[Candidate]) -> Iterator[Candidate]:
         numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
-        return (one for one in known if not numbers.isdisjoint(one.rewrites))
+        return (candidate for candidate in known if not numbers.isdisjoint(candidate.rewrites))
 
     def _fitted(self, mark: Mark, dials: Sequence[tuple[Cause, Dial]]) -> Iterator[Candidate]:
         """A number that was solved for, at one place, or the same at all that a mark depends on."""
@@ -181,7 +198,7 @@ class Search:
         for cause, dial in dials:
             if not numbers.isdisjoint(dial.calls):
                 near.setdefault(cause, []).append(dial)
-        known = [one for cause, here in near.items() for one in self._known(mark, cause, here)]
+        known = [candidate for cause, here in near.items() for candidate in self._known(mark, cause, here)]
         if known:  # at another mark: what explains this one as well need not be solved for again
             yield from known
             return
@@ -207,10 +224,10 @@ class Search:
 
     def _shared(self, mark: Mark, fits: Sequence[Candidate]) -> list[Candidate]:
         """What fits, and the values that were solved for at other marks and fit here as well."""
-        found, keys = list(fits), {one.key for one in fits}
-        for one in (one for one in fits if one in self._dialled):
-            for value in self._solved[one.causes[0]]:
-                candidate = Candidate(one.causes, value.at(self._dialled[one]))
+        found, keys = list(fits), {candidate.key for candidate in fits}
+        for dialled in (candidate for candidate in fits if candidate in self._dialled):
+            for value in self._solved[dialled.causes[0]]:
+                candidate = Candidate(dialled.causes, value.at(self._dialled[dialled]))
                 if candidate.key not in keys and self._holds(mark, candidate):
                     keys.add(candidate.key)
                     found.append(candidate)
@@ -223,11 +240,13 @@ class Search:
     def _everywhere(self, near: Sequence[Candidate]) -> Iterator[Candidate]:
         """The same mistake at all places that a mark depends on."""
         kinds: dict[tuple[str, str], list[Candidate]] = {}
-        for one in near:
-            kinds.setdefault(one.key, []).append(one)
+        for candidate in near:
+            kinds.setdefault(candidate.key, []).append(candidate)
         for many in kinds.values():
             if len(many) > 1:
-                yield Candidate(many[0].causes, tuple(alteration for one in many for alteration in one.alterations))
+                yield Candidate(
+                    many[0].causes, tuple(alteration for candidate in many for alteration in candidate.alterations)
+                )
 
     def _holds(self, mark: Mark, candidate: Candidate) -> bool:
         """Whether a candidate reproduces the port, in this case and in others, and makes no difference elsewhere."""
@@ -280,22 +299,22 @@ class Search:
         fitting: Mapping[str, list[Candidate]],
         instead: tuple[Explained, ...],
     ) -> Explained:
-        chosen = {mark.name: [one for one in fitting[mark.name] if one.key == key] for mark in marks}
-        every = [one for many in chosen.values() for one in many]
+        chosen = {mark.name: [candidate for candidate in fitting[mark.name] if candidate.key == key] for mark in marks}
+        every = [candidate for many in chosen.values() for candidate in many]
         causes = list(dict.fromkeys(cause for cause in every[0].causes))
         finding = Finding(
             name=key[0],
             detail=key[1],
-            where=tuple(dict.fromkeys(alteration.where for one in every for alteration in one.alterations)),
+            where=tuple(dict.fromkeys(alteration.where for candidate in every for alteration in candidate.alterations)),
             probes=tuple(mark.name for mark in marks),
             difference=max(mark.difference for mark in marks),
-            residual=max(min(self._try(mark, one) for one in chosen[mark.name]) for mark in marks),
-            what="; ".join(one.what for one in causes),
-            fix="; ".join(one.fix for one in causes),
+            residual=max(min(self._try(mark, candidate) for candidate in chosen[mark.name]) for mark in marks),
+            what="; ".join(cause.what for cause in causes),
+            fix="; ".join(cause.fix for cause in causes),
         )
         # Of ways that reproduce a mark, those that reproduce others as well come first.
-        shared = {id(one): sum(one in many for many in chosen.values()) for one in every}
-        ordered = {name: sorted(many, key=lambda one: -shared[id(one)]) for name, many in chosen.items()}
+        shared = {id(candidate): sum(candidate in many for many in chosen.values()) for candidate in every}
+        ordered = {name: sorted(many, key=lambda candidate: -shared[id(candidate)]) for name, many in chosen.items()}
         ways = [
             {name: many[min(number, len(many) - 1)] for name, many in ordered.items()}
             for number in range(min(WAYS, max(map(len, ordered.values()))))
@@ -336,18 +355,18 @@ class Search:
         def left(made: Tensor) -> float:
             return self.distance(mark, {source: made}).largest
 
-        for one in extras(value, target, lambda made: left(made) <= mark.bound):
-            residual = left(one.turned(value))
-            if residual <= mark.bound and self.confirms_extra(mark, one.turned):
+        for extra in extras(value, target, lambda made: left(made) <= mark.bound):
+            residual = left(extra.turned(value))
+            if residual <= mark.bound and self.confirms_extra(mark, extra.turned):
                 return Finding(
-                    name=one.name,
-                    detail=one.detail,
+                    name=extra.name,
+                    detail=extra.detail,
                     where=(source.partition(" -> ")[0],),
                     probes=(mark.name,),
                     difference=mark.difference,
                     residual=residual,
-                    what=one.what,
-                    fix=one.fix,
+                    what=extra.what,
+                    fix=extra.fix,
                 )
         return None
 
@@ -388,21 +407,21 @@ class Search:
     @torch.no_grad()
     def maps(self, mark: Mark, module: str, matrix: Tensor) -> bool:
         """Whether a module with these weights gives what the port gives at a mark in this case, too."""
-        alike = (one for one in self.model_parts.linears if one.call.module == module)
+        alike = (linear for linear in self.model_parts.linears if linear.call.module == module)
         return any(
-            self._distance(mark, {one.call.number: replaced(one, matrix)}).largest <= max(mark.bound, SOLVED)
-            for one in alike
+            self._distance(mark, {linear.call.number: replaced(linear, matrix)}).largest <= max(mark.bound, SOLVED)
+            for linear in alike
         )
 
     def _unknown(self, marks: Sequence[Mark]) -> Finding:
         first = marks[0]
         nearest: dict[str, Suspicion] = {}
-        for one in sorted(self._near(first, self._all), key=lambda one: self._try(first, one)):
-            left = self._try(first, one)
-            whole = first.gap.of(one)
+        for candidate in sorted(self._near(first, self._all), key=lambda candidate: self._try(first, candidate)):
+            left = self._try(first, candidate)
+            whole = first.gap.of(candidate)
             if left < whole:
                 share = 1 - left / whole if math.isfinite(whole) else 0.0
-                suspicion = Suspicion(name=one.key[0], detail=one.key[1], residual=left, share=share)
+                suspicion = Suspicion(name=candidate.key[0], detail=candidate.key[1], residual=left, share=share)
                 nearest.setdefault(suspicion.name, suspicion)
         difference = max(mark.difference for mark in marks)
         return Finding(
@@ -413,20 +432,22 @@ class Search:
         )
 
 
-def _within(one: Candidate, scopes: Collection[str]) -> bool:
+def _within(candidate: Candidate, scopes: Collection[str]) -> bool:
     """Whether a candidate alters a module in one of these parts."""
     return any(
-        f"{place.where}.".startswith(f"{scope}." if scope else "") for place in one.alterations for scope in scopes
+        f"{place.where}.".startswith(f"{scope}." if scope else "")
+        for place in candidate.alterations
+        for scope in scopes
     )
 
 
 def _places(dials: list[Dial]) -> list[list[Dial]]:
     """Each place alone, and all at once."""
-    return [[one] for one in dials] + ([dials] if len(dials) > 1 else [])
+    return [[dial] for dial in dials] + ([dials] if len(dials) > 1 else [])
 
 
-def _overlap(one: Candidate, another: Candidate) -> bool:
-    return not one.rewrites.keys().isdisjoint(another.rewrites)
+def _overlap(first: Candidate, another: Candidate) -> bool:
+    return not first.rewrites.keys().isdisjoint(another.rewrites)
 
 
 def _first(pairs: Iterator[tuple[Candidate, Candidate]], most: int) -> Iterator[tuple[Candidate, Candidate]]:

@@ -21,13 +21,13 @@ class ClampMissing(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each clamp."""
-        for one in model_parts.clamps:
-            yield other(one.call, reads(one.input), f"to {said(one)}")
+        for clamp in model_parts.clamps:
+            yield other(clamp.call, reads(clamp.input), f"to {said(clamp)}")
 
 
-def said(one: Clamp) -> str:
+def said(clamp: Clamp) -> str:
     """Its two numbers."""
-    ends = [f"{end:g}" if end is not None else "nothing" for end in (one.least, one.most)]
+    ends = [f"{end:g}" if end is not None else "nothing" for end in (clamp.least, clamp.most)]
     return f"between {ends[0]} and {ends[1]}"
 
 
@@ -36,25 +36,25 @@ class OtherClamp(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Those that clamp on one side alone, and those that do so on both."""
-        for one in model_parts.clamps:
-            size = one.most if one.most is not None else -(one.least or 0.0)
+        for clamp in model_parts.clamps:
+            size = clamp.most if clamp.most is not None else -(clamp.least or 0.0)
             ways = {(None, size): "from above alone", (-size, None): "from below alone", (-size, size): "on both sides"}
             for (least, most), detail in ways.items():
-                if (least, most) != (one.least, one.most):
-                    yield other(one.call, _within(one, least, most), detail)
+                if (least, most) != (clamp.least, clamp.most):
+                    yield other(clamp.call, _within(clamp, least, most), detail)
 
     def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each clamp."""
-        for one in model_parts.clamps:
-            yield dial(one.call, _sized(one), f"at {{}} where the reference has {said(one)}".format, SIZES)
+        for clamp in model_parts.clamps:
+            yield dial(clamp.call, _sized(clamp), f"at {{}} where the reference has {said(clamp)}".format, SIZES)
 
 
-def _within(one: Clamp, least: float | None, most: float | None) -> Rewrite:
-    return reads(one.input, lambda value: value.clamp(least, most))
+def _within(clamp: Clamp, least: float | None, most: float | None) -> Rewrite:
+    return reads(clamp.input, lambda value: value.clamp(least, most))
 
 
-def _sized(one: Clamp) -> Callable[[float], Rewrite]:
-    return lambda size: _within(one, None if one.least is None else -size, None if one.most is None else size)
+def _sized(clamp: Clamp) -> Callable[[float], Rewrite]:
+    return lambda size: _within(clamp, None if clamp.least is None else -size, None if clamp.most is None else size)
 
 
 class ClampExtra(Cause):
@@ -67,7 +67,7 @@ class ClampExtra(Cause):
 
     def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each projection into query, key or value, as what reads it shows."""
-        clamped = {one.input for one in model_parts.clamps}
+        clamped = {clamp.input for clamp in model_parts.clamps}
         for linear in model_parts.linears:
             given = linear.call.result
             readers = model_parts.tape.users(given)

@@ -59,7 +59,7 @@ def extras(value: Tensor, target: Tensor, close: Callable[[Tensor], bool]) -> It
     """
     factor = _factor(value, target)
     if factor is not None:
-        text, number = as_written(abs(factor), lambda one: close(value * (one if factor > 0 else -one)))
+        text, number = as_written(abs(factor), lambda number: close(value * (number if factor > 0 else -number)))
         number, text = (number, text) if factor > 0 else (-number, f"-{text}")
         yield Extra(
             name="scaled by a number",
@@ -107,7 +107,7 @@ def _constant(value: Tensor, target: Tensor) -> Tensor | None:
 def _added(constant: Tensor) -> Extra:
     size = float(constant.abs().max())
     places = (constant.abs() > 1e-6 * size).nonzero().flatten().tolist()
-    shown = ", ".join(f"{float(constant[one]):.4g} in channel {one}" for one in places[:3])
+    shown = ", ".join(f"{float(constant[channel]):.4g} in channel {channel}" for channel in places[:3])
     more = f" and others in {len(places) - 3} more channels" if len(places) > 3 else ""
     return Extra(
         name=ADDED,
@@ -133,7 +133,7 @@ def _factor(value: Tensor, target: Tensor) -> float | None:
 
 def _order(value: Tensor, target: Tensor, axis: int) -> Tensor | None:
     """Which place along an axis each of the target's comes from; None where they are not the value's, once each."""
-    rows, others = (one.movedim(axis, 0).flatten(1) for one in (value, target))
+    rows, others = (tensor.movedim(axis, 0).flatten(1) for tensor in (value, target))
     if not 1 < len(rows) <= LONGEST:
         return None
     order = torch.cdist(others, rows).argmin(1)

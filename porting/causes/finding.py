@@ -84,8 +84,8 @@ class Candidate:
     @property
     def key(self) -> tuple[str, str]:
         """What is reported as one when it is found in several places."""
-        names = dict.fromkeys(one.name for one in self.causes)
-        details = dict.fromkeys(one.detail for one in self.alterations if one.detail)
+        names = dict.fromkeys(cause.name for cause in self.causes)
+        details = dict.fromkeys(alteration.detail for alteration in self.alterations if alteration.detail)
         return " + ".join(names), "; ".join(details)
 
     @property
@@ -93,24 +93,24 @@ class Candidate:
         """What it alters."""
         causes = self.causes if len(self.causes) == len(self.alterations) else self.causes * len(self.alterations)
         return tuple(
-            Place(cause=cause, where=one.where, detail=one.detail, value=one.value)
-            for cause, one in zip(causes, self.alterations, strict=False)
+            Place(cause=cause, where=alteration.where, detail=alteration.detail, value=alteration.value)
+            for cause, alteration in zip(causes, self.alterations, strict=False)
         )
 
     @property
     def rough(self) -> bool:
         """Whether one of them reproduces a rounding error, which it does up to luck."""
-        return any(one.rough for one in self.causes)
+        return any(cause.rough for cause in self.causes)
 
     @property
     def pinned(self) -> bool:
         """Whether it says what a part computes from the reference's values, and makes up no whole model."""
-        return any(one.pinned for one in self.causes) or any(one.pinned for one in self.alterations)
+        return any(cause.pinned for cause in self.causes) or any(alteration.pinned for alteration in self.alterations)
 
     @property
     def rewrites(self) -> dict[int, Rewrite]:
         """All that is rewritten."""
-        return {number: one for alteration in self.alterations for number, one in alteration.rewrites.items()}
+        return {number: rewrite for alteration in self.alterations for number, rewrite in alteration.rewrites.items()}
 
 
 @dataclass(frozen=True)
@@ -167,30 +167,30 @@ class Explained:
     @property
     def pinned(self) -> bool:
         """Whether what was chosen makes up no whole model."""
-        return any(one.pinned for one in self.chosen.values())
+        return any(candidate.pinned for candidate in self.chosen.values())
 
     @property
     def rough(self) -> bool:
         """Whether what was chosen reproduces rounding errors."""
-        return any(one.rough for one in self.chosen.values())
+        return any(candidate.rough for candidate in self.chosen.values())
 
     @property
     def alterations(self) -> tuple[Alteration, ...]:
         """What was chosen, once each."""
-        every = {id(one): one for chosen in self.chosen.values() for one in chosen.alterations}
+        every = {id(alteration): alteration for chosen in self.chosen.values() for alteration in chosen.alterations}
         return tuple(every.values())
 
     @property
     def causes(self) -> tuple[Cause, ...]:
         """Their entries of the catalogue."""
         every = {
-            id(one): place.cause
+            id(alteration): place.cause
             for chosen in self.chosen.values()
-            for one, place in zip(chosen.alterations, chosen.places, strict=True)
+            for alteration, place in zip(chosen.alterations, chosen.places, strict=True)
         }
         return tuple(every.values())
 
     @property
     def rewrites(self) -> dict[int, Rewrite]:
         """All that is rewritten."""
-        return {number: one for chosen in self.chosen.values() for number, one in chosen.rewrites.items()}
+        return {number: rewrite for chosen in self.chosen.values() for number, rewrite in chosen.rewrites.items()}

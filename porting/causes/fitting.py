@@ -71,8 +71,10 @@ class Solution:
     def at(self, dials: Sequence[Dial]) -> tuple[Alteration, ...]:
         """The alterations with this value at several places."""
         return tuple(
-            Alteration(where=one.where, rewrites=one.turned(self.value), detail=one.detail(self.text), value=self.value)
-            for one in dials
+            Alteration(
+                where=dial.where, rewrites=dial.turned(self.value), detail=dial.detail(self.text), value=self.value
+            )
+            for dial in dials
         )
 
 
@@ -80,17 +82,17 @@ def solved_for(dials: Sequence[Dial], loss: Loss, bound: float) -> Solution | No
     """The one value, the same at each of several places, that leaves no more than a bound."""
 
     def gap(value: float) -> tuple[float, float]:
-        return loss({number: one for dial in dials for number, one in dial.turned(value).items()})
+        return loss({number: rewrite for dial in dials for number, rewrite in dial.turned(value).items()})
 
     def fits(value: float) -> bool:
         return gap(value)[1] <= bound
 
     first = dials[0]
     if first.whole:
-        value = min(first.starts, key=lambda one: gap(one)[1])
+        value = min(first.starts, key=lambda start: gap(start)[1])
         found = Solution(f"{value:+.0f}", value)
     else:
-        found = Solution(*as_written(_solve(first.starts, lambda one: gap(one)[0], bound), fits))
+        found = Solution(*as_written(_solve(first.starts, lambda value: gap(value)[0], bound), fits))
     return found if fits(found.value) else None
 
 
@@ -99,7 +101,7 @@ def _solve(starts: Sequence[float], left: Callable[[float], float], bound: float
     errors = {value: left(value) for value in starts}
     order = sorted(starts, key=errors.__getitem__)
     best = order[0], errors[order[0]]
-    for middle in (one for one in order[:STARTS] if math.isfinite(errors[one])):
+    for middle in (place for place in order[:STARTS] if math.isfinite(errors[place])):
         best = min(best, _tip(middle, dict(errors), left), key=lambda point: point[1])
         if best[1] <= bound / 10:
             break
@@ -114,13 +116,13 @@ def _tip(middle: float, errors: dict[float, float], left: Callable[[float], floa
         place = order.index(middle)
         beside = order[max(place - 1, 0) : place + 2]
         here = errors[middle]
-        inside = [one for one in _secants(middle, beside, errors) if beside[0] < one < beside[-1]]
-        for value in (one for one in inside if one not in errors):
+        inside = [value for value in _secants(middle, beside, errors) if beside[0] < value < beside[-1]]
+        for value in (value for value in inside if value not in errors):
             errors[value] = left(value)
         best = min(inside, key=errors.__getitem__, default=middle)
         if errors[best] > 0.5 * here:  # the secants are of no use yet: halve on both sides
-            halves = [(middle + one) / 2 for one in beside if one != middle]
-            errors.update({one: left(one) for one in halves if one not in errors})
+            halves = [(middle + value) / 2 for value in beside if value != middle]
+            errors.update({value: left(value) for value in halves if value not in errors})
             best = min([*inside, *halves, middle], key=errors.__getitem__)
         stuck = stuck + 1 if errors[best] > 0.9 * here else 0
         middle = best
@@ -132,7 +134,7 @@ def _tip(middle: float, errors: dict[float, float], left: Callable[[float], floa
 def _secants(middle: float, beside: Sequence[float], errors: Mapping[float, float]) -> Iterator[float]:
     """Where a V through two of the points has its tip: between them, or beyond."""
     here = errors[middle]
-    for other in (one for one in beside if one != middle and math.isfinite(errors[one])):
+    for other in (value for value in beside if value != middle and math.isfinite(errors[value])):
         there = errors[other]
         if here + there > 0:
             yield middle + (other - middle) * here / (here + there)

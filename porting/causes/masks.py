@@ -34,18 +34,18 @@ class Masked(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention, and all that are alike at once where the mask is made for all."""
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is not None and model_parts.tape[one.masked].ndim == 4 and self.applies(one):
-                for way in empty_rows(model_parts, self.mask(model_parts.tape[one.raw], one)):
-                    yield other(call, self.rewrite(one, way), self.detail, where=one.where)
+        for attention in model_parts.attentions:
+            call = model_parts.tape.maker(attention.masked)
+            if call is not None and model_parts.tape[attention.masked].ndim == 4 and self.applies(attention):
+                for way in empty_rows(model_parts, self.mask(model_parts.tape[attention.raw], attention)):
+                    yield other(call, self.rewrite(attention, way), self.detail, where=attention.where)
 
-    def rewrite(self, one: Attention, empty: Empty | None = None) -> Rewrite:
+    def rewrite(self, attention: Attention, empty: Empty | None = None) -> Rewrite:
         """The last step before the softmax."""
 
         def rewrite(values: Values, call: Call) -> Tensor:
-            scores = values.run(call) if one.raw == call.result else values[one.raw]
-            masked = self.mask(scores, one)
+            scores = values.run(call) if attention.raw == call.result else values[attention.raw]
+            masked = self.mask(scores, attention)
             return masked if empty is None else empty(masked, scores)
 
         return rewrite
@@ -68,9 +68,9 @@ def _emptied(masked: Tensor) -> Tensor:
     return (masked <= FAR / 2).all(-1, keepdim=True)
 
 
-def padded(one: Attention) -> bool:
+def padded(attention: Attention) -> bool:
     """Whether some key is padding."""
-    return not bool(one.kept.all())
+    return not bool(attention.kept.all())
 
 
 def closed(scores: Tensor, allowed: Tensor) -> Tensor:
@@ -78,9 +78,9 @@ def closed(scores: Tensor, allowed: Tensor) -> Tensor:
     return scores.masked_fill(~allowed, FAR)
 
 
-def causal_of(one: Attention) -> Tensor:
+def causal_of(attention: Attention) -> Tensor:
     """Where no query looks ahead, [b h q k] of bool."""
-    return later(one.allowed).logical_not().expand_as(one.allowed)
+    return later(attention.allowed).logical_not().expand_as(attention.allowed)
 
 
 def later(scores: Tensor) -> Tensor:
@@ -88,59 +88,63 @@ def later(scores: Tensor) -> Tensor:
     return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
 
 
-def ignored(scores: Tensor, one: Attention) -> Tensor:
+def ignored(scores: Tensor, attention: Attention) -> Tensor:
     """Padding is attended to."""
-    shape = one.allowed.any(0, keepdim=True)  # what is closed for every row is no padding
-    return closed(scores, later(scores).logical_not() if one.causal else shape.expand_as(one.allowed))
+    shape = attention.allowed.any(0, keepdim=True)  # what is closed for every row is no padding
+    return closed(scores, later(scores).logical_not() if attention.causal else shape.expand_as(attention.allowed))
 
 
-def inverted(scores: Tensor, one: Attention, *, lowest: float) -> Tensor:
+def inverted(scores: Tensor, attention: Attention, *, lowest: float) -> Tensor:
     """Only padding is attended to; in a row that has none all scores are lowered alike, and nothing is different."""
-    lowered = scores + torch.where(one.kept, lowest, 0.0)
-    return closed(lowered, ~later(scores)) if one.causal else lowered
+    lowered = scores + torch.where(attention.kept, lowest, 0.0)
+    return closed(lowered, ~later(scores)) if attention.causal else lowered
 
 
-def inverted_whole(scores: Tensor, one: Attention) -> Tensor:
+def inverted_whole(scores: Tensor, attention: Attention) -> Tensor:
     """Only padding is attended to; in a row that has none all scores are lost, and all keys are attended to alike."""
-    near = torch.ones_like(one.allowed) if (width := width_of(one)) is None else ~far(scores, width)
-    return closed(scores, ~one.kept & near & ~later(scores) if one.causal else ~one.kept & near)
+    near = torch.ones_like(attention.allowed) if (width := width_of(attention)) is None else ~far(scores, width)
+    return closed(scores, ~attention.kept & near & ~later(scores) if attention.causal else ~attention.kept & near)
 
 
-def multiplied(scores: Tensor, one: Attention) -> Tensor:
+def multiplied(scores: Tensor, attention: Attention) -> Tensor:
     """A score of 0 has still a share."""
-    return closed(scores * one.kept, ~later(scores)) if one.causal else scores * one.kept
+    return closed(scores * attention.kept, ~later(scores)) if attention.causal else scores * attention.kept
 
 
-def added(scores: Tensor, one: Attention) -> Tensor:
+def added(scores: Tensor, attention: Attention) -> Tensor:
     """1 for what counts, 0 for padding."""
-    return closed(scores + one.kept.to(scores), ~later(scores)) if one.causal else scores + one.kept.to(scores)
+    return (
+        closed(scores + attention.kept.to(scores), ~later(scores))
+        if attention.causal
+        else scores + attention.kept.to(scores)
+    )
 
 
-def on_queries(scores: Tensor, one: Attention) -> Tensor:
+def on_queries(scores: Tensor, attention: Attention) -> Tensor:
     """Rows of padding are masked and not columns of it."""
-    masked = scores.masked_fill(~one.kept.mT, FAR)
-    return closed(masked, ~later(scores)) if one.causal else masked
+    masked = scores.masked_fill(~attention.kept.mT, FAR)
+    return closed(masked, ~later(scores)) if attention.causal else masked
 
 
-def no_causal(scores: Tensor, one: Attention) -> Tensor:
+def no_causal(scores: Tensor, attention: Attention) -> Tensor:
     """Every query sees what comes after it."""
-    return closed(scores, one.kept.expand_as(one.allowed))
+    return closed(scores, attention.kept.expand_as(attention.allowed))
 
 
-def with_causal(scores: Tensor, one: Attention) -> Tensor:
+def with_causal(scores: Tensor, attention: Attention) -> Tensor:
     """No query sees what comes after it."""
-    return closed(scores, one.allowed & ~later(scores))
+    return closed(scores, attention.allowed & ~later(scores))
 
 
-def no_window(scores: Tensor, one: Attention) -> Tensor:
+def no_window(scores: Tensor, attention: Attention) -> Tensor:
     """Every query sees all keys that are no padding, however far away."""
-    allowed = one.kept.expand_as(one.allowed)
-    return closed(scores, allowed & ~later(scores) if one.causal else allowed)
+    allowed = attention.kept.expand_as(attention.allowed)
+    return closed(scores, allowed & ~later(scores) if attention.causal else allowed)
 
 
-def windowed(one: Attention) -> bool:
+def windowed(attention: Attention) -> bool:
     """Whether a query sees its neighbourhood only."""
-    return width_of(one) is not None
+    return width_of(attention) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,28 +159,33 @@ class OtherWindow(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention without a window, with those that others have; any other width is looked for."""
-        for one in () if self.instead else model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is not None and one.own and model_parts.tape[one.masked].ndim == 4 and not windowed(one):
+        for attention in () if self.instead else model_parts.attentions:
+            call = model_parts.tape.maker(attention.masked)
+            if (
+                call is not None
+                and attention.own
+                and model_parts.tape[attention.masked].ndim == 4
+                and not windowed(attention)
+            ):
                 for width, lowest in product(windows(model_parts), (alike, far_lowest, padding_lowest)):
-                    detail = _sees(one, "no window", str(width))
-                    yield other(call, _narrowed(one, lowest, width), detail, where=one.where)
+                    detail = _sees(attention, "no window", str(width))
+                    yield other(call, _narrowed(attention, lowest, width), detail, where=attention.where)
 
     def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each attention over its own positions, with every width that its rows can show."""
-        for one in model_parts.attentions:
-            call, present = model_parts.tape.maker(one.masked), width_of(one)
+        for attention in model_parts.attentions:
+            call, present = model_parts.tape.maker(attention.masked), width_of(attention)
             if (
                 call is None
-                or not one.own
-                or model_parts.tape[one.masked].ndim != 4
+                or not attention.own
+                or model_parts.tape[attention.masked].ndim != 4
                 or (present is not None) != self.instead
             ):
                 continue
-            widths = [width for width in range(one.allowed.shape[-1] - 1) if width != present]
-            known = f"{present}{_sides(one)}" if present is not None else "no window"
+            widths = [width for width in range(attention.allowed.shape[-1] - 1) if width != present]
+            known = f"{present}{_sides(attention)}" if present is not None else "no window"
             for lowest in (alike, far_lowest, padding_lowest):
-                turned, detail = partial(_narrowed, one, lowest), partial(_sees, one, known)
+                turned, detail = partial(_narrowed, attention, lowest), partial(_sees, attention, known)
                 if widths:
                     yield dial(call, turned, detail, widths, whole=True)
 
@@ -185,12 +194,12 @@ Closing = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Closes scores to what is no padding and to what is near."""
 
 
-def _narrowed(one: Attention, close: Closing, width: float) -> Rewrite:
-    def near(scores: Tensor, one: Attention) -> Tensor:
-        kept = one.kept & ~later(scores) if one.causal else one.kept
+def _narrowed(attention: Attention, close: Closing, width: float) -> Rewrite:
+    def near(scores: Tensor, attention: Attention) -> Tensor:
+        kept = attention.kept & ~later(scores) if attention.causal else attention.kept
         return close(scores, kept, ~far(scores, int(width)))
 
-    return Masked(name="", what="", looks="", fix="", mask=near, applies=lambda one: True).rewrite(one)
+    return Masked(name="", what="", looks="", fix="", mask=near, applies=lambda attention: True).rewrite(attention)
 
 
 def alike(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
@@ -208,12 +217,12 @@ def padding_lowest(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
     return scores.masked_fill(~near, FAR).masked_fill(~kept, 1e5 * FAR)
 
 
-def _sees(one: Attention, known: str, width: str) -> str:
-    return f"{width.lstrip('+')} positions{_sides(one)} are seen where the reference has {known}"
+def _sees(attention: Attention, known: str, width: str) -> str:
+    return f"{width.lstrip('+')} positions{_sides(attention)} are seen where the reference has {known}"
 
 
-def _sides(one: Attention) -> str:
-    return " before it" if one.causal else " to each side"
+def _sides(attention: Attention) -> str:
+    return " before it" if attention.causal else " to each side"
 
 
 def far(scores: Tensor, width: int) -> Tensor:
@@ -222,14 +231,14 @@ def far(scores: Tensor, width: int) -> Tensor:
     return (queries[:, None] - keys).abs() > width
 
 
-def width_of(one: Attention) -> int | None:
+def width_of(attention: Attention) -> int | None:
     """How far a query sees to each side; None where it sees all, or where these rows do not show it."""
-    seen = one.kept.expand_as(one.allowed)
-    open_ = seen & ~later(one.allowed) if one.causal else seen
-    if not one.own or torch.equal(one.allowed, open_):
+    seen = attention.kept.expand_as(attention.allowed)
+    open_ = seen & ~later(attention.allowed) if attention.causal else seen
+    if not attention.own or torch.equal(attention.allowed, open_):
         return None
-    queries, keys = (torch.arange(size) for size in one.allowed.shape[-2:])
-    return int(((queries[:, None] - keys).abs() * one.allowed).max())
+    queries, keys = (torch.arange(size) for size in attention.allowed.shape[-2:])
+    return int(((queries[:, None] - keys).abs() * attention.allowed).max())
 
 
 class OtherLayers(Cause):
@@ -237,23 +246,27 @@ class OtherLayers(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention, where some have a window and some have none, with what the others have."""
-        own = [one for one in model_parts.attentions if one.own and model_parts.tape[one.masked].ndim == 4]
+        own = [
+            attention
+            for attention in model_parts.attentions
+            if attention.own and model_parts.tape[attention.masked].ndim == 4
+        ]
         widths = windows(model_parts)
-        if len(widths) != 1 or all(windowed(one) for one in own):
+        if len(widths) != 1 or all(windowed(attention) for attention in own):
             return
-        for one in own:
-            call = model_parts.tape.maker(one.masked)
-            if call is not None and windowed(one):
+        for attention in own:
+            call = model_parts.tape.maker(attention.masked)
+            if call is not None and windowed(attention):
                 free = Masked(name="", what="", looks="", fix="", mask=no_window, applies=windowed)
-                yield other(call, free.rewrite(one), where=one.where)
+                yield other(call, free.rewrite(attention), where=attention.where)
             elif call is not None:
                 for lowest in (alike, far_lowest, padding_lowest):
-                    yield other(call, _narrowed(one, lowest, widths[0]), where=one.where)
+                    yield other(call, _narrowed(attention, lowest, widths[0]), where=attention.where)
 
 
 def windows(model_parts: ModelParts) -> list[int]:
     """The widths of the windows that there are."""
-    return sorted({width for one in model_parts.attentions if (width := width_of(one)) is not None})
+    return sorted({width for attention in model_parts.attentions if (width := width_of(attention)) is not None})
 
 
 class CausalOff(Cause):
@@ -266,15 +279,15 @@ class CausalOff(Cause):
             detail = f"a query sees {shown} after it" if offset > 0 else "a query does not see itself"
             detail = f"a query sees nothing nearer than {shown} before it" if offset < -1 else detail
             way = partial(_diagonal, offset=offset)
-            causal: Callable[[Attention], bool] = lambda one: one.causal and width_of(one) is None  # noqa: E731
+            causal: Callable[[Attention], bool] = lambda attention: attention.causal and width_of(attention) is None  # noqa: E731
             yield from Masked(name="", what="", looks="", fix="", mask=way, applies=causal, detail=detail).alterations(
                 model_parts
             )
 
 
-def _diagonal(scores: Tensor, one: Attention, *, offset: int) -> Tensor:
+def _diagonal(scores: Tensor, attention: Attention, *, offset: int) -> Tensor:
     ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + offset)
-    return closed(scores, one.kept & ~ahead)
+    return closed(scores, attention.kept & ~ahead)
 
 
 class TooWeak(Cause):
@@ -287,16 +300,18 @@ class TooWeak(Cause):
 
     def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each attention with padding."""
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is not None and padded(one) and model_parts.tape[one.masked].ndim == 4:
+        for attention in model_parts.attentions:
+            call = model_parts.tape.maker(attention.masked)
+            if call is not None and padded(attention) and model_parts.tape[attention.masked].ndim == 4:
                 detail = "{} is subtracted from the scores of padding".format
-                yield dial(call, partial(_lowered, one), detail, geometric(1e-2, 1e3, 3), where=one.where)
+                yield dial(call, partial(_lowered, attention), detail, geometric(1e-2, 1e3, 3), where=attention.where)
 
 
-def _lowered(one: Attention, number: float) -> Rewrite:
-    way: Masking = lambda scores, one: inverted(scores, one, lowest=0.0) - torch.where(one.kept, 0.0, number)  # noqa: E731
-    return Masked(name="", what="", looks="", fix="", mask=way, applies=padded).rewrite(one)
+def _lowered(attention: Attention, number: float) -> Rewrite:
+    def raised(scores: Tensor, attention: Attention) -> Tensor:
+        return inverted(scores, attention, lowest=0.0) - torch.where(attention.kept, 0.0, number)
+
+    return Masked(name="", what="", looks="", fix="", mask=raised, applies=padded).rewrite(attention)
 
 
 class Inverted(Cause):
@@ -310,7 +325,7 @@ class Inverted(Cause):
         if not any(name.endswith("mask") for name in model_parts.inputs):
             return
         for way in (partial(inverted, lowest=-1e4), partial(inverted, lowest=-1e9), inverted_whole):
-            yield from Masked(name="", what="", looks="", fix="", mask=way, applies=lambda one: True).alterations(
+            yield from Masked(name="", what="", looks="", fix="", mask=way, applies=lambda attention: True).alterations(
                 model_parts
             )
 
@@ -321,7 +336,7 @@ class TokenMasked(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each self-attention, by each token id that may be meant."""
         given = [model_parts.inputs[name] for name in ("input_ids", "decoder_input_ids") if name in model_parts.inputs]
-        for ids in (one for one in given if one.ndim == 2):
+        for ids in (tensor for tensor in given if tensor.ndim == 2):
             for token in _likely_padding(ids):
                 detail = f"token id {token}"
                 mask, applies = partial(_without, token=token, ids=ids), partial(_over, ids=ids)
@@ -335,17 +350,17 @@ MOST_TOKENS = 128
 
 
 def _likely_padding(ids: Tensor) -> list[int]:
-    found = sorted({int(one) for one in ids.flatten()})
+    found = sorted({int(number) for number in ids.flatten()})
     return found if len(found) <= MOST_TOKENS else [*found[:4], *found[-4:]]
 
 
-def _over(one: Attention, *, ids: Tensor) -> bool:
+def _over(attention: Attention, *, ids: Tensor) -> bool:
     """Whether the keys of a self-attention are the positions of these tokens."""
-    return one.own and one.kept.shape == (len(ids), 1, 1, ids.shape[-1])
+    return attention.own and attention.kept.shape == (len(ids), 1, 1, ids.shape[-1])
 
 
-def _without(scores: Tensor, one: Attention, *, token: int, ids: Tensor) -> Tensor:
-    return closed(scores, one.allowed & (ids != token)[:, None, None, :])
+def _without(scores: Tensor, attention: Attention, *, token: int, ids: Tensor) -> Tensor:
+    return closed(scores, attention.allowed & (ids != token)[:, None, None, :])
 
 
 class AfterSoftmax(Cause):
@@ -353,18 +368,20 @@ class AfterSoftmax(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention with padding."""
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is None or not padded(one) or model_parts.tape[one.masked].ndim != 4:
+        for attention in model_parts.attentions:
+            call = model_parts.tape.maker(attention.masked)
+            if call is None or not padded(attention) or model_parts.tape[attention.masked].ndim != 4:
                 continue
-            free = IGNORED.rewrite(one)
-            yield Alteration(where=one.where, rewrites={call.number: free, one.context.number: _only(one)})
+            free = IGNORED.rewrite(attention)
+            yield Alteration(
+                where=attention.where, rewrites={call.number: free, attention.context.number: _only(attention)}
+            )
 
 
-def _only(one: Attention) -> Rewrite:
+def _only(attention: Attention) -> Rewrite:
     """The product with the value, of what is left of the probabilities."""
-    shares = one.context.reads[0]
-    return lambda values, call: given_instead(values, call, shares, values[shares] * one.kept)
+    shares = attention.context.reads[0]
+    return lambda values, call: given_instead(values, call, shares, values[shares] * attention.kept)
 
 
 IGNORED = Masked(
@@ -412,7 +429,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="the probabilities' columns of padding are not 0",
         fix="mask[:, None, None, :] for scores [b h q k]",
         mask=on_queries,
-        applies=lambda one: padded(one) and one.own,
+        applies=lambda attention: padded(attention) and attention.own,
     ),
     Masked(
         name="causal mask missing",
@@ -420,7 +437,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="the last position agrees, the others do not",
         fix="is_causal=True, or a lower triangular mask, in every self-attention of the decoder",
         mask=no_causal,
-        applies=lambda one: one.causal,
+        applies=lambda attention: attention.causal,
     ),
     CausalOff(
         name="causal mask off by one",
@@ -440,7 +457,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="the last position agrees, the others do not",
         fix="is_causal=False: an encoder attends in both directions",
         mask=with_causal,
-        applies=lambda one: one.own and not one.causal,
+        applies=lambda attention: attention.own and not attention.causal,
     ),
     Masked(
         name="local window missing",

@@ -108,14 +108,14 @@ class ModelParts:
     @cached_property
     def own_norms(self) -> list[Norm]:
         """The norms of queries and keys: between a projection and attention's product."""
-        makers = {one.call.number for one in self.linears}
+        makers = {linear.call.number for linear in self.linears}
         behind = {
             call.number
-            for one in self.attentions
-            for ref in (one.query, one.key)
+            for attention in self.attentions
+            for ref in (attention.query, attention.key)
             for call in self.tape.before(ref, lambda call: call.number in makers)
         }
-        return [one for one in self.norms if one.call.number in behind]
+        return [norm for norm in self.norms if norm.call.number in behind]
 
     @cached_property
     def embeddings(self) -> list[Embedding]:
@@ -128,8 +128,8 @@ class ModelParts:
 
     def _role(self, ids: Tensor) -> str:
         for name, role in (("input_ids", "words"), ("token_type_ids", "types"), ("position_ids", "positions")):
-            given = [one for key, one in self.inputs.items() if key.endswith(name)]
-            if any(one.shape == ids.shape and torch.equal(one, ids) for one in given):
+            given = [tensor for key, tensor in self.inputs.items() if key.endswith(name)]
+            if any(tensor.shape == ids.shape and torch.equal(tensor, ids) for tensor in given):
                 return role
         if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and bool((ids.diagonal() == ids[0, 0]).all()):
             return "distances"
@@ -138,7 +138,7 @@ class ModelParts:
     @cached_property
     def activations(self) -> list[Activation]:
         """The activations: modules that are one, and calls outside of these."""
-        found, inside = [], {one.bend.number for one in self.caps}
+        found, inside = [], {cap.bend.number for cap in self.caps}
         for part in self.tape.parts:
             made = self._elementwise(part)
             if made is not None:
@@ -148,7 +148,7 @@ class ModelParts:
             call for call in self.called(*ACTIVATION) if call.number not in inside and self.tape.learned(call.result)
         )
         found += [Activation(call, call.args[0], self._which(call.args[0], call.result)) for call in alone]
-        return sorted(found, key=lambda one: one.call.number)
+        return sorted(found, key=lambda activation: activation.call.number)
 
     def _elementwise(self, part: Part) -> Activation | None:
         """A module without weights that does the same to each number, and something."""
@@ -167,7 +167,9 @@ class ModelParts:
     def _which(self, given: Ref, result: Ref) -> str:
         value, expected = self.tape[given].double(), self.tape[result].double()
         close = (
-            name for name, one in ACTIVATIONS.items() if torch.allclose(one(value), expected, rtol=1e-6, atol=1e-9)
+            name
+            for name, function in ACTIVATIONS.items()
+            if torch.allclose(function(value), expected, rtol=1e-6, atol=1e-9)
         )
         return next(close, "")
 
@@ -176,8 +178,8 @@ class ModelParts:
         """The sums of two activations of one shape of which one was made from the other."""
         found = []
         for call in self.called(*SUM):
-            given = [one for one in call.reads if self.tape.learned(one) and one not in self.tape.weights]
-            if len(given) != 2 or len({self.tape[one].shape for one in given}) != 1 or self.tape[given[0]].ndim > 3:
+            given = [read for read in call.reads if self.tape.learned(read) and read not in self.tape.weights]
+            if len(given) != 2 or len({self.tape[read].shape for read in given}) != 1 or self.tape[given[0]].ndim > 3:
                 continue
             for stream, branch in (tuple(given), tuple(reversed(given))):
                 if self._reaches(branch, stream):
@@ -189,10 +191,10 @@ class ModelParts:
         """Whether a tensor was made from another one by something learned, and not by a formula alone."""
         between = list(self.tape.before(ref, lambda call: call.result.number < goal.number))
         later = [call for call in between if call.result.number > goal.number]
-        learns = any(one in self.tape.weights for call in later for one in call.reads)
+        learns = any(read in self.tape.weights for call in later for read in call.reads)
         return learns and any(goal in call.reads for call in between)
 
     @cached_property
     def words(self) -> Ref | None:
         """The table of the word embeddings."""
-        return next((one.weight for one in self.embeddings if one.role == "words"), None)
+        return next((embedding.weight for embedding in self.embeddings if embedding.role == "words"), None)

@@ -31,7 +31,7 @@ class OfNorms(Cause):
 
     def norms(self, model_parts: ModelParts) -> Iterator[Norm]:
         """The norms of that kind."""
-        return (one for one in model_parts.norms if one.kind == self.kind)
+        return (norm for norm in model_parts.norms if norm.kind == self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,11 +246,11 @@ def place(norm: Norm, model_parts: ModelParts) -> str:
     """
     if norm in model_parts.own_norms:
         return "heads"
-    sums = [one.call.number for one in model_parts.residuals]
+    sums = [residual.call.number for residual in model_parts.residuals]
     if not sums:
         return "head"
-    first = min(one.product.number for one in model_parts.attentions) if model_parts.attentions else sums[0]
-    if norm.call.number < first and not any(one.input == norm.output for one in model_parts.linears):
+    first = min(attention.product.number for attention in model_parts.attentions) if model_parts.attentions else sums[0]
+    if norm.call.number < first and not any(linear.input == norm.output for linear in model_parts.linears):
         return "embedding"
     if norm.first > max(sums) and norm.first - max(sums) < 4:  # a dropout or a cast between them
         return "final" if goes_on(model_parts) else "layer"
@@ -261,8 +261,8 @@ def place(norm: Norm, model_parts: ModelParts) -> str:
 
 def goes_on(model_parts: ModelParts) -> bool:
     """Whether sums are added to without a norm between them, as in a pre-norm model."""
-    results = {one.call.result for one in model_parts.residuals}
-    return any(one.stream in results for one in model_parts.residuals)
+    results = {residual.call.result for residual in model_parts.residuals}
+    return any(residual.stream in results for residual in model_parts.residuals)
 
 
 CAUSES: tuple[Cause, ...] = (

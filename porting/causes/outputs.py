@@ -59,7 +59,9 @@ class TransformSkipped(Cause):
             width = model_parts.tape[decoder.input].shape[-1]
             number = decoder.call.number
             dense = [
-                one for one in model_parts.linears if one.call.number < number and role_of(one, model_parts) == "other"
+                linear
+                for linear in model_parts.linears
+                if linear.call.number < number and role_of(linear, model_parts) == "other"
             ]
             last = dense[-1] if dense else None
             between = {call.number for call in model_parts.tape.before(decoder.input)}

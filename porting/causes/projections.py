@@ -35,7 +35,7 @@ def role_of(linear: Linear, model_parts: ModelParts) -> str:
 
 def _reader(merge: Call, model_parts: ModelParts) -> Linear | None:
     """The first linear map after the heads were merged."""
-    known = {one.call.number: one for one in model_parts.linears}
+    known = {linear.call.number: linear for linear in model_parts.linears}
     return next((known[number] for number in sorted(known) if number > merge.number), None)
 
 
@@ -62,7 +62,7 @@ class BiasMissing(Cause):
 
 def added_biases(model_parts: ModelParts) -> Iterator[tuple[Call, Linear, Ref]]:
     """The sums that add a bias to what a linear map without one has given, with the map and the bias."""
-    made = {one.call.result: one for one in model_parts.linears if one.bias is None}
+    made = {linear.call.result: linear for linear in model_parts.linears if linear.bias is None}
     for call in model_parts.called(*SUM):
         linear = next((made[ref] for ref in call.reads if ref in made), None)
         bias = next((ref for ref in call.reads if _stored(model_parts, ref)), None)
@@ -137,9 +137,9 @@ class Swapped(Cause):
         """In the weights, and after the projections."""
         for attention in model_parts.attentions:
             if len(attention.linears) == len(ROLES):
-                one, two = attention.linears[self.first], attention.linears[self.second]
-                if one.input == two.input:
-                    rewrites = {one.call.number: like(one, two), two.call.number: like(two, one)}
+                first, two = attention.linears[self.first], attention.linears[self.second]
+                if first.input == two.input:
+                    rewrites = {first.call.number: like(first, two), two.call.number: like(two, first)}
                     yield Alteration(where=attention.where, rewrites=rewrites)
             if attention.own:
                 yield Alteration(where=attention.where, rewrites=self._later(attention))
@@ -163,9 +163,9 @@ class Swapped(Cause):
         return {attention.product.number: product, attention.context.number: context}
 
 
-def like(one: Linear, two: Linear) -> Rewrite:
+def like(first: Linear, two: Linear) -> Rewrite:
     """The first map's input through the second's weights."""
-    return lambda values, call: one.apply(values, two.matrix(values), two.offset(values))
+    return lambda values, call: first.apply(values, two.matrix(values), two.offset(values))
 
 
 class GateSwapped(Cause):
@@ -179,7 +179,7 @@ class GateSwapped(Cause):
                 and model_parts.tape[call.writes[0]].shape == model_parts.tape[call.writes[1]].shape
             ):
                 yield other(call, lambda values, call: tuple(reversed(values.run(call))))
-        known = {one.call.result: one for one in model_parts.linears}
+        known = {linear.call.result: linear for linear in model_parts.linears}
         for site in model_parts.activations:
             first = known.get(site.input)
             if first is None:
@@ -203,12 +203,12 @@ def _bias(role: str, name: str, looks: str) -> BiasMissing:
 
 
 def _swap(first: int, second: int, looks: str) -> Swapped:
-    one, two = ROLES[first], ROLES[second]
+    first_role, two = ROLES[first], ROLES[second]
     return Swapped(
-        name=f"{one} and {two} swapped",
-        what=f"what should be the {one} is used as the {two}, and the other way round",
+        name=f"{first_role} and {two} swapped",
+        what=f"what should be the {first_role} is used as the {two}, and the other way round",
         looks=looks,
-        fix=f"check the table's lines for {one} and {two}, and the order of the fused projection's parts",
+        fix=f"check the table's lines for {first_role} and {two}, and the order of the fused projection's parts",
         first=first,
         second=second,
         absorbed_by_weights=True,

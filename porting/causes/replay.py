@@ -64,7 +64,7 @@ class Values:
 
     def fill(self, tree: Any) -> Any:  # a tree of arguments
         """The tree with tensors in the places of their references."""
-        return tree_map(lambda one: self[one] if isinstance(one, Ref) else one, tree)
+        return tree_map(lambda leaf: self[leaf] if isinstance(leaf, Ref) else leaf, tree)
 
     def run(self, call: Call) -> Any:  # what the call gives
         """The call as it was recorded, with the present values of its arguments."""
@@ -112,10 +112,10 @@ class Stage:
                 if call is None:
                     continue
                 found.append(call)
-                fresh = {one for one in call.reads if one not in seen and one not in pins}
+                fresh = {read for read in call.reads if read not in seen and read not in pins}
                 seen |= fresh
                 waiting += fresh
-            self._cones[mark] = tuple(sorted(set(found), key=lambda one: one.number))
+            self._cones[mark] = tuple(sorted(set(found), key=lambda call: call.number))
         return self._cones[mark]
 
     def play(self, mark: str, rewrites: Mapping[int, Rewrite]) -> Tensor | None:
@@ -125,11 +125,11 @@ class Stage:
         result: Tensor | None = None
         for call in self.cone(mark):
             rewrite = rewrites.get(call.number)
-            if rewrite is None and not any(one in values.changed for one in call.reads):
+            if rewrite is None and not any(read in values.changed for read in call.reads):
                 continue
             found = values.run(call) if rewrite is None else rewrite(values, call)
             for ref, value in zip(
-                call.writes, (one for one in tree_leaves(found) if isinstance(one, Tensor)), strict=True
+                call.writes, (leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)), strict=True
             ):
                 if ref == goal:
                     result = value
@@ -142,10 +142,10 @@ class Stage:
         values = Values(self.tape, around=self.around)
         for call in self.tape.calls:
             rewrite = rewrites.get(call.number)
-            if rewrite is None and not any(one in values.changed for one in call.reads):
+            if rewrite is None and not any(read in values.changed for read in call.reads):
                 continue
             found = values.run(call) if rewrite is None else rewrite(values, call)
-            made = [one for one in tree_leaves(found) if isinstance(one, Tensor)]
+            made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
             values.changed.update(zip(call.writes, made, strict=True))
         return {mark: values.changed[ref] for mark, ref in self.tape.marks.items() if ref in values.changed}
 

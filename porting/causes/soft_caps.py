@@ -38,8 +38,8 @@ class OfCaps(Cause):
 
     def caps(self, model_parts: ModelParts) -> Iterator[Cap]:
         """Those of scores, or all others."""
-        inside = {call.number for one in model_parts.attentions for call in one.steps}
-        return (one for one in model_parts.caps if (one.bend.number in inside) == (self.of == SCORES))
+        inside = {call.number for attention in model_parts.attentions for call in attention.steps}
+        return (cap for cap in model_parts.caps if (cap.bend.number in inside) == (self.of == SCORES))
 
 
 class CapMissing(OfCaps):
@@ -47,8 +47,8 @@ class CapMissing(OfCaps):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each cap."""
-        for one in self.caps(model_parts):
-            yield other(one.call, reads(one.input), f"of {one.size:g}")
+        for cap in self.caps(model_parts):
+            yield other(cap.call, reads(cap.input), f"of {cap.size:g}")
 
 
 class OtherCap(OfCaps):
@@ -56,13 +56,13 @@ class OtherCap(OfCaps):
 
     def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each cap."""
-        for one in self.caps(model_parts):
-            detail = f"{self.of} are capped at {{}} where the reference has {one.size:g}".format
-            yield dial(one.call, partial(_sized, one), detail, geometric(0.1, 1e3, 3))
+        for cap in self.caps(model_parts):
+            detail = f"{self.of} are capped at {{}} where the reference has {cap.size:g}".format
+            yield dial(cap.call, partial(_sized, cap), detail, geometric(0.1, 1e3, 3))
 
 
-def _sized(one: Cap, size: float) -> Rewrite:
-    return reads(one.input, lambda value: capped(value, size))
+def _sized(cap: Cap, size: float) -> Rewrite:
+    return reads(cap.input, lambda value: capped(value, size))
 
 
 class CapExtra(OfCaps):
@@ -78,12 +78,14 @@ class CapExtra(OfCaps):
 
     def _places(self, model_parts: ModelParts) -> Iterator[tuple[Call, str]]:
         if self.of == LOGITS:
-            yield from ((one.call, "") for one in model_parts.linears if role_of(one, model_parts) == "decoder")
+            yield from (
+                (linear.call, "") for linear in model_parts.linears if role_of(linear, model_parts) == "decoder"
+            )
             return
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.raw)
+        for attention in model_parts.attentions:
+            call = model_parts.tape.maker(attention.raw)
             if call is not None:
-                yield call, one.where
+                yield call, attention.where
 
 
 def _extra(size: float) -> Rewrite:
@@ -95,13 +97,13 @@ class CapBehindMask(OfCaps):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention whose scores are capped."""
-        caps = {one.call.number: one for one in self.caps(model_parts)}
-        for one in model_parts.attentions:
-            cap = next((caps[call.number] for call in one.steps if call.number in caps), None)
-            last = model_parts.tape.maker(one.masked)
+        caps = {cap.call.number: cap for cap in self.caps(model_parts)}
+        for attention in model_parts.attentions:
+            cap = next((caps[call.number] for call in attention.steps if call.number in caps), None)
+            last = model_parts.tape.maker(attention.masked)
             if cap is not None and last is not None and last is not cap.call:
-                closed = ~one.allowed
-                yield other(last, self._closed(cap, closed), where=one.where)
+                closed = ~attention.allowed
+                yield other(last, self._closed(cap, closed), where=attention.where)
 
     @staticmethod
     def _closed(cap: Cap, closed: Tensor) -> Rewrite:

@@ -27,8 +27,8 @@ class Sum(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each residual sum."""
-        for one in model_parts.residuals:
-            yield other(one.call, joins(one.stream, one.branch, self.formula))
+        for residual in model_parts.residuals:
+            yield other(residual.call, joins(residual.stream, residual.branch, self.formula))
 
 
 class BranchScaled(Cause):
@@ -41,13 +41,13 @@ class BranchScaled(Cause):
 
     def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
         """Each residual sum."""
-        for one in model_parts.residuals:
+        for residual in model_parts.residuals:
             detail = "a branch is multiplied by {} before it is added".format
-            yield dial(one.call, partial(self._scaled, one), detail, geometric(1e-3, 1e2, 3))
+            yield dial(residual.call, partial(self._scaled, residual), detail, geometric(1e-3, 1e2, 3))
 
     @staticmethod
-    def _scaled(one: Residual, factor: float) -> Rewrite:
-        return joins(one.stream, one.branch, lambda stream, branch: stream + factor * branch)
+    def _scaled(residual: Residual, factor: float) -> Rewrite:
+        return joins(residual.stream, residual.branch, lambda stream, branch: stream + factor * branch)
 
 
 def behind(model_parts: ModelParts, ref: Ref) -> set[Ref]:
@@ -76,23 +76,25 @@ def post_norm(model_parts: ModelParts) -> Iterator[Block]:
     """``norm(x + f(x))``: each sum that is normed and used for nothing else."""
     for norm in model_parts.norms:
         before = behind(model_parts, norm.input)
-        for one in model_parts.residuals:
+        for residual in model_parts.residuals:
             readers = {
                 call.number
-                for call in model_parts.tape.users(one.call.result)
+                for call in model_parts.tape.users(residual.call.result)
                 if call.name not in ("dropout", *CASTING)
             }
-            if one.call.result in before and readers == {norm.call.number}:
-                yield Block(one, norm)
+            if residual.call.result in before and readers == {norm.call.number}:
+                yield Block(residual, norm)
 
 
 def pre_norm(model_parts: ModelParts) -> Iterator[Block]:
     """``x + f(norm(x))``: each sum whose branch reads the stream through a norm."""
-    for one in model_parts.residuals:
-        stream = behind(model_parts, one.stream)
+    for residual in model_parts.residuals:
+        stream = behind(model_parts, residual.stream)
         for norm in model_parts.norms:
-            if one.stream.number < norm.call.result.number < one.branch.number and norm.input in stream | {one.stream}:
-                yield Block(one, norm)
+            if residual.stream.number < norm.call.result.number < residual.branch.number and norm.input in stream | {
+                residual.stream
+            }:
+                yield Block(residual, norm)
 
 
 Stream = Callable[[Values], Tensor]
@@ -295,15 +297,16 @@ def _other_input(model_parts: ModelParts) -> Iterator[Alteration]:
                 given = part.input
                 if another == number or stream is None or given is None:
                     continue
-                readers = [one for one in model_parts.tape.users(given) if part.first <= one.number < part.last]
-                rewrites = {one.number: _reads_recorded(given, stream) for one in readers}
+                readers = [user for user in model_parts.tape.users(given) if part.first <= user.number < part.last]
+                rewrites = {reader.number: _reads_recorded(given, stream) for reader in readers}
                 detail = f"layer {number} is given what layer {another} should be given"
                 yield Alteration(where=part.path, rewrites=rewrites, detail=detail, pinned=True)
         last = stack[max(stack)]
         for number, part in stack.items():
             if part.output is not None and last.output is not None and part is not last:
                 rewrites = {
-                    one.number: _reads_recorded(last.output, part.output) for one in model_parts.tape.users(last.output)
+                    user.number: _reads_recorded(last.output, part.output)
+                    for user in model_parts.tape.users(last.output)
                 }
                 detail = f"layer {number} was the last one"
                 yield Alteration(where=last.path, rewrites=rewrites, detail=detail, pinned=True)

@@ -105,7 +105,7 @@ class Part:
 
 def refs(tree: object) -> tuple[Ref, ...]:
     """The tensors in a tree of arguments or results."""
-    return tuple(one for one in tree_leaves(tree) if isinstance(one, Ref))
+    return tuple(leaf for leaf in tree_leaves(tree) if isinstance(leaf, Ref))
 
 
 class Tape:
@@ -141,21 +141,21 @@ class Tape:
         if self._users is None:
             self._users = {}
             for call in self.calls:
-                for one in dict.fromkeys(call.reads):
-                    self._users.setdefault(one, []).append(call)
+                for read in dict.fromkeys(call.reads):
+                    self._users.setdefault(read, []).append(call)
         return self._users.get(ref, ())
 
     def before(self, ref: Ref, stops: Callable[[Call], bool] = lambda call: False) -> Iterator[Call]:
         """The calls that a tensor was made by, the nearest first; not past one at which ``stops`` holds."""
         waiting, seen = [ref], {ref}
         while waiting:
-            waiting.sort(key=lambda one: one.number)
+            waiting.sort(key=lambda ref: ref.number)
             call = self.maker(waiting.pop())
             if call is None:
                 continue
             yield call
             if not stops(call):
-                waiting += [one for one in dict.fromkeys(call.reads) if one not in seen]
+                waiting += [read for read in dict.fromkeys(call.reads) if read not in seen]
                 seen.update(call.reads)
 
     def learned(self, ref: Ref) -> bool:
@@ -167,7 +167,7 @@ class Tape:
         self.calls.append(call)
         for ref in call.writes:
             self._makers[ref] = call
-        if any(one in self._learned for one in call.reads):
+        if any(read in self._learned for read in call.reads):
             self._learned.update(call.writes)
 
     def learn(self, ref: Ref) -> None:
@@ -231,7 +231,7 @@ class Recorder(FunctionMode):
 
     def _enter(self, path: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:  # whatever it is given
-            given = [one for one in tree_leaves(args) if isinstance(one, Tensor)]
+            given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             self._path.append((path, len(self.tape.calls), self._ref(given[0]) if given else None))
 
         return hook
@@ -259,14 +259,14 @@ class Recorder(FunctionMode):
         if func is Tensor.__iter__:  # which would hide the calls by which it takes the tensor apart
             return iter(self.call(Tensor.unbind, args, kwargs))
         read = tree_map(
-            lambda one: self._ref(one) if isinstance(one, Tensor) else one, {"args": args, "kwargs": kwargs}
+            lambda leaf: self._ref(leaf) if isinstance(leaf, Tensor) else leaf, {"args": args, "kwargs": kwargs}
         )
         if _in_place(func):
             self._keep(args[0])
         result = func(*args, **kwargs)
         made = args[0] if func is Tensor.__setitem__ else result
-        if any(isinstance(one, Tensor) for one in tree_leaves(made)):
-            output = tree_map(lambda one: self._new(one) if isinstance(one, Tensor) else one, made)
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(made)):
+            output = tree_map(lambda leaf: self._new(leaf) if isinstance(leaf, Tensor) else leaf, made)
             path = self._path[-1][0] if self._path else ""
             lines = current_lines() if self._lines else ()
             self.tape.add(Call(len(self.tape.calls), func, read["args"], read["kwargs"], output, path, lines))
