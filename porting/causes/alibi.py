@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, dial, joins, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, combine, free_parameter, replace_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SUM
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite
@@ -43,7 +43,7 @@ class Biases:
     def turned(self, change: Callable[[Tensor], Tensor]) -> Rewrite:
         """The biases with other slopes."""
         ratio = (change(self.slopes) / self.slopes)[:, None, None]
-        return joins(self.scores, self.bias, lambda scores, bias: scores + ratio.to(bias) * bias)
+        return combine(self.scores, self.bias, lambda scores, bias: scores + ratio.to(bias) * bias)
 
 
 def linear_biases(model_parts: ModelParts) -> Iterator[Biases]:
@@ -77,7 +77,7 @@ class BiasesMissing(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that has some."""
         for biases in linear_biases(model_parts):
-            yield other(biases.call, reads(biases.scores), where=biases.where)
+            yield alter(biases.call, replace_with(biases.scores), where=biases.where)
 
 
 class BiasesBackwards(Cause):
@@ -86,7 +86,7 @@ class BiasesBackwards(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that has some."""
         for biases in linear_biases(model_parts):
-            yield other(biases.call, biases.turned(torch.neg), where=biases.where)
+            yield alter(biases.call, biases.turned(torch.neg), where=biases.where)
 
 
 class Slopes(Cause):
@@ -100,15 +100,19 @@ class Slopes(Cause):
         }
         for biases in linear_biases(model_parts):
             for detail, way in ways.items():
-                yield other(biases.call, biases.turned(way), detail, where=biases.where)
+                yield alter(biases.call, biases.turned(way), detail, where=biases.where)
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each attention that has some: of another base, and all by a factor."""
         for biases in linear_biases(model_parts):
             detail = f"they fall to 2^-{{}} where the reference has 2^-{biases.steepest:.6g}".format
-            yield dial(biases.call, partial(_based, biases), detail, geometric(0.5, 50.0, 6), where=biases.where)
+            yield free_parameter(
+                biases.call, partial(_based, biases), detail, geometric(0.5, 50.0, 6), where=biases.where
+            )
             detail = "they are multiplied by {}".format
-            yield dial(biases.call, partial(_times, biases), detail, geometric(1e-3, 1e3, 3), where=biases.where)
+            yield free_parameter(
+                biases.call, partial(_times, biases), detail, geometric(1e-3, 1e3, 3), where=biases.where
+            )
 
 
 def _based(biases: Biases, steepest: float) -> Rewrite:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from porting.causes.cause import Cause, given_instead, other
+from porting.causes.cause import Cause, alter, run_with
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.structure import Block, behind, pre_norm
@@ -34,7 +34,7 @@ class NormBehind(Cause):
         before: list[Stream] = []
         for block in sorted(pre_norm(model_parts), key=lambda block: block.sum.call.number):
             norm, branch = block.norm, _now(block.sum.branch)
-            yield other(norm.call, _gives(_normed(block, branch)))
+            yield alter(norm.call, _gives(_normed(block, branch)))
             readers = model_parts.tape.users(norm.output)
             streams = [_now(block.sum.stream), *before]
             ends = [_normed(block, branch), _recorded(norm.output)]
@@ -54,7 +54,7 @@ class NormBefore(Cause):
             inside = {call.number for call in model_parts.tape.before(block.sum.branch)}
             readers = [call for call in model_parts.tape.users(stream) if call.number in inside]
             for candidate in streams:
-                yield other(norm.call, _gives(_normed(block, candidate)))
+                yield alter(norm.call, _gives(_normed(block, candidate)))
             given = [_recorded(norm.output), *(_normed(block, candidate) for candidate in streams)]
             yield from _read_and_summed(block, readers, stream, given, streams, [branch])
             before = [_sum(_now(stream), branch)]
@@ -95,7 +95,7 @@ def _gives(stream: Stream) -> Rewrite:
 
 
 def _reads(ref: Ref, stream: Stream) -> Rewrite:
-    return lambda values, call: given_instead(values, call, ref, stream(values))
+    return lambda values, call: run_with(values, call, ref, stream(values))
 
 
 CAUSES: tuple[Cause, ...] = (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from porting.causes.capping import Clamp
-from porting.causes.cause import Cause, dial, given_instead, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, replace_with, run_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Rewrite
@@ -22,7 +22,7 @@ class ClampMissing(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each clamp."""
         for clamp in model_parts.clamps:
-            yield other(clamp.call, reads(clamp.input), f"to {said(clamp)}")
+            yield alter(clamp.call, replace_with(clamp.input), f"to {said(clamp)}")
 
 
 def said(clamp: Clamp) -> str:
@@ -41,16 +41,18 @@ class OtherClamp(Cause):
             ways = {(None, size): "from above alone", (-size, None): "from below alone", (-size, size): "on both sides"}
             for (least, most), detail in ways.items():
                 if (least, most) != (clamp.least, clamp.most):
-                    yield other(clamp.call, _within(clamp, least, most), detail)
+                    yield alter(clamp.call, _within(clamp, least, most), detail)
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each clamp."""
         for clamp in model_parts.clamps:
-            yield dial(clamp.call, _sized(clamp), f"at {{}} where the reference has {said(clamp)}".format, SIZES)
+            yield free_parameter(
+                clamp.call, _sized(clamp), f"at {{}} where the reference has {said(clamp)}".format, SIZES
+            )
 
 
 def _within(clamp: Clamp, least: float | None, most: float | None) -> Rewrite:
-    return reads(clamp.input, lambda value: value.clamp(least, most))
+    return replace_with(clamp.input, lambda value: value.clamp(least, most))
 
 
 def _sized(clamp: Clamp) -> Callable[[float], Rewrite]:
@@ -60,12 +62,7 @@ def _sized(clamp: Clamp) -> Callable[[float], Rewrite]:
 class ClampExtra(Cause):
     """One that should not be there."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: its number is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each projection into query, key or value, as what reads it shows."""
         clamped = {clamp.input for clamp in model_parts.clamps}
         for linear in model_parts.linears:
@@ -75,11 +72,11 @@ class ClampExtra(Cause):
                 calls = frozenset(call.number for call in readers)
                 turned = partial(_clamped, given, calls)
                 detail = "at {} where the reference has no clamp".format
-                yield Dial(linear.call.module, calls, turned, detail, SIZES)
+                yield FreeParameter(linear.call.module, calls, turned, detail, SIZES)
 
 
 def _clamped(ref: Ref, calls: frozenset[int], size: float) -> dict[int, Rewrite]:
-    return dict.fromkeys(calls, lambda values, call: given_instead(values, call, ref, values[ref].clamp(-size, size)))
+    return dict.fromkeys(calls, lambda values, call: run_with(values, call, ref, values[ref].clamp(-size, size)))
 
 
 CAUSES: tuple[Cause, ...] = (

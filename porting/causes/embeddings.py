@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from porting.causes.cause import Cause, after, dial, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SCALING
 from porting.causes.model_parts import Embedding, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -29,7 +29,7 @@ class Left(Cause):
         """Each embedding of that kind."""
         for embedding in model_parts.embeddings:
             if embedding.role == self.role:
-                yield other(embedding.call, after(torch.zeros_like))
+                yield alter(embedding.call, map_result(torch.zeros_like))
 
 
 class TypesIgnored(Cause):
@@ -39,7 +39,7 @@ class TypesIgnored(Cause):
         """Each embedding of token types, where there are several."""
         for embedding in model_parts.embeddings:
             if embedding.role == "types" and bool(model_parts.tape[embedding.ids].any()):
-                yield other(embedding.call, looked_up(embedding, torch.zeros_like(model_parts.tape[embedding.ids])))
+                yield alter(embedding.call, looked_up(embedding, torch.zeros_like(model_parts.tape[embedding.ids])))
 
 
 def looked_up(embedding: Embedding, ids: Tensor) -> Rewrite:
@@ -68,11 +68,11 @@ class PositionOffset(Cause):
             if embedding.role == "positions":
                 ids = model_parts.tape[embedding.ids]
                 for offset in OFFSETS:
-                    yield other(embedding.call, looked_up(embedding, ids + offset), f"off by {offset:+d}")
+                    yield alter(embedding.call, looked_up(embedding, ids + offset), f"off by {offset:+d}")
                     for real in _real(model_parts, ids):
-                        yield other(embedding.call, looked_up(embedding, ids + offset * real), f"off by {offset:+d}")
+                        yield alter(embedding.call, looked_up(embedding, ids + offset * real), f"off by {offset:+d}")
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each embedding of positions, by any other number for which the table has rows."""
         for embedding in model_parts.embeddings:
             if embedding.role == "positions":
@@ -80,8 +80,8 @@ class PositionOffset(Cause):
                 least, most = -int(ids.max()), model_parts.tape[embedding.weight].shape[0] - 1 - int(ids.min())
                 possible = [offset for offset in range(max(least, -MOST), min(most, MOST) + 1) if offset]
                 if possible:
-                    yield dial(
-                        embedding.call, partial(_moved, embedding, ids), "off by {}".format, possible, whole=True
+                    yield free_parameter(
+                        embedding.call, partial(_moved, embedding, ids), "off by {}".format, possible, integer=True
                     )
 
 
@@ -92,20 +92,17 @@ def _moved(embedding: Embedding, ids: Tensor, offset: float) -> Rewrite:
 class PositionsEnd(Cause):
     """Positions that stop, or begin again."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: where they end is looked for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each embedding of positions, by each number that its rows can show."""
         for embedding in model_parts.embeddings:
             if embedding.role == "positions":
                 ids = model_parts.tape[embedding.ids]
                 ends = range(max(int(ids.max()) - MOST, 1), int(ids.max()))
-                for way, says in ((_stopped, "they stop at {}"), (_again, "they begin again after {}")):
+                for rewrite, detail in ((_stopped, "they stop at {}"), (_again, "they begin again after {}")):
                     if ends:
-                        yield dial(embedding.call, partial(way, embedding, ids), says.format, ends, whole=True)
+                        yield free_parameter(
+                            embedding.call, partial(rewrite, embedding, ids), detail.format, ends, integer=True
+                        )
 
 
 def _stopped(embedding: Embedding, ids: Tensor, end: float) -> Rewrite:
@@ -137,7 +134,7 @@ class PositionsAroundPadding(Cause):
                     )
                     for counted in ways:
                         if torch.equal((start + counted)[full], ids.expand_as(real)[full]):  # else it is an offset
-                            yield other(embedding.call, looked_up(embedding, start + counted))
+                            yield alter(embedding.call, looked_up(embedding, start + counted))
 
 
 def _real(model_parts: ModelParts, ids: Tensor) -> Iterator[Tensor]:
@@ -160,7 +157,7 @@ class PositionsFromTheEnd(Cause):
         """Each embedding of positions."""
         for embedding in model_parts.embeddings:
             if embedding.role == "positions":
-                yield other(embedding.call, looked_up(embedding, model_parts.tape[embedding.ids].flip(-1)))
+                yield alter(embedding.call, looked_up(embedding, model_parts.tape[embedding.ids].flip(-1)))
 
 
 class ScaleMissing(Cause):
@@ -172,7 +169,7 @@ class ScaleMissing(Cause):
             for call in model_parts.tape.users(embedding.call.result):
                 number = number_of(model_parts, call)
                 if call.name in SCALING and number is not None and number != 1:
-                    yield other(call, reads(embedding.call.result))
+                    yield alter(call, replace_with(embedding.call.result))
 
 
 def number_of(model_parts: ModelParts, call: Call) -> float | None:
@@ -196,25 +193,20 @@ class ScaleExtra(Cause):
         """Each embedding of words; where it is scaled already, once more."""
         for embedding in model_parts.embeddings:
             if embedding.role == "words":
-                yield other(embedding.call, after(lambda value: value * value.shape[-1] ** 0.5))
+                yield alter(embedding.call, map_result(lambda value: value * value.shape[-1] ** 0.5))
 
 
 class ScaleOther(Cause):
     """The embeddings are scaled by another number."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the number is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each embedding of words."""
         for embedding in model_parts.embeddings:
             if embedding.role == "words":
                 number = scale_of(model_parts, embedding)
                 width = model_parts.tape[embedding.weight].shape[-1]
                 detail = partial(_scaled, spelled(number, width))
-                yield dial(embedding.call, partial(_by, number), detail, geometric(1e-3, 1e3, 3))
+                yield free_parameter(embedding.call, partial(_by, number), detail, geometric(1e-3, 1e3, 3))
 
 
 def scale_of(model_parts: ModelParts, embedding: Embedding) -> float:
@@ -232,7 +224,7 @@ def spelled(number: float, width: int) -> str:
 
 
 def _by(number: float, found: float) -> Rewrite:
-    return after(lambda value: value * (found / number))
+    return map_result(lambda value: value * (found / number))
 
 
 def _scaled(expected: str, found: str) -> str:
@@ -247,7 +239,7 @@ class TypesSwapped(Cause):
         for embedding in model_parts.embeddings:
             ids = model_parts.tape[embedding.ids]
             if embedding.role == "types" and model_parts.tape[embedding.weight].shape[0] > 1:
-                yield other(embedding.call, looked_up(embedding, model_parts.tape[embedding.weight].shape[0] - 1 - ids))
+                yield alter(embedding.call, looked_up(embedding, model_parts.tape[embedding.weight].shape[0] - 1 - ids))
 
 
 class PaddingRow(Cause):
@@ -258,11 +250,11 @@ class PaddingRow(Cause):
         for embedding in model_parts.embeddings:
             word = embedding.call.argument(2, "padding_idx")
             if embedding.role == "words" and isinstance(word, int) and word >= 0:
-                yield other(embedding.call, self._without(model_parts.tape[embedding.ids] == word))
+                yield alter(embedding.call, self._without(model_parts.tape[embedding.ids] == word))
 
     @staticmethod
     def _without(places: Tensor) -> Rewrite:
-        return after(lambda value: value.masked_fill(places[..., None], 0.0))
+        return map_result(lambda value: value.masked_fill(places[..., None], 0.0))
 
 
 class WordsPermuted(Cause):
@@ -275,7 +267,7 @@ class WordsPermuted(Cause):
                 for offset in (-1, 1):
                     rows = model_parts.tape[embedding.weight].shape[0]
                     ids = (model_parts.tape[embedding.ids] + offset) % rows
-                    yield other(embedding.call, looked_up(embedding, ids), f"off by {offset:+d}")
+                    yield alter(embedding.call, looked_up(embedding, ids), f"off by {offset:+d}")
 
 
 CAUSES: tuple[Cause, ...] = (

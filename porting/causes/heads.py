@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, dial, given_instead, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with, run_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SCALING, SUM
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -47,23 +47,18 @@ class Rescaled(Cause):
             )
             factor = self.factor(size, heads, attention.scale)
             if factor and not math.isclose(factor, 1.0):
-                yield other(attention.product, _times(factor), where=attention.where)
+                yield alter(attention.product, _times(factor), where=attention.where)
 
 
 class OtherScale(Cause):
     """The scores by a factor that is no usual mistake."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the factor is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each attention."""
         for attention in model_parts.attentions:
             scale = attention.scale * scaled_before(attention)
             expected = f"{_spelled(scale, attention.size)} is expected"
-            yield dial(
+            yield free_parameter(
                 attention.product,
                 partial(_by, scale),
                 partial(_scaled, expected),
@@ -96,7 +91,7 @@ def scaled_before(attention: Attention) -> float:
 
 
 def _times(factor: float) -> Rewrite:
-    return after(lambda scores: scores * factor)
+    return map_result(lambda scores: scores * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +159,16 @@ class HeadOrder(Cause):
         for attention in model_parts.attentions:
             if any(model_parts.tape[ref].ndim != 4 for ref in (attention.query, attention.key, attention.value)):
                 continue
-            flipped = after(lambda heads: heads.flip(1))
-            yield other(attention.context, flipped, "when they are put together", where=attention.where)
+            flipped = map_result(lambda heads: heads.flip(1))
+            yield alter(attention.context, flipped, "when they are put together", where=attention.where)
             for place, name in enumerate(("queries", "keys")):
-                yield other(attention.product, self._flipped(place), f"of the {name}", where=attention.where)
-            yield other(attention.context, self._flipped(1), "of the values", where=attention.where)
+                yield alter(attention.product, self._flipped(place), f"of the {name}", where=attention.where)
+            yield alter(attention.context, self._flipped(1), "of the values", where=attention.where)
 
     @staticmethod
     def _flipped(place: int) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
-            result: Tensor = given_instead(values, call, call.reads[place], values[call.reads[place]].flip(1))
+            result: Tensor = run_with(values, call, call.reads[place], values[call.reads[place]].flip(1))
             return result
 
         return rewrite
@@ -191,7 +186,7 @@ class HeadCount(Cause):
             heads, width = query.shape[1], query.shape[1] * query.shape[3]
             for count in (found for found in range(1, min(width, 64) + 1) if width % found == 0 and found != heads):
                 detail = f"{count} heads where the reference has {heads}"
-                yield other(attention.merge, self._again(attention, count), detail, where=attention.where)
+                yield alter(attention.merge, self._again(attention, count), detail, where=attention.where)
 
     @staticmethod
     def _again(attention: Attention, count: int) -> Rewrite:
@@ -217,7 +212,7 @@ class Merged(Cause):
         """Each attention whose heads are merged."""
         for attention in model_parts.attentions:
             if attention.merge is not None:
-                yield other(attention.merge, reads(attention.context.result, self.merge), where=attention.where)
+                yield alter(attention.merge, replace_with(attention.context.result, self.merge), where=attention.where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,11 +234,11 @@ class SoftmaxAxis(Cause):
     def _rewrites(self, attention: Attention, masked: Callable[[Tensor], Tensor]) -> dict[int, Rewrite]:
         """The softmax, and the scores as they are shown: relative to their largest along that axis."""
         rewrites: dict[int, Rewrite] = {
-            attention.softmax.number: reads(attention.masked, lambda scores: masked(scores).softmax(self.axis))
+            attention.softmax.number: replace_with(attention.masked, lambda scores: masked(scores).softmax(self.axis))
         }
         for shown in attention.tape.users(attention.masked):
             if shown.name == "amax":
-                rewrites[shown.number] = reads(
+                rewrites[shown.number] = replace_with(
                     attention.masked, lambda scores: masked(scores).amax(self.axis, keepdim=True)
                 )
             elif shown.name in ("sub", "__sub__"):
@@ -272,7 +267,7 @@ class PositionBiasMissing(Cause):
             for step in attention.steps:
                 added = [ref for ref in step.reads if model_parts.tape.learned(ref) and ref != previous]
                 if added and previous in step.reads:
-                    yield other(step, reads(previous), where=attention.where)
+                    yield alter(step, replace_with(previous), where=attention.where)
                 previous = step.result
 
 

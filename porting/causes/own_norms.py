@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, other, reads
+from porting.causes.cause import Cause, alter, replace_with
 from porting.causes.model_parts import ModelParts
 from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -23,7 +23,7 @@ class OwnNormMissing(Cause):
         for attention in model_parts.attentions:
             sides = {
                 f"of the {side} alone": {
-                    norm.call.number: reads(norm.input) for norm in _behind(attention, ref, model_parts)
+                    norm.call.number: replace_with(norm.input) for norm in _behind(attention, ref, model_parts)
                 }
                 for side, ref in (("queries", attention.query), ("keys", attention.key))
             }
@@ -48,7 +48,7 @@ class OverWidth(Cause):
         for norm in model_parts.own_norms:
             shape = model_parts.tape[norm.input].shape
             if len(shape) == 4:
-                yield other(norm.call, self._joined(norm, -2 if shape[-3] in lengths else -3))
+                yield alter(norm.call, self._joined(norm, -2 if shape[-3] in lengths else -3))
 
     @staticmethod
     def _joined(norm: Norm, axis: int) -> Rewrite:
@@ -77,7 +77,7 @@ class OverHeads(Cause):
             ):
                 width = model_parts.tape[norm.input].shape[-1]
                 if model_parts.tape[norm.input].ndim == 3 and width % attention.size == 0 and width > attention.size:
-                    yield other(norm.call, self._apart(norm, attention.size))
+                    yield alter(norm.call, self._apart(norm, attention.size))
 
     @staticmethod
     def _apart(norm: Norm, size: int) -> Rewrite:
@@ -104,7 +104,7 @@ class BehindRotation(Cause):
         """Each rotation of what was normed by heads."""
         for rotation, norm in _rotated(model_parts):
             if norm.call.number < rotation.call.number:
-                rewrites = {norm.call.number: reads(norm.input), rotation.whole.number: self._normed(norm)}
+                rewrites = {norm.call.number: replace_with(norm.input), rotation.whole.number: self._normed(norm)}
                 yield Alteration(where=norm.call.module, rewrites=rewrites)
 
     @staticmethod
@@ -119,7 +119,10 @@ class BeforeRotation(Cause):
         """Each norm of a head that was rotated."""
         for rotation, norm in _rotated(model_parts):
             if norm.call.number > rotation.call.number:
-                rewrites = {rotation.call.number: self._turned(rotation, norm), norm.call.number: reads(norm.input)}
+                rewrites = {
+                    rotation.call.number: self._turned(rotation, norm),
+                    norm.call.number: replace_with(norm.input),
+                }
                 yield Alteration(where=norm.call.module, rewrites=rewrites)
 
     @staticmethod

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, after, dial, other
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import Embedding, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
@@ -29,8 +29,8 @@ class SinusoidLayout(Cause):
                 and values.shape[-1] % 2 == 0
                 and sinusoidal(model_parts.tape[embedding.weight])
             ):
-                yield other(embedding.call, after(halves_to_pairs), "in pairs, not in halves")
-                yield other(embedding.call, after(pairs_to_halves), "in halves, not in pairs")
+                yield alter(embedding.call, map_result(halves_to_pairs), "in pairs, not in halves")
+                yield alter(embedding.call, map_result(pairs_to_halves), "in halves, not in pairs")
 
 
 SAME_BASE = 1e-3
@@ -120,16 +120,16 @@ class SinusoidBase(Cause):
             for way in WAYS:
                 for base in dict.fromkeys((table.base**2, table.base**0.5, 100.0, 1000.0, 10_000.0, 100_000.0)):
                     if base != table.base or way.less:
-                        yield other(
+                        yield alter(
                             table.embedding.call, table.turned(base, way), self._detail(table, way, f"{base:.6g}")
                         )
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each table by any base."""
         for table in sinusoids(model_parts):
             for way in WAYS:
                 turned, detail = partial(_based, table, way), partial(self._detail, table, way)
-                yield dial(table.embedding.call, turned, detail, geometric(2.0, 1e10, 4))
+                yield free_parameter(table.embedding.call, turned, detail, geometric(2.0, 1e10, 4))
 
     @staticmethod
     def _detail(table: Sinusoids, way: Way, base: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from porting.causes.cause import Cause, after, other, reads
+from porting.causes.cause import Cause, alter, map_result, replace_with
 from porting.causes.linear import Linear
 from porting.causes.masks import FAR, causal_of
 from porting.causes.model_parts import ModelParts
@@ -33,11 +33,11 @@ class Lowered(Cause):
         for call in model_parts.called(*self.functions):
             value = model_parts.tape[call.result]
             if model_parts.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
-                yield other(call, self._computed, detail)
-                yield other(call, self._rounded, detail)
+                yield alter(call, self._computed, detail)
+                yield alter(call, self._rounded, detail)
         for call, linear, bias in added_biases(model_parts):  # which in the port may be one with its map
             if linear.call.name in self.functions:
-                yield other(call, self._with_bias(linear, bias), detail)
+                yield alter(call, self._with_bias(linear, bias), detail)
 
     def _with_bias(self, linear: Linear, bias: Ref) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
@@ -83,12 +83,12 @@ class LoweredSoftmax(Cause):
         for attention in model_parts.attentions:
             scores = model_parts.tape.maker(attention.masked)
             rewrites: dict[int, Rewrite] = {
-                attention.softmax.number: reads(attention.masked, self._weigh),
+                attention.softmax.number: replace_with(attention.masked, self._weigh),
                 attention.context.number: self._reads_low,
             }
             shown = [call for call in model_parts.tape.users(attention.masked) if call.name in ("sub", "__sub__")]
             for call in (*([scores] if scores else []), *shown):
-                rewrites[call.number] = after(self._again)
+                rewrites[call.number] = map_result(self._again)
             yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
 
     def _weigh(self, scores: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class Shifted(Cause):
                 added = 1.0 - attention.kept.to(model_parts.tape[attention.masked].dtype) * -constant
                 if attention.causal:
                     added = added.expand_as(attention.allowed).masked_fill(~causal_of(attention), FAR)
-                yield other(
+                yield alter(
                     call,
                     _plus(attention.raw == call.result, attention.raw, added),
                     f"of {constant:g}",

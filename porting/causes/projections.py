@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, other, reads
+from porting.causes.cause import Cause, alter, map_result, replace_with
 from porting.causes.functions import CASTING, SUM
 from porting.causes.linear import Linear
 from porting.causes.model_parts import ModelParts
@@ -52,12 +52,12 @@ class BiasMissing(Cause):
                 continue
             role = role_of(linear, model_parts)
             if role == self.role:
-                yield other(linear.call, without(linear))
+                yield alter(linear.call, without(linear))
             elif role == "fused" and self.role in ROLES:
-                yield other(linear.call, without(linear, ROLES.index(self.role)))
+                yield alter(linear.call, without(linear, ROLES.index(self.role)))
         for call, linear, _ in added_biases(model_parts):
             if role_of(linear, model_parts) == self.role:
-                yield other(call, reads(linear.call.result))
+                yield alter(call, replace_with(linear.call.result))
 
 
 def added_biases(model_parts: ModelParts) -> Iterator[tuple[Call, Linear, Ref]]:
@@ -99,9 +99,9 @@ class BiasDoubled(Cause):
         for linear in model_parts.linears:
             bias = linear.bias
             if bias is not None:
-                yield other(linear.call, after(partial(torch.add, model_parts.tape[bias])))
+                yield alter(linear.call, map_result(partial(torch.add, model_parts.tape[bias])))
         for call, _, added in added_biases(model_parts):
-            yield other(call, after(partial(torch.add, model_parts.tape[added])))
+            yield alter(call, map_result(partial(torch.add, model_parts.tape[added])))
 
 
 class Transposed(Cause):
@@ -112,7 +112,7 @@ class Transposed(Cause):
         for linear in model_parts.linears:
             rows, columns = model_parts.tape[linear.weight].shape[:: -1 if linear.turned else 1]
             if rows % columns == 0:
-                yield other(linear.call, turned(linear, rows // columns))
+                yield alter(linear.call, turned(linear, rows // columns))
 
 
 def turned(linear: Linear, blocks: int) -> Rewrite:
@@ -178,7 +178,7 @@ class GateSwapped(Cause):
                 len(call.writes) == 2
                 and model_parts.tape[call.writes[0]].shape == model_parts.tape[call.writes[1]].shape
             ):
-                yield other(call, lambda values, call: tuple(reversed(values.run(call))))
+                yield alter(call, lambda values, call: tuple(reversed(values.run(call))))
         known = {linear.call.result: linear for linear in model_parts.linears}
         for site in model_parts.activations:
             first = known.get(site.input)

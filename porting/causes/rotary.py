@@ -11,8 +11,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, given_instead, other
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, run_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
@@ -59,7 +59,7 @@ class RotaryTheta(Cause):
                     rewrites = each(pair, based(theta, dtype, scaled=scaled))
                     yield Alteration(where=module, rewrites=rewrites, detail=_theta(f"{theta:.12g}", own))
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Query and key of each attention with any base."""
         for module, pair in by_attention(model_parts):
             known, scaling = base_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
@@ -69,7 +69,7 @@ class RotaryTheta(Cause):
             calls = frozenset(rotation.whole.number for rotation in pair)
             for dtype, scaled in product(ROTATED_IN, _ways(model_parts, scaling)):
                 turned = partial(_with_theta, pair, dtype, scaled)
-                yield Dial(module, calls, turned, detail, geometric(2.0, 2e8, 4))
+                yield FreeParameter(module, calls, turned, detail, geometric(2.0, 2e8, 4))
 
 
 def _with_theta(pair: list[Rotation], dtype: torch.dtype, scaled: Speeds, theta: float) -> dict[int, Rewrite]:
@@ -173,7 +173,7 @@ class ScalingOther(Cause):
                     detail = f"the slow angles are divided by {factor:g}, as Llama 3's are"
                     yield Alteration(where=module, rewrites=each(pair, turn), detail=detail)
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """All angles by a factor."""
         for module, pair in by_attention(model_parts):
             theta, scaling = theta_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
@@ -181,7 +181,7 @@ class ScalingOther(Cause):
             known = str(scaling) if scaling else "the reference does not scale them"
             for dtype in ROTATED_IN if theta is not None else ():
                 turned = partial(_divided, pair, theta or 0.0, dtype)
-                yield Dial(
+                yield FreeParameter(
                     module, calls, turned, f"all angles are divided by {{}}; {known}".format, geometric(0.1, 100, 4)
                 )
 
@@ -283,7 +283,7 @@ class ValuesRotated(Cause):
         of = {module: pair[-1] for module, pair in by_attention(model_parts)}
         for attention in model_parts.attentions:
             if attention.where in of and model_parts.tape[attention.value].ndim == 4:
-                yield other(
+                yield alter(
                     attention.context, self._rotated(attention.value, of[attention.where]), where=attention.where
                 )
 
@@ -292,7 +292,7 @@ class ValuesRotated(Cause):
         def rewrite(values: Values, call: Call) -> Tensor:
             value, count = values[ref], values[turn.input].shape[-1]
             made = torch.cat([turn.turned(values, value[..., :count]), value[..., count:]], -1)
-            result: Tensor = given_instead(values, call, ref, made)
+            result: Tensor = run_with(values, call, ref, made)
             return result
 
         return rewrite

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from porting.causes.capping import Cap
-from porting.causes.cause import Cause, after, dial, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -31,11 +31,6 @@ class OfCaps(Cause):
 
     of: str
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the number is solved for."""
-        del model_parts
-        return iter(())
-
     def caps(self, model_parts: ModelParts) -> Iterator[Cap]:
         """Those of scores, or all others."""
         inside = {call.number for attention in model_parts.attentions for call in attention.steps}
@@ -48,33 +43,33 @@ class CapMissing(OfCaps):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each cap."""
         for cap in self.caps(model_parts):
-            yield other(cap.call, reads(cap.input), f"of {cap.size:g}")
+            yield alter(cap.call, replace_with(cap.input), f"of {cap.size:g}")
 
 
 class OtherCap(OfCaps):
     """Of another size."""
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each cap."""
         for cap in self.caps(model_parts):
             detail = f"{self.of} are capped at {{}} where the reference has {cap.size:g}".format
-            yield dial(cap.call, partial(_sized, cap), detail, geometric(0.1, 1e3, 3))
+            yield free_parameter(cap.call, partial(_sized, cap), detail, geometric(0.1, 1e3, 3))
 
 
 def _sized(cap: Cap, size: float) -> Rewrite:
-    return reads(cap.input, lambda value: capped(value, size))
+    return replace_with(cap.input, lambda value: capped(value, size))
 
 
 class CapExtra(OfCaps):
     """One that should not be there."""
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each attention, or each decoder, without one."""
         if any(True for _ in self.caps(model_parts)):
             return
         detail = f"{self.of} are capped at {{}} where the reference has no cap".format
         for call, where in self._places(model_parts):
-            yield dial(call, _extra, detail, geometric(0.1, 1e3, 3), where=where)
+            yield free_parameter(call, _extra, detail, geometric(0.1, 1e3, 3), where=where)
 
     def _places(self, model_parts: ModelParts) -> Iterator[tuple[Call, str]]:
         if self.of == LOGITS:
@@ -89,7 +84,7 @@ class CapExtra(OfCaps):
 
 
 def _extra(size: float) -> Rewrite:
-    return after(lambda value: capped(value, size))
+    return map_result(lambda value: capped(value, size))
 
 
 class CapBehindMask(OfCaps):
@@ -103,7 +98,7 @@ class CapBehindMask(OfCaps):
             last = model_parts.tape.maker(attention.masked)
             if cap is not None and last is not None and last is not cap.call:
                 closed = ~attention.allowed
-                yield other(last, self._closed(cap, closed), where=attention.where)
+                yield alter(last, self._closed(cap, closed), where=attention.where)
 
     @staticmethod
     def _closed(cap: Cap, closed: Tensor) -> Rewrite:
