@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from porting.causes.cause import Cause, dial, other
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import ACTIVATIONS
 from porting.causes.model_parts import Activation, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -40,7 +40,7 @@ class WrongActivation(Cause):
         for site in model_parts.activations:
             if site.name != self.function and model_parts.tape[site.input].is_floating_point():
                 detail = f"{self.function} where the reference has {site.name or 'another function'}"
-                yield other(site.call, applied(site, ACTIVATIONS[self.function]), detail)
+                yield alter(site.call, applied(site, ACTIVATIONS[self.function]), detail)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +52,14 @@ class Shaped(Cause):
     first: float
     last: float
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the number is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each activation, but the pooler's."""
         for site in model_parts.activations:
             if not pools(site, model_parts) and model_parts.tape[site.input].is_floating_point():
                 detail = f"{self.says} where the reference has {site.name or 'another function'}"
-                yield dial(site.call, partial(self._rewrite, site), detail.format, geometric(self.first, self.last, 6))
+                yield free_parameter(
+                    site.call, partial(self._rewrite, site), detail.format, geometric(self.first, self.last, 6)
+                )
 
     def _rewrite(self, site: Activation, number: float) -> Rewrite:
         return applied(site, lambda value: self.function(value, number))
@@ -75,7 +72,7 @@ class ActivationMissing(Cause):
         """Each activation, but the pooler's."""
         for site in model_parts.activations:
             if not pools(site, model_parts):
-                yield other(site.call, applied(site, lambda value: value))
+                yield alter(site.call, applied(site, lambda value: value))
 
 
 class PoolerTanhMissing(Cause):
@@ -85,7 +82,7 @@ class PoolerTanhMissing(Cause):
         """The pooler's."""
         for site in model_parts.activations:
             if pools(site, model_parts):
-                yield other(site.call, applied(site, lambda value: value))
+                yield alter(site.call, applied(site, lambda value: value))
 
 
 def _tanh_gelu(value: Tensor, *, cubic: float = 0.044715, factor: float = math.sqrt(2 / math.pi)) -> Tensor:

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, dial, joins, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, combine, free_parameter, replace_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SUM
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite
@@ -43,18 +43,20 @@ class Biases:
     def turned(self, change: Callable[[Tensor], Tensor]) -> Rewrite:
         """The biases with other slopes."""
         ratio = (change(self.slopes) / self.slopes)[:, None, None]
-        return joins(self.scores, self.bias, lambda scores, bias: scores + ratio.to(bias) * bias)
+        return combine(self.scores, self.bias, lambda scores, bias: scores + ratio.to(bias) * bias)
 
 
 def linear_biases(model_parts: ModelParts) -> Iterator[Biases]:
     """Those of each attention."""
     tape = model_parts.tape
-    for one in model_parts.attentions:
-        for call in one.steps:
+    for attention in model_parts.attentions:
+        for call in attention.steps:
             rest = [ref for ref in call.reads if not tape.learned(ref)]
             slopes = _slopes(tape, rest[0]) if call.name in SUM and len(rest) == 1 else None
             if slopes is not None:
-                yield Biases(call, next(ref for ref in call.reads if tape.learned(ref)), rest[0], slopes, one.where)
+                yield Biases(
+                    call, next(ref for ref in call.reads if tape.learned(ref)), rest[0], slopes, attention.where
+                )
 
 
 def _slopes(tape: Tape, ref: Ref) -> Tensor | None:
@@ -74,8 +76,8 @@ class BiasesMissing(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that has some."""
-        for one in linear_biases(model_parts):
-            yield other(one.call, reads(one.scores), where=one.where)
+        for biases in linear_biases(model_parts):
+            yield alter(biases.call, replace_with(biases.scores), where=biases.where)
 
 
 class BiasesBackwards(Cause):
@@ -83,8 +85,8 @@ class BiasesBackwards(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that has some."""
-        for one in linear_biases(model_parts):
-            yield other(one.call, one.turned(torch.neg), where=one.where)
+        for biases in linear_biases(model_parts):
+            yield alter(biases.call, biases.turned(torch.neg), where=biases.where)
 
 
 class Slopes(Cause):
@@ -96,25 +98,29 @@ class Slopes(Cause):
             "the heads' slopes are in the other order": lambda slopes: slopes.flip(0),
             "the slopes begin at 1": lambda slopes: slopes / slopes.abs().max(),
         }
-        for one in linear_biases(model_parts):
+        for biases in linear_biases(model_parts):
             for detail, way in ways.items():
-                yield other(one.call, one.turned(way), detail, where=one.where)
+                yield alter(biases.call, biases.turned(way), detail, where=biases.where)
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each attention that has some: of another base, and all by a factor."""
-        for one in linear_biases(model_parts):
-            detail = f"they fall to 2^-{{}} where the reference has 2^-{one.steepest:.6g}".format
-            yield dial(one.call, partial(_based, one), detail, geometric(0.5, 50.0, 6), where=one.where)
+        for biases in linear_biases(model_parts):
+            detail = f"they fall to 2^-{{}} where the reference has 2^-{biases.steepest:.6g}".format
+            yield free_parameter(
+                biases.call, partial(_based, biases), detail, geometric(0.5, 50.0, 6), where=biases.where
+            )
             detail = "they are multiplied by {}".format
-            yield dial(one.call, partial(_times, one), detail, geometric(1e-3, 1e3, 3), where=one.where)
+            yield free_parameter(
+                biases.call, partial(_times, biases), detail, geometric(1e-3, 1e3, 3), where=biases.where
+            )
 
 
-def _based(one: Biases, steepest: float) -> Rewrite:
-    return one.turned(lambda slopes: slopes.sign() * slopes.abs() ** (steepest / one.steepest))
+def _based(biases: Biases, steepest: float) -> Rewrite:
+    return biases.turned(lambda slopes: slopes.sign() * slopes.abs() ** (steepest / biases.steepest))
 
 
-def _times(one: Biases, factor: float) -> Rewrite:
-    return one.turned(lambda slopes: slopes * factor)
+def _times(biases: Biases, factor: float) -> Rewrite:
+    return biases.turned(lambda slopes: slopes * factor)
 
 
 CAUSES: tuple[Cause, ...] = (

@@ -78,7 +78,7 @@ class Attention:
         """What the product is multiplied by; 1 where it is not, or not after the product."""
         found = 1.0
         for step in self.steps:
-            factor = next((one for one in step.args[1:] if isinstance(one, int | float)), None)
+            factor = next((argument for argument in step.args[1:] if isinstance(argument, int | float)), None)
             if step.name in SCALING and factor and not self._masks(step):
                 found = found / factor if "div" in step.name else found * factor
         return found
@@ -125,7 +125,7 @@ class Attention:
 
     def _masks(self, step: Call) -> bool:
         """Whether a step takes a mask in: a tensor that no parameter is in, and no bias."""
-        others = [one for one in step.reads if not self.tape.learned(one) and self.tape[one].ndim > 0]
+        others = [read for read in step.reads if not self.tape.learned(read) and self.tape[read].ndim > 0]
         return bool(others) and step.name in MASKING and not self._biases(step, others[0])
 
     def _biases(self, step: Call, other: Ref) -> bool:
@@ -137,7 +137,7 @@ class Attention:
 
 def attentions(tape: Tape, linears: Sequence[Linear]) -> Iterator[Attention]:
     """The attentions of a pass, in order."""
-    known = {one.call.number: one for one in linears}
+    known = {linear.call.number: linear for linear in linears}
     for softmax in tape.calls:
         if softmax.kind is not Kind.SOFTMAX or not softmax.reads:
             continue
@@ -146,7 +146,7 @@ def attentions(tape: Tape, linears: Sequence[Linear]) -> Iterator[Attention]:
         if product is None or context is None:
             continue
         sources = (product.reads[0], product.reads[1], context.reads[1])
-        behind = [one for one in (projection(tape, ref, known) for ref in sources) if one is not None]
+        behind = [linear for linear in (projection(tape, ref, known) for ref in sources) if linear is not None]
         yield Attention(tape, product, tuple(reversed(steps)), softmax, context, tuple(dict.fromkeys(behind)))
 
 
@@ -158,8 +158,8 @@ def _chain(tape: Tape, ref: Ref) -> tuple[list[Call], Call | None]:
         if call.name not in (*MASKING, *CASTING, "tanh"):
             return steps, None
         steps.append(call)
-        behind = [one for one in call.reads if tape.learned(one)]
-        ref = next((one for one in behind if _product(tape, one)), behind[0] if behind else call.reads[0])
+        behind = [read for read in call.reads if tape.learned(read)]
+        ref = next((read for read in behind if _product(tape, read)), behind[0] if behind else call.reads[0])
         call = tape.maker(ref)
     return steps, call
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from porting.causes.cause import Cause, given_instead, other
+from porting.causes.cause import Cause, alter, run_with
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.structure import Block, behind, pre_norm
@@ -19,11 +19,11 @@ Stream = Callable[[Values], Tensor]
 def normed_branch(model_parts: ModelParts) -> Iterator[Block]:
     """``x + norm(f(x))``: each sum whose branch ends with a norm, and reads the stream without one."""
     before = {block.sum.call.number for block in pre_norm(model_parts)}
-    for one in model_parts.residuals:
-        ends = behind(model_parts, one.branch)
+    for residual in model_parts.residuals:
+        ends = behind(model_parts, residual.branch)
         for norm in model_parts.norms:
-            if norm.output in ends and one.call.number not in before:
-                yield Block(one, norm)
+            if norm.output in ends and residual.call.number not in before:
+                yield Block(residual, norm)
 
 
 class NormBehind(Cause):
@@ -34,7 +34,7 @@ class NormBehind(Cause):
         before: list[Stream] = []
         for block in sorted(pre_norm(model_parts), key=lambda block: block.sum.call.number):
             norm, branch = block.norm, _now(block.sum.branch)
-            yield other(norm.call, _gives(_normed(block, branch)))
+            yield alter(norm.call, _gives(_normed(block, branch)))
             readers = model_parts.tape.users(norm.output)
             streams = [_now(block.sum.stream), *before]
             ends = [_normed(block, branch), _recorded(norm.output)]
@@ -53,9 +53,9 @@ class NormBefore(Cause):
             streams = [_now(stream), *before]
             inside = {call.number for call in model_parts.tape.before(block.sum.branch)}
             readers = [call for call in model_parts.tape.users(stream) if call.number in inside]
-            for one in streams:
-                yield other(norm.call, _gives(_normed(block, one)))
-            given = [_recorded(norm.output), *(_normed(block, one) for one in streams)]
+            for candidate in streams:
+                yield alter(norm.call, _gives(_normed(block, candidate)))
+            given = [_recorded(norm.output), *(_normed(block, candidate) for candidate in streams)]
             yield from _read_and_summed(block, readers, stream, given, streams, [branch])
             before = [_sum(_now(stream), branch)]
 
@@ -65,9 +65,11 @@ def _read_and_summed(
 ) -> Iterator[Alteration]:
     """A block whose branch reads something else, whose sum is another one, and both at once."""
     where, last = block.norm.call.module, block.sum.call
-    reading: list[dict[int, Rewrite]] = [{call.number: _reads(ref, one) for call in readers} for one in given]
+    reading: list[dict[int, Rewrite]] = [
+        {call.number: _reads(ref, replacement) for call in readers} for replacement in given
+    ]
     summing: list[dict[int, Rewrite]] = [{last.number: _gives(_sum(stream, end))} for stream in streams for end in ends]
-    for rewrites in (*reading, *summing, *({**one, **two} for one in reading for two in summing)):
+    for rewrites in (*reading, *summing, *({**read_rewrites, **two} for read_rewrites in reading for two in summing)):
         yield Alteration(where=where, rewrites=rewrites)
 
 
@@ -84,8 +86,8 @@ def _normed(block: Block, stream: Stream) -> Stream:
     return lambda values: block.norm.whole(stream(values), values)
 
 
-def _sum(one: Stream, another: Stream) -> Stream:
-    return lambda values: one(values) + another(values)
+def _sum(first: Stream, another: Stream) -> Stream:
+    return lambda values: first(values) + another(values)
 
 
 def _gives(stream: Stream) -> Rewrite:
@@ -93,7 +95,7 @@ def _gives(stream: Stream) -> Rewrite:
 
 
 def _reads(ref: Ref, stream: Stream) -> Rewrite:
-    return lambda values, call: given_instead(values, call, ref, stream(values))
+    return lambda values, call: run_with(values, call, ref, stream(values))
 
 
 CAUSES: tuple[Cause, ...] = (

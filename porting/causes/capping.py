@@ -43,7 +43,7 @@ def caps(tape: Tape) -> Iterator[Cap]:
 
 def _factor(call: Call) -> float | None:
     """By which number a call multiplies; None where it does something else."""
-    number = next((float(one) for one in call.args if isinstance(one, int | float)), None)
+    number = next((float(argument) for argument in call.args if isinstance(argument, int | float)), None)
     if call.name not in SCALING or not number:
         return None
     return 1 / number if "div" in call.name else number

@@ -1,34 +1,35 @@
-"""What a cause is: one mistake that people make when they write a model again."""
+"""A cause: one mistake that people make when they write a model again."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from porting.causes.fitting import Dial
+from porting.causes.fitting import FreeParameter
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cause(ABC):
+class Cause:
     """One entry of the catalogue.
 
+    A subclass overrides :meth:`alterations`, :meth:`free_parameters`, or both.
+
     Attributes:
-        name: what it is called in a report, ``"LayerNorm eps"``.
-        what: what the port does, in a sentence.
-        looks: how it looks from outside.
+        name: its name in a report, ``"LayerNorm eps"``.
+        what: what the port does wrong, in a sentence.
+        looks: how the mistake shows in the model's values.
         fix: what to do about it.
-        rough: it reproduces a rounding error, which another order of the same sums changes in its last digits.
-        wide: it shows in several places at once; in one alone it looks like something simpler.
-        pinned: its alterations say what a part computes from the reference's values, and do not make up a whole model.
-        absorbed_by_weights: with other weights (moved, scaled, in another order, as a table can make them) a port with
-            the mistake may compute what the reference does; without it, it computes another function whatever they are.
+        rough: the mistake only changes rounding, so its alterations agree with the port up to the last digits.
+        wide: the mistake shows at several probes at once; where only one probe differs, a simpler entry is preferred.
+        pinned: its alterations compute one part from the reference's recorded values, so they do not add up to a model.
+        absorbed_by_weights: other weights (moved, scaled or reordered, as by a table) could undo the mistake.
+            Where False, no choice of weights makes such a port compute what the reference computes.
     """
 
     name: str
@@ -40,53 +41,54 @@ class Cause(ABC):
     pinned: bool = False
     absorbed_by_weights: bool = False
 
-    @abstractmethod
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """The ways in which the reference would compute, had it this mistake, one place at a time."""
+        """Yield each way in which the reference would compute if it had this mistake, one place at a time."""
+        del model_parts
+        return iter(())
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
-        """The places at which a number may be another one: where no alteration fits, it is solved for."""
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
+        """Yield each number that is solved for where no alteration fits."""
         del model_parts
         return iter(())
 
 
-def reads(ref: Ref, function: Callable[[Tensor], Tensor] = lambda value: value) -> Rewrite:
-    """A rewrite to another value of the pass, or to a function of it."""
+def replace_with(ref: Ref, function: Callable[[Tensor], Tensor] = lambda value: value) -> Rewrite:
+    """Return a rewrite that gives another tensor of the pass, or a function of it, in place of the call's result."""
     return lambda values, call: function(values[ref])
 
 
-def joins(one: Ref, two: Ref, function: Callable[[Tensor, Tensor], Tensor]) -> Rewrite:
-    """A rewrite to a function of two other values of the pass."""
-    return lambda values, call: function(values[one], values[two])
+def combine(first: Ref, second: Ref, function: Callable[[Tensor, Tensor], Tensor]) -> Rewrite:
+    """Return a rewrite that gives a function of two other tensors of the pass."""
+    return lambda values, call: function(values[first], values[second])
 
 
-def given_instead(values: Values, call: Call, ref: Ref, instead: Tensor) -> Any:  # what the call gives
-    """What a call gives that is given another tensor in one place."""
-    return replace(values, changed={**values.changed, ref: instead}).run(call)
-
-
-def after(function: Callable[[Tensor], Tensor]) -> Rewrite:
-    """A rewrite to a function of what the call gives."""
+def map_result(function: Callable[[Tensor], Tensor]) -> Rewrite:
+    """Return a rewrite that gives a function of the call's own result."""
     return lambda values, call: function(values.run(call))
 
 
-def other(call: Call, rewrite: Rewrite, detail: str = "", *, where: str = "") -> Alteration:
-    """An alteration of one call."""
+def run_with(values: Values, call: Call, ref: Ref, tensor: Tensor) -> Any:  # what the call gives
+    """Run a call with another tensor in place of one that it reads."""
+    return replace(values, changed={**values.changed, ref: tensor}).run(call)
+
+
+def alter(call: Call, rewrite: Rewrite, detail: str = "", *, where: str = "") -> Alteration:
+    """Return the alteration of one call; ``where`` defaults to the module that made the call."""
     return Alteration(where=where or call.module, rewrites={call.number: rewrite}, detail=detail)
 
 
-def dial(
+def free_parameter(
     call: Call,
     rewrite: Callable[[float], Rewrite],
     detail: Callable[[str], str],
     starts: Sequence[float],
     *,
     where: str = "",
-    whole: bool = False,
-) -> Dial:
-    """A number of one call."""
+    integer: bool = False,
+) -> FreeParameter:
+    """Return a number of one call that can be solved for; the arguments are those of :class:`FreeParameter`."""
 
-    def turned(value: float) -> dict[int, Rewrite]:
+    def rewrites(value: float) -> dict[int, Rewrite]:
         return {call.number: rewrite(value)}
 
-    return Dial(where or call.module, frozenset({call.number}), turned, detail, starts, whole)
+    return FreeParameter(where or call.module, frozenset({call.number}), rewrites, detail, starts, integer)

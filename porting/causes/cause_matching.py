@@ -1,4 +1,4 @@
-"""Which mistake it was: the entries of the catalogue that turn the reference into the port, down to the noise floor."""
+"""Matching the catalogue with a port's differences: which entries turn the reference into the port."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ import torch
 from torch import Tensor
 
 from porting.causes.cause import Cause
-from porting.causes.extra import Turned, extras
+from porting.causes.extra import ValueFunction, extras
 from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Mark, Place, Suspicion
-from porting.causes.fitting import Dial, Solution, solved_for
+from porting.causes.fitting import FreeParameter, Solution, solved_for
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Stage
 from porting.causes.weights import OTHER, replaced, solved, words
 
 NEAREST = 3
-"""So many are named when none fits."""
+"""Number of entries that are named where none fits."""
 
-WAYS = 4
-"""So many ways in which one entry reproduces the same marks are tried end to end."""
+MAX_CHOICES = 4
+"""Number of combinations of one entry's alterations that are offered for an end-to-end run."""
 
-PAIRS = 500
-"""So many pairs of alterations are tried at a module that no single one explains."""
+MAX_PAIRS = 500
+"""Number of pairs of alterations that are tried where no single one explains a difference."""
 
 SOLVED = 1e-9
-"""What solving for a matrix leaves, relative to the activation's scale."""
+"""Largest difference after solving for a matrix, relative to the activation's scale."""
 
 ROUGH = 0.25
-"""A cause of rounding is found when no more than this share of the difference is left: luck moves last digits."""
-
+"""A cause of rounding may leave this share of the difference, since last digits are a matter of luck."""
 
 LOOSE, TELLING = 1e-9, 20.0
-"""A cause leaves less of the difference than one part in the second, where that is more than the first."""
+"""Any other cause may leave ``difference / TELLING`` at most, or LOOSE where that is less."""
 
 
 @dataclass
 class Search:
-    """The search on one tape.
+    """The search for causes on the tape of one case.
 
     Args:
-        model_parts: the reference's.
-        stage: its tape, with what the isolated run held still.
-        causes: the catalogue.
-        distance: how far the altered values of a mark's sources are from the port's value there.
-        target: the port's value at a mark, as the reference would have it; None where that is not known.
-        innocent: the marks at which the port computes what the reference does.
+        model_parts: the parts of the reference.
+        stage: the reference's tape, with the values that the isolated run kept fixed.
+        causes: the entries to try.
+        distance: a mark and the altered values of its sources -> the distance from the port's value.
+        target: a mark -> the port's value in the reference's layout, or None where that is not known.
+        matching: the marks at which the port agrees with the reference.
         confirms: whether a candidate reproduces the port at a mark in cases that it was not fitted on.
-        confirms_extra, confirms_weights: the same of what was solved for at the mark itself.
-        weights_compared: the port's weights are the checkpoint's, bit by bit.
-        solving: what no entry explains is solved for: a function of the reference's value, or weights of no known kind.
-        until: when it ends (:func:`time.thread_time`); what was not tried by then explains nothing.
+        confirms_extra: the same for a function of the reference's value.
+        confirms_weights: the same for weights of a module.
+        weights_compared: whether the port's weights are known to be those of the checkpoint, bit for bit.
+        solving: where no entry fits, solve for a function of the reference's value or for unknown weights.
+        until: the deadline (:func:`time.thread_time`); what was not tried by then explains nothing.
     """
 
     model_parts: ModelParts
@@ -62,155 +62,189 @@ class Search:
     causes: Sequence[Cause]
     distance: Callable[[Mark, Mapping[str, Tensor]], Gap]
     target: Callable[[Mark], Tensor | None] = lambda mark: None
-    innocent: Sequence[Mark] = ()
+    matching: Sequence[Mark] = ()
     confirms: Callable[[Mark, Candidate], bool] = lambda mark, candidate: True
-    confirms_extra: Callable[[Mark, Turned], bool] = lambda mark, turned: True
+    confirms_extra: Callable[[Mark, ValueFunction], bool] = lambda mark, function: True
     confirms_weights: Callable[[Mark, str, Tensor], bool] = lambda mark, module, matrix: True
     weights_compared: bool = False
     solving: bool = True
     until: float = math.inf
-    _all: list[Candidate] = field(default_factory=list)
-    _dials: list[tuple[Cause, Dial]] = field(default_factory=list)
+    _candidates: list[Candidate] = field(default_factory=list)
+    _free_parameters: list[tuple[Cause, FreeParameter]] = field(default_factory=list)
     _solved: dict[Cause, dict[Solution, None]] = field(default_factory=dict)
-    _dialled: dict[Candidate, Sequence[Dial]] = field(default_factory=dict)
-    _left: dict[tuple[Candidate, str], float] = field(default_factory=dict)
+    _solved_at_places: dict[Candidate, Sequence[FreeParameter]] = field(default_factory=dict)
+    _residuals: dict[tuple[Candidate, str], float] = field(default_factory=dict)
 
     @torch.no_grad()
     def __post_init__(self) -> None:
         for cause in self.causes:
-            self._all += [Candidate((cause,), (one,)) for one in cause.alterations(self.model_parts)]
-            self._dials += [(cause, one) for one in cause.dials(self.model_parts)]
+            self._candidates += [
+                Candidate((cause,), (alteration,)) for alteration in cause.alterations(self.model_parts)
+            ]
+            self._free_parameters += [(cause, parameter) for parameter in cause.free_parameters(self.model_parts)]
 
     @torch.no_grad()
     def reproduces(self, mark: Mark, candidate: Candidate) -> bool:
-        """Whether a candidate of another case's search reproduces the port in this case.
+        """Return whether a candidate of another case's search reproduces the port in this case.
 
-        Where its alterations do not exist here, as those of a padding mask without padding, the port must not differ.
+        Where its alterations do not exist here, as those of a padding mask in a batch without padding, the port must
+        agree with the reference.
         """
-        here = list(self.again(candidate))
-        return any(self._small_enough(mark, one) for one in here) if here else mark.difference <= mark.bound
+        candidates = list(self.again(candidate))
+        return any(self._small_enough(mark, own) for own in candidates) if candidates else mark.difference <= mark.bound
 
     def everything(self, scopes: Collection[str]) -> Iterator[Candidate]:
-        """The candidates in some parts of a model that make up a whole: each kind at all places at once, and each."""
-        whole = [one for one in self._all if not one.pinned and not one.rough and _within(one, scopes)]
-        yield from self._everywhere(whole)
-        yield from whole
+        """Yield the candidates that could make up a whole model, within some modules: each kind at all places, then single."""
+        candidates = [
+            candidate
+            for candidate in self._candidates
+            if not candidate.pinned and not candidate.rough and _within(candidate, scopes)
+        ]
+        yield from self._everywhere(candidates)
+        yield from candidates
 
     def again(self, candidate: Candidate) -> Iterator[Candidate]:
-        """The candidates on this tape that say the same as one of another case's search."""
-        ways = [way for place in candidate.places if (way := self._again(place))]
-        for number in range(max(map(len, ways), default=0)):
-            yield Candidate(candidate.causes, tuple(way[min(number, len(way) - 1)] for way in ways))
+        """Yield the candidates on this tape that correspond to one of another case's search."""
+        matches = [alterations for place in candidate.places if (alterations := self._at_place(place))]
+        for index in range(max(map(len, matches), default=0)):
+            yield Candidate(
+                candidate.causes, tuple(alterations[min(index, len(alterations) - 1)] for alterations in matches)
+            )
 
-    def _again(self, place: Place) -> list[Alteration]:
-        """The alterations on this tape that say the same."""
+    def _at_place(self, place: Place) -> list[Alteration]:
+        """Return the alterations on this tape that correspond to one of another case."""
         if place.value is None:
-            alike = (one for one in self._all if one.causes[0] is place.cause)
-            found = [alteration for one in alike for alteration in one.alterations]
-            return [one for one in found if (one.where, one.detail) == (place.where, place.detail)]
-        alike_dials = (dial for cause, dial in self._dials if cause is place.cause and dial.where == place.where)
+            own = (candidate for candidate in self._candidates if candidate.causes[0] is place.cause)
+            alterations = [alteration for candidate in own for alteration in candidate.alterations]
+            return [
+                alteration
+                for alteration in alterations
+                if (alteration.where, alteration.detail) == (place.where, place.detail)
+            ]
         return [
-            Alteration(where=dial.where, rewrites=dial.turned(place.value), detail=place.detail, value=place.value)
-            for dial in alike_dials
+            Alteration(
+                where=place.where, rewrites=parameter.rewrites(place.value), detail=place.detail, value=place.value
+            )
+            for cause, parameter in self._free_parameters
+            if cause is place.cause and parameter.where == place.where
         ]
 
     @torch.no_grad()
-    def find(self, guilty: Sequence[Mark]) -> list[Explained]:
-        """Why these marks differ: a finding for each cause, in the order of the marks."""
-        fitting: dict[str, list[Candidate]] = {mark.name: self._fitting(mark) for mark in guilty}
-        fitting = {mark.name: self._shared(mark, fitting[mark.name]) for mark in guilty}
-        left = [mark for mark in guilty if fitting[mark.name]]
-        found: list[Explained] = []
-        while left:
+    def find(self, differing: Sequence[Mark]) -> list[Explained]:
+        """Explain why these marks differ.
+
+        Args:
+            differing: the marks at which the port differs from the reference.
+
+        Returns:
+            A finding for each cause, in the order of the marks.
+        """
+        fitting: dict[str, list[Candidate]] = {mark.name: self._fitting(mark) for mark in differing}
+        fitting = {mark.name: self._shared(mark, fitting[mark.name]) for mark in differing}
+        unexplained = [mark for mark in differing if fitting[mark.name]]
+        findings: list[Explained] = []
+        while unexplained:
             explained: dict[tuple[str, str], list[Mark]] = {}
-            for mark in left:
-                for key in dict.fromkeys(one.key for one in fitting[mark.name]):
+            for mark in unexplained:
+                for key in dict.fromkeys(candidate.key for candidate in fitting[mark.name]):
                     explained.setdefault(key, []).append(mark)
             most = max(len(marks) for marks in explained.values())
             best = [key for key, marks in explained.items() if len(marks) == most]
-            key = min(best, key=lambda one: self._simplicity(one, fitting))
+            key = min(best, key=lambda key: self._simplicity(key, fitting))
             marks = explained[key]
-            ties = [one for one in best if one != key and explained[one] == marks]
-            ties = [one for one in ties if not self._simplicity(one, fitting)[0] and not self._same_number(one, key)]
-            instead = tuple(self._finding(one, marks, fitting, ()) for one in ties)
-            found.append(self._finding(key, marks, fitting, instead))
-            left = [mark for mark in left if mark not in marks]
-        order = {mark.name: number for number, mark in enumerate(guilty)}
-        found += self._rest([mark for mark in guilty if not fitting[mark.name]])
-        return sorted(found, key=lambda one: min(order[name] for name in one.finding.probes))
+            ties = [other_key for other_key in best if other_key != key and explained[other_key] == marks]
+            ties = [tie for tie in ties if not self._simplicity(tie, fitting)[0] and not self._same_number(tie, key)]
+            tied_findings = tuple(self._finding(tie, marks, fitting, ()) for tie in ties)
+            findings.append(self._finding(key, marks, fitting, tied_findings))
+            unexplained = [mark for mark in unexplained if mark not in marks]
+        order = {mark.name: number for number, mark in enumerate(differing)}
+        findings += self._unmatched([mark for mark in differing if not fitting[mark.name]])
+        return sorted(findings, key=lambda match: min(order[name] for name in match.finding.probes))
 
-    def _same_number(self, one: tuple[str, str], another: tuple[str, str]) -> bool:
-        """Whether two keys are one number, spelled with more digits and with fewer."""
-        return one[0] == another[0] in {cause.name for cause in self._solved}
+    def _same_number(self, first: tuple[str, str], second: tuple[str, str]) -> bool:
+        """Whether two keys are the same number, written with more and with fewer digits."""
+        return first[0] == second[0] in {cause.name for cause in self._solved}
 
     @staticmethod
     def _simplicity(key: tuple[str, str], fitting: Mapping[str, list[Candidate]]) -> tuple[bool, int]:
-        """The smaller the simpler: what shows in one place, by one change."""
+        """Return a sort key that is smaller for simpler explanations: in one place, by one change."""
         return min(
-            (any(cause.wide for cause in one.causes), len(one.alterations))
-            for many in fitting.values()
-            for one in many
-            if one.key == key
+            (any(cause.wide for cause in candidate.causes), len(candidate.alterations))
+            for candidates in fitting.values()
+            for candidate in candidates
+            if candidate.key == key
         )
 
     def _fitting(self, mark: Mark) -> list[Candidate]:
-        """What reproduces the port at a mark: a candidate, or else one kind in several places, or a pair."""
-        near = list(self._near(mark, self._all))
-        fits = [one for one in near if self._holds(mark, one)]
-        exact = [one for one in fits if not one.rough]
+        """Return what reproduces the port at a mark: single candidates, else one kind at all places, else a pair."""
+        near = list(self._near(mark, self._candidates))
+        fitting = [candidate for candidate in near if self._holds(mark, candidate)]
+        exact = [candidate for candidate in fitting if not candidate.rough]
         if not exact:
-            exact = [one for one in self._everywhere(near) if not one.rough and self._holds(mark, one)]
-        fits = exact or list(self._fitted(mark, self._dials)) or fits
-        if not fits:
-            fits = [one for one in self._everywhere(near) if one.rough and self._holds(mark, one)]
-        if not fits and math.isfinite(mark.difference):
-            apart = sorted((one for one in near if not one.rough), key=lambda one: self._try(mark, one))
-            pairs = (two for two in combinations(apart, 2) if not _overlap(*two))
-            joined = (Candidate(a.causes + b.causes, a.alterations + b.alterations) for a, b in _first(pairs, PAIRS))
-            fits = next(([one] for one in joined if self._holds(mark, one)), [])
-        return fits
+            exact = [
+                candidate
+                for candidate in self._everywhere(near)
+                if not candidate.rough and self._holds(mark, candidate)
+            ]
+        fitting = exact or list(self._fitted(mark, self._free_parameters)) or fitting
+        if not fitting:
+            fitting = [
+                candidate for candidate in self._everywhere(near) if candidate.rough and self._holds(mark, candidate)
+            ]
+        if not fitting and math.isfinite(mark.difference):
+            by_residual = sorted(
+                (candidate for candidate in near if not candidate.rough),
+                key=lambda candidate: self._residual(mark, candidate),
+            )
+            pairs = (pair for pair in combinations(by_residual, 2) if not _overlap(*pair))
+            joined_pairs = (
+                Candidate(a.causes + b.causes, a.alterations + b.alterations) for a, b in _first(pairs, MAX_PAIRS)
+            )
+            fitting = next(([candidate] for candidate in joined_pairs if self._holds(mark, candidate)), [])
+        return fitting
 
-    def _near(self, mark: Mark, known: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _near(self, mark: Mark, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Yield the candidates that alter a call on which the mark depends."""
         numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
-        return (one for one in known if not numbers.isdisjoint(one.rewrites))
+        return (candidate for candidate in candidates if not numbers.isdisjoint(candidate.rewrites))
 
-    def _fitted(self, mark: Mark, dials: Sequence[tuple[Cause, Dial]]) -> Iterator[Candidate]:
-        """A number that was solved for, at one place, or the same at all that a mark depends on."""
+    def _fitted(self, mark: Mark, parameters: Sequence[tuple[Cause, FreeParameter]]) -> Iterator[Candidate]:
+        """Yield numbers that were solved for, at one place, or the same value at all places that a mark depends on."""
         numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
-        near: dict[Cause, list[Dial]] = {}
-        for cause, dial in dials:
-            if not numbers.isdisjoint(dial.calls):
-                near.setdefault(cause, []).append(dial)
-        known = [one for cause, here in near.items() for one in self._known(mark, cause, here)]
-        if known:  # at another mark: what explains this one as well need not be solved for again
+        near: dict[Cause, list[FreeParameter]] = {}
+        for cause, parameter in parameters:
+            if not numbers.isdisjoint(parameter.calls):
+                near.setdefault(cause, []).append(parameter)
+        known = [candidate for cause, own in near.items() for candidate in self._known(mark, cause, own)]
+        if known:  # solved for at another mark, and explains this one as well
             yield from known
             return
-        for cause, here in near.items():
-            for places in _places(here):
-                found = solved_for(places, lambda rewrites: self._apart(mark, rewrites), mark.bound)
-                candidate = None if found is None else Candidate((cause,), found.at(places))
-                if found and candidate and self._holds(mark, candidate):
-                    self._solved.setdefault(cause, {})[found] = None
-                    self._dialled[candidate] = places
+        for cause, own in near.items():
+            for places in _places(own):
+                solution = solved_for(places, lambda rewrites: self._apart(mark, rewrites), mark.bound)
+                candidate = None if solution is None else Candidate((cause,), solution.at(places))
+                if solution and candidate and self._holds(mark, candidate):
+                    self._solved.setdefault(cause, {})[solution] = None
+                    self._solved_at_places[candidate] = places
                     yield candidate
                     break
 
-    def _known(self, mark: Mark, cause: Cause, dials: list[Dial]) -> Iterator[Candidate]:
-        """The values that were solved for at other marks, where they explain this one."""
-        for value in self._solved.get(cause, ()):
-            for places in _places(dials):
-                candidate = Candidate((cause,), value.at(places))
+    def _known(self, mark: Mark, cause: Cause, parameters: list[FreeParameter]) -> Iterator[Candidate]:
+        """Yield the values that were solved for at other marks and explain this one."""
+        for solution in self._solved.get(cause, ()):
+            for places in _places(parameters):
+                candidate = Candidate((cause,), solution.at(places))
                 if self._holds(mark, candidate):
-                    self._dialled[candidate] = places
+                    self._solved_at_places[candidate] = places
                     yield candidate
                     break
 
-    def _shared(self, mark: Mark, fits: Sequence[Candidate]) -> list[Candidate]:
-        """What fits, and the values that were solved for at other marks and fit here as well."""
-        found, keys = list(fits), {one.key for one in fits}
-        for one in (one for one in fits if one in self._dialled):
-            for value in self._solved[one.causes[0]]:
-                candidate = Candidate(one.causes, value.at(self._dialled[one]))
+    def _shared(self, mark: Mark, fitting: Sequence[Candidate]) -> list[Candidate]:
+        """Return the fitting candidates, and the values that were solved for at other marks and fit here as well."""
+        found, keys = list(fitting), {candidate.key for candidate in fitting}
+        for solved in (candidate for candidate in fitting if candidate in self._solved_at_places):
+            for solution in self._solved[solved.causes[0]]:
+                candidate = Candidate(solved.causes, solution.at(self._solved_at_places[solved]))
                 if candidate.key not in keys and self._holds(mark, candidate):
                     keys.add(candidate.key)
                     found.append(candidate)
@@ -221,48 +255,56 @@ class Search:
         return gap.rms, gap.largest
 
     def _everywhere(self, near: Sequence[Candidate]) -> Iterator[Candidate]:
-        """The same mistake at all places that a mark depends on."""
-        kinds: dict[tuple[str, str], list[Candidate]] = {}
-        for one in near:
-            kinds.setdefault(one.key, []).append(one)
-        for many in kinds.values():
-            if len(many) > 1:
-                yield Candidate(many[0].causes, tuple(alteration for one in many for alteration in one.alterations))
+        """Yield the same mistake at all places that a mark depends on."""
+        by_key: dict[tuple[str, str], list[Candidate]] = {}
+        for candidate in near:
+            by_key.setdefault(candidate.key, []).append(candidate)
+        for alike in by_key.values():
+            if len(alike) > 1:
+                yield Candidate(
+                    alike[0].causes, tuple(alteration for candidate in alike for alteration in candidate.alterations)
+                )
 
     def _holds(self, mark: Mark, candidate: Candidate) -> bool:
-        """Whether a candidate reproduces the port, in this case and in others, and makes no difference elsewhere."""
-        return self._small_enough(mark, candidate) and not self._accuses(candidate) and self.confirms(mark, candidate)
+        """Whether a candidate reproduces the port, in this case and in others, and changes nothing where they agree."""
+        return (
+            self._small_enough(mark, candidate)
+            and not self._breaks_matching(candidate)
+            and self.confirms(mark, candidate)
+        )
 
     def _small_enough(self, mark: Mark, candidate: Candidate) -> bool:
-        """Whether what is left is rounding; what is not finite never is."""
+        """Whether a candidate leaves no more than rounding."""
         bound = max(mark.bound, ROUGH * mark.gap.rms) if candidate.rough else mark.bound
-        if not candidate.rough:  # a bound for float32 inside of float64 lets much pass
+        if not candidate.rough:  # a bound for float32 inside a float64 run is too generous
             bound = min(bound, max(mark.difference / TELLING, LOOSE))
-        left = self._try(mark, candidate)
-        if not (math.isfinite(left) and left <= bound):
+        residual = self._residual(mark, candidate)
+        if not (math.isfinite(residual) and residual <= bound):
             return False
-        # A rounding error is everywhere: what leaves the largest difference as it is reproduces another one.
-        whole = mark.gap.largest
-        return not candidate.rough or self._distance(mark, candidate.rewrites).largest <= max(mark.bound, whole / 2)
+        # Rounding errors are spread over the tensor: a candidate that leaves the largest one has reproduced others.
+        largest = mark.gap.largest
+        return not candidate.rough or self._distance(mark, candidate.rewrites).largest <= max(mark.bound, largest / 2)
 
-    def _accuses(self, candidate: Candidate) -> bool:
-        """Whether it would make a difference where there is none."""
+    def _breaks_matching(self, candidate: Candidate) -> bool:
+        """Whether a candidate would make a difference at a mark where port and reference agree."""
         rewrites = candidate.rewrites
-        for mark in self.innocent:
+        for mark in self.matching:
             reached = any(not self.stage.numbers[name].isdisjoint(rewrites) for name in mark.sources)
-            if reached and self._try(mark, candidate) > max(mark.bound, 2 * mark.difference):
+            if reached and self._residual(mark, candidate) > max(mark.bound, 2 * mark.difference):
                 return True
         return False
 
-    def _try(self, mark: Mark, candidate: Candidate) -> float:
+    def _residual(self, mark: Mark, candidate: Candidate) -> float:
+        """Return what a candidate leaves of the difference at a mark; infinite after the deadline."""
         key = (candidate, mark.name)
-        if key not in self._left and time.thread_time() > self.until:
+        if key not in self._residuals and time.thread_time() > self.until:
             return math.inf
-        if key not in self._left:
-            self._left[key] = self._distance(mark, candidate.rewrites).of(candidate)
-        return self._left[key]
+        if key not in self._residuals:
+            self._residuals[key] = self._distance(mark, candidate.rewrites).of(candidate)
+        return self._residuals[key]
 
     def _distance(self, mark: Mark, rewrites: Mapping[int, Rewrite]) -> Gap:
+        """Return the distance between altered reference and port at a mark; infinite where the shapes do not fit."""
         altered: dict[str, Tensor] = {}
         for name in mark.sources:
             try:
@@ -278,45 +320,54 @@ class Search:
         key: tuple[str, str],
         marks: Sequence[Mark],
         fitting: Mapping[str, list[Candidate]],
-        instead: tuple[Explained, ...],
+        tied_findings: tuple[Explained, ...],
     ) -> Explained:
-        chosen = {mark.name: [one for one in fitting[mark.name] if one.key == key] for mark in marks}
-        every = [one for many in chosen.values() for one in many]
-        causes = list(dict.fromkeys(cause for cause in every[0].causes))
+        """Return the finding for the marks that one entry explains, with the others that explain them as well."""
+        chosen = {mark.name: [candidate for candidate in fitting[mark.name] if candidate.key == key] for mark in marks}
+        all_candidates = [candidate for candidates in chosen.values() for candidate in candidates]
+        causes = list(dict.fromkeys(cause for cause in all_candidates[0].causes))
         finding = Finding(
             name=key[0],
             detail=key[1],
-            where=tuple(dict.fromkeys(alteration.where for one in every for alteration in one.alterations)),
+            where=tuple(
+                dict.fromkeys(alteration.where for candidate in all_candidates for alteration in candidate.alterations)
+            ),
             probes=tuple(mark.name for mark in marks),
             difference=max(mark.difference for mark in marks),
-            residual=max(min(self._try(mark, one) for one in chosen[mark.name]) for mark in marks),
-            what="; ".join(one.what for one in causes),
-            fix="; ".join(one.fix for one in causes),
+            residual=max(min(self._residual(mark, candidate) for candidate in chosen[mark.name]) for mark in marks),
+            what="; ".join(cause.what for cause in causes),
+            fix="; ".join(cause.fix for cause in causes),
         )
-        # Of ways that reproduce a mark, those that reproduce others as well come first.
-        shared = {id(one): sum(one in many for many in chosen.values()) for one in every}
-        ordered = {name: sorted(many, key=lambda one: -shared[id(one)]) for name, many in chosen.items()}
-        ways = [
-            {name: many[min(number, len(many) - 1)] for name, many in ordered.items()}
-            for number in range(min(WAYS, max(map(len, ordered.values()))))
+        # Of the candidates that reproduce a mark, those that reproduce other marks as well come first.
+        shared = {
+            id(candidate): sum(candidate in candidates for candidates in chosen.values())
+            for candidate in all_candidates
+        }
+        ordered = {
+            name: sorted(candidates, key=lambda candidate: -shared[id(candidate)])
+            for name, candidates in chosen.items()
+        }
+        choices = [
+            {name: candidates[min(index, len(candidates) - 1)] for name, candidates in ordered.items()}
+            for index in range(min(MAX_CHOICES, max(map(len, ordered.values()))))
         ]
-        others = [Explained(finding=finding, chosen=way) for way in ways[1:]]
-        return Explained(finding=finding, chosen=ways[0], instead=(*others, *instead))
+        others = [Explained(finding=finding, chosen=choice) for choice in choices[1:]]
+        return Explained(finding=finding, chosen=choices[0], instead=(*others, *tied_findings))
 
-    def _rest(self, marks: Sequence[Mark]) -> list[Explained]:
-        """What no entry reproduces: other weights, or something more, where that is seen; else unknown by module."""
+    def _unmatched(self, marks: Sequence[Mark]) -> list[Explained]:
+        """Return findings for the marks that no entry reproduces, the unknown ones by module."""
         found: list[Explained] = []
         unknown: dict[str, list[Mark]] = {}
         for mark in marks:
-            known = self._solved_at(mark)
-            if known is None:
+            finding = self._from_target(mark)
+            if finding is None:
                 unknown.setdefault(mark.name.partition(" -> ")[0], []).append(mark)
             else:
-                found.append(Explained(finding=known))
-        return found + [Explained(finding=self._unknown(many)) for many in unknown.values()]
+                found.append(Explained(finding=finding))
+        return found + [Explained(finding=self._unknown(unknown_marks)) for unknown_marks in unknown.values()]
 
-    def _solved_at(self, mark: Mark) -> Finding | None:
-        """What the port's own value at a mark tells of itself."""
+    def _from_target(self, mark: Mark) -> Finding | None:
+        """Return what the port's own value at a mark tells: one more step, or other weights."""
         if len(mark.sources) != 1 or time.thread_time() > self.until:
             return None
         if not math.isfinite(mark.difference):
@@ -327,50 +378,50 @@ class Search:
         return (self._extra(mark, target) if self.solving else None) or self._weights(mark, target)
 
     def _extra(self, mark: Mark, target: Tensor) -> Finding | None:
-        """Something that is done to the reference's value."""
+        """Return the function of the reference's value that gives the port's value."""
         (source,) = mark.sources
         value = self.stage.tape[self.stage.tape.marks[source]].double()
         if value.shape != target.shape:
             return None
 
-        def left(made: Tensor) -> float:
-            return self.distance(mark, {source: made}).largest
+        def residual_of(altered: Tensor) -> float:
+            return self.distance(mark, {source: altered}).largest
 
-        for one in extras(value, target, lambda made: left(made) <= mark.bound):
-            residual = left(one.turned(value))
-            if residual <= mark.bound and self.confirms_extra(mark, one.turned):
+        for extra in extras(value, target, lambda made: residual_of(made) <= mark.bound):
+            residual = residual_of(extra.function(value))
+            if residual <= mark.bound and self.confirms_extra(mark, extra.function):
                 return Finding(
-                    name=one.name,
-                    detail=one.detail,
+                    name=extra.name,
+                    detail=extra.detail,
                     where=(source.partition(" -> ")[0],),
                     probes=(mark.name,),
                     difference=mark.difference,
                     residual=residual,
-                    what=one.what,
-                    fix=one.fix,
+                    what=extra.what,
+                    fix=extra.fix,
                 )
         return None
 
     @torch.no_grad()
-    def turns(self, mark: Mark, turned: Turned) -> bool:
-        """Whether a function of the reference's value at a mark is the port's in this case, too."""
+    def is_function_of(self, mark: Mark, function: ValueFunction) -> bool:
+        """Return whether a function of the reference's value at a mark gives the port's value in this case."""
         if len(mark.sources) != 1:
             return False
         value = self.stage.tape[self.stage.tape.marks[mark.sources[0]]].double()
         try:
-            made = turned(value)
-        except (RuntimeError, IndexError, ValueError):  # an axis that has another extent here
+            altered = function(value)
+        except (RuntimeError, IndexError, ValueError):  # an axis has another extent here
             return False
-        return self.distance(mark, {mark.sources[0]: made}).largest <= mark.bound
+        return self.distance(mark, {mark.sources[0]: altered}).largest <= mark.bound
 
     def _weights(self, mark: Mark, target: Tensor) -> Finding | None:
-        """A linear map with other weights, which the port's own values tell."""
+        """Return the linear map and the weights with which it gives the port's value."""
         solution = solved(self.model_parts, self.stage, mark.sources[0], target)
         if solution is None:
             return None
         linear, matrix = solution
-        left = self._distance(mark, {linear.call.number: replaced(linear, matrix)}).largest
-        if left > max(mark.bound, SOLVED) or not self.confirms_weights(mark, linear.call.module, matrix):
+        residual = self._distance(mark, {linear.call.number: replaced(linear, matrix)}).largest
+        if residual > max(mark.bound, SOLVED) or not self.confirms_weights(mark, linear.call.module, matrix):
             return None
         name, what, fix = words(linear, self.model_parts, compared=self.weights_compared)
         if name == OTHER and not self.solving:
@@ -380,29 +431,32 @@ class Search:
             where=(linear.call.module,),
             probes=(mark.name,),
             difference=mark.difference,
-            residual=left,
+            residual=residual,
             what=what,
             fix=fix,
         )
 
     @torch.no_grad()
     def maps(self, mark: Mark, module: str, matrix: Tensor) -> bool:
-        """Whether a module with these weights gives what the port gives at a mark in this case, too."""
-        alike = (one for one in self.model_parts.linears if one.call.module == module)
+        """Return whether a module with these weights gives the port's value at a mark in this case."""
+        calls = (linear for linear in self.model_parts.linears if linear.call.module == module)
         return any(
-            self._distance(mark, {one.call.number: replaced(one, matrix)}).largest <= max(mark.bound, SOLVED)
-            for one in alike
+            self._distance(mark, {linear.call.number: replaced(linear, matrix)}).largest <= max(mark.bound, SOLVED)
+            for linear in calls
         )
 
     def _unknown(self, marks: Sequence[Mark]) -> Finding:
+        """Return the finding for marks that nothing explains, with the entries that leave the least difference."""
         first = marks[0]
         nearest: dict[str, Suspicion] = {}
-        for one in sorted(self._near(first, self._all), key=lambda one: self._try(first, one)):
-            left = self._try(first, one)
-            whole = first.gap.of(one)
-            if left < whole:
-                share = 1 - left / whole if math.isfinite(whole) else 0.0
-                suspicion = Suspicion(name=one.key[0], detail=one.key[1], residual=left, share=share)
+        for candidate in sorted(
+            self._near(first, self._candidates), key=lambda candidate: self._residual(first, candidate)
+        ):
+            residual = self._residual(first, candidate)
+            difference_here = first.gap.of(candidate)
+            if residual < difference_here:
+                share = 1 - residual / difference_here if math.isfinite(difference_here) else 0.0
+                suspicion = Suspicion(name=candidate.key[0], detail=candidate.key[1], residual=residual, share=share)
                 nearest.setdefault(suspicion.name, suspicion)
         difference = max(mark.difference for mark in marks)
         return Finding(
@@ -413,20 +467,22 @@ class Search:
         )
 
 
-def _within(one: Candidate, scopes: Collection[str]) -> bool:
-    """Whether a candidate alters a module in one of these parts."""
+def _within(candidate: Candidate, scopes: Collection[str]) -> bool:
+    """Whether a candidate alters a module in one of these parts of a model."""
     return any(
-        f"{place.where}.".startswith(f"{scope}." if scope else "") for place in one.alterations for scope in scopes
+        f"{place.where}.".startswith(f"{scope}." if scope else "")
+        for place in candidate.alterations
+        for scope in scopes
     )
 
 
-def _places(dials: list[Dial]) -> list[list[Dial]]:
-    """Each place alone, and all at once."""
-    return [[one] for one in dials] + ([dials] if len(dials) > 1 else [])
+def _places(parameters: list[FreeParameter]) -> list[list[FreeParameter]]:
+    """Return each place alone, and all at once."""
+    return [[parameter] for parameter in parameters] + ([parameters] if len(parameters) > 1 else [])
 
 
-def _overlap(one: Candidate, another: Candidate) -> bool:
-    return not one.rewrites.keys().isdisjoint(another.rewrites)
+def _overlap(first: Candidate, second: Candidate) -> bool:
+    return not first.rewrites.keys().isdisjoint(second.rewrites)
 
 
 def _first(pairs: Iterator[tuple[Candidate, Candidate]], most: int) -> Iterator[tuple[Candidate, Candidate]]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from porting.causes.capping import Clamp
-from porting.causes.cause import Cause, dial, given_instead, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, replace_with, run_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Rewrite
@@ -21,13 +21,13 @@ class ClampMissing(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each clamp."""
-        for one in model_parts.clamps:
-            yield other(one.call, reads(one.input), f"to {said(one)}")
+        for clamp in model_parts.clamps:
+            yield alter(clamp.call, replace_with(clamp.input), f"to {said(clamp)}")
 
 
-def said(one: Clamp) -> str:
+def said(clamp: Clamp) -> str:
     """Its two numbers."""
-    ends = [f"{end:g}" if end is not None else "nothing" for end in (one.least, one.most)]
+    ends = [f"{end:g}" if end is not None else "nothing" for end in (clamp.least, clamp.most)]
     return f"between {ends[0]} and {ends[1]}"
 
 
@@ -36,38 +36,35 @@ class OtherClamp(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Those that clamp on one side alone, and those that do so on both."""
-        for one in model_parts.clamps:
-            size = one.most if one.most is not None else -(one.least or 0.0)
+        for clamp in model_parts.clamps:
+            size = clamp.most if clamp.most is not None else -(clamp.least or 0.0)
             ways = {(None, size): "from above alone", (-size, None): "from below alone", (-size, size): "on both sides"}
             for (least, most), detail in ways.items():
-                if (least, most) != (one.least, one.most):
-                    yield other(one.call, _within(one, least, most), detail)
+                if (least, most) != (clamp.least, clamp.most):
+                    yield alter(clamp.call, _within(clamp, least, most), detail)
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each clamp."""
-        for one in model_parts.clamps:
-            yield dial(one.call, _sized(one), f"at {{}} where the reference has {said(one)}".format, SIZES)
+        for clamp in model_parts.clamps:
+            yield free_parameter(
+                clamp.call, _sized(clamp), f"at {{}} where the reference has {said(clamp)}".format, SIZES
+            )
 
 
-def _within(one: Clamp, least: float | None, most: float | None) -> Rewrite:
-    return reads(one.input, lambda value: value.clamp(least, most))
+def _within(clamp: Clamp, least: float | None, most: float | None) -> Rewrite:
+    return replace_with(clamp.input, lambda value: value.clamp(least, most))
 
 
-def _sized(one: Clamp) -> Callable[[float], Rewrite]:
-    return lambda size: _within(one, None if one.least is None else -size, None if one.most is None else size)
+def _sized(clamp: Clamp) -> Callable[[float], Rewrite]:
+    return lambda size: _within(clamp, None if clamp.least is None else -size, None if clamp.most is None else size)
 
 
 class ClampExtra(Cause):
     """One that should not be there."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: its number is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each projection into query, key or value, as what reads it shows."""
-        clamped = {one.input for one in model_parts.clamps}
+        clamped = {clamp.input for clamp in model_parts.clamps}
         for linear in model_parts.linears:
             given = linear.call.result
             readers = model_parts.tape.users(given)
@@ -75,11 +72,11 @@ class ClampExtra(Cause):
                 calls = frozenset(call.number for call in readers)
                 turned = partial(_clamped, given, calls)
                 detail = "at {} where the reference has no clamp".format
-                yield Dial(linear.call.module, calls, turned, detail, SIZES)
+                yield FreeParameter(linear.call.module, calls, turned, detail, SIZES)
 
 
 def _clamped(ref: Ref, calls: frozenset[int], size: float) -> dict[int, Rewrite]:
-    return dict.fromkeys(calls, lambda values, call: given_instead(values, call, ref, values[ref].clamp(-size, size)))
+    return dict.fromkeys(calls, lambda values, call: run_with(values, call, ref, values[ref].clamp(-size, size)))
 
 
 CAUSES: tuple[Cause, ...] = (

@@ -124,13 +124,15 @@ class Numbers:
 
     def __init__(self, tape: Tape, *, weights: bool = False) -> None:
         refs = (ref for ref in map(Ref, range(len(tape.values))) if (ref in tape.weights) == weights)
-        found = [(ref, one) for ref in refs if (one := moments(tape[ref])) is not None]
+        found = [(ref, vector) for ref in refs if (vector := moments(tape[ref])) is not None]
         for linear in () if weights else linears(tape):  # a port may add the bias by itself
             if linear.bias is not None:
                 before = moments(tape[linear.call.result] - tape[linear.bias])
                 found += [(linear.call.result, before)] if before is not None else []
         self._refs = [ref for ref, _ in found]
-        self._moments = torch.stack([one for _, one in found]) if found else torch.zeros(0, 7, dtype=torch.float64)
+        self._moments = (
+            torch.stack([vector for _, vector in found]) if found else torch.zeros(0, 7, dtype=torch.float64)
+        )
 
     def like(self, value: Tensor) -> list[Ref]:
         """The tensors that have the numbers of this one."""
@@ -228,7 +230,7 @@ class Region:
         lost = self.lost.difference(passed)
         made = {call.number: call for ref in lost if (call := self._port.maker(ref))}
         calls = [call for _, call in sorted(made.items())]
-        for call in sorted(calls, key=lambda one: one.name in MOVING):  # a step that only moves numbers last
+        for call in sorted(calls, key=lambda call: call.name in MOVING):  # a step that only moves numbers last
             learned = [ref for ref in call.reads if self._port.learned(ref)]
             if learned and not any(ref in lost for ref in learned):
                 yield call
@@ -238,7 +240,7 @@ class Region:
         call = next(self.steps(), None)
         if call is None:
             return None
-        known = [one for ref in call.reads if self._port.learned(ref) for one in self.through(ref)]
+        known = [counterpart for ref in call.reads if self._port.learned(ref) for counterpart in self.through(ref)]
         return Divergence(
             probe=point,
             kind=Kind.STEP,
@@ -254,7 +256,7 @@ class Region:
     def _operation(self, call: Call) -> str:
         """The function's name; scores are shown, less their largest, on the way into a softmax."""
         makers = [self._port.maker(ref) for ref in call.reads]
-        shown = call.name in ("sub", "__sub__") and any(one and one.name == "amax" for one in makers)
+        shown = call.name in ("sub", "__sub__") and any(maker and maker.name == "amax" for maker in makers)
         return "softmax" if shown else call.name.strip("_")
 
     def _behind(self) -> set[Ref]:
@@ -294,10 +296,12 @@ class Region:
         if ref in self._port.weights:
             return
         if self._known(ref):
-            yield from (one for one in self._like[ref] if not moves_weights(self._reference, one))
+            yield from (
+                counterpart for counterpart in self._like[ref] if not moves_weights(self._reference, counterpart)
+            )
         elif call is not None and call.name in MOVING:
-            for one in call.reads:
-                yield from self.through(one)
+            for read in call.reads:
+                yield from self.through(read)
 
     def _moved(self, call: Call) -> Moved | None:
         """An operand that has the numbers of tensors of the reference, and is none of them."""
@@ -305,8 +309,8 @@ class Region:
             shape = tuple(self._values[ref].shape)
             if not self._port.learned(ref) or ref in self._port.weights or self._in_order(ref) is not False:
                 continue
-            theirs = [tuple(self._reference[one].shape) for one in self._like[ref]]
-            expected = min(theirs, key=lambda one: (one != shape, len(one) != len(shape)))
+            theirs = [tuple(self._reference[counterpart].shape) for counterpart in self._like[ref]]
+            expected = min(theirs, key=lambda other_shape: (other_shape != shape, len(other_shape) != len(shape)))
             since = self.turning(ref)
             where = {"line": line_of(since), "code": _code(since)} if since else {}
             return Moved(shape=shape, expected=expected, **where)
@@ -315,11 +319,11 @@ class Region:
     def _in_order(self, ref: Ref) -> bool | None:
         """Whether the reference has a tensor, and not its numbers alone; None where it has not even these."""
         value = self._values[ref]
-        alike = [self._reference[one] for one in self._like.get(ref, ())]
+        alike = [self._reference[counterpart] for counterpart in self._like.get(ref, ())]
         if not alike:
             return None
-        same = (one for one in alike if one.shape == value.shape)
-        return any(torch.allclose(one.to(value.dtype), value, rtol=1e-9, atol=1e-9) for one in same)
+        same = (value_like for value_like in alike if value_like.shape == value.shape)
+        return any(torch.allclose(value_like.to(value.dtype), value, rtol=1e-9, atol=1e-9) for value_like in same)
 
     def turning(self, ref: Ref) -> Call | None:
         """The step that moved the numbers of a tensor that the reference has."""
@@ -346,7 +350,9 @@ class Region:
             for ref in call.reads
             if ref in self.lost and not self._port.learned(ref) and (made := self._port.maker(ref)) is not None
         ]
-        return min((self._earliest(one) for one in earlier), key=lambda one: one.number, default=call)
+        return min(
+            (self._earliest(earlier_call) for earlier_call in earlier), key=lambda call: call.number, default=call
+        )
 
 
 def _instead(reference: Tape, known: Sequence[Ref]) -> Iterator[Step]:
@@ -368,7 +374,7 @@ def moves_weights(tape: Tape, ref: Ref) -> bool:
     """Whether a tensor is a weight, or one that was moved."""
     call = tape.maker(ref)
     return ref in tape.weights or (
-        call is not None and call.name in MOVING and all(moves_weights(tape, one) for one in call.reads)
+        call is not None and call.name in MOVING and all(moves_weights(tape, read) for read in call.reads)
     )
 
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from porting.causes.cause import Cause, after, dial, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SCALING
 from porting.causes.model_parts import Embedding, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -27,9 +27,9 @@ class Left(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of that kind."""
-        for one in model_parts.embeddings:
-            if one.role == self.role:
-                yield other(one.call, after(torch.zeros_like))
+        for embedding in model_parts.embeddings:
+            if embedding.role == self.role:
+                yield alter(embedding.call, map_result(torch.zeros_like))
 
 
 class TypesIgnored(Cause):
@@ -37,16 +37,16 @@ class TypesIgnored(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of token types, where there are several."""
-        for one in model_parts.embeddings:
-            if one.role == "types" and bool(model_parts.tape[one.ids].any()):
-                yield other(one.call, looked_up(one, torch.zeros_like(model_parts.tape[one.ids])))
+        for embedding in model_parts.embeddings:
+            if embedding.role == "types" and bool(model_parts.tape[embedding.ids].any()):
+                yield alter(embedding.call, looked_up(embedding, torch.zeros_like(model_parts.tape[embedding.ids])))
 
 
-def looked_up(one: Embedding, ids: Tensor) -> Rewrite:
+def looked_up(embedding: Embedding, ids: Tensor) -> Rewrite:
     """The embedding of other numbers; beyond the table's end its last row."""
 
     def rewrite(values: Values, call: Call) -> Tensor:
-        weight = values[one.weight]
+        weight = values[embedding.weight]
         return F.embedding(ids.clamp(0, weight.shape[0] - 1), weight)
 
     return rewrite
@@ -64,54 +64,53 @@ class PositionOffset(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of positions, by the usual numbers."""
-        for one in model_parts.embeddings:
-            if one.role == "positions":
-                ids = model_parts.tape[one.ids]
+        for embedding in model_parts.embeddings:
+            if embedding.role == "positions":
+                ids = model_parts.tape[embedding.ids]
                 for offset in OFFSETS:
-                    yield other(one.call, looked_up(one, ids + offset), f"off by {offset:+d}")
+                    yield alter(embedding.call, looked_up(embedding, ids + offset), f"off by {offset:+d}")
                     for real in _real(model_parts, ids):
-                        yield other(one.call, looked_up(one, ids + offset * real), f"off by {offset:+d}")
+                        yield alter(embedding.call, looked_up(embedding, ids + offset * real), f"off by {offset:+d}")
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each embedding of positions, by any other number for which the table has rows."""
-        for one in model_parts.embeddings:
-            if one.role == "positions":
-                ids = model_parts.tape[one.ids]
-                least, most = -int(ids.max()), model_parts.tape[one.weight].shape[0] - 1 - int(ids.min())
+        for embedding in model_parts.embeddings:
+            if embedding.role == "positions":
+                ids = model_parts.tape[embedding.ids]
+                least, most = -int(ids.max()), model_parts.tape[embedding.weight].shape[0] - 1 - int(ids.min())
                 possible = [offset for offset in range(max(least, -MOST), min(most, MOST) + 1) if offset]
                 if possible:
-                    yield dial(one.call, partial(_moved, one, ids), "off by {}".format, possible, whole=True)
+                    yield free_parameter(
+                        embedding.call, partial(_moved, embedding, ids), "off by {}".format, possible, integer=True
+                    )
 
 
-def _moved(one: Embedding, ids: Tensor, offset: float) -> Rewrite:
-    return looked_up(one, ids + int(offset))
+def _moved(embedding: Embedding, ids: Tensor, offset: float) -> Rewrite:
+    return looked_up(embedding, ids + int(offset))
 
 
 class PositionsEnd(Cause):
     """Positions that stop, or begin again."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: where they end is looked for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each embedding of positions, by each number that its rows can show."""
-        for one in model_parts.embeddings:
-            if one.role == "positions":
-                ids = model_parts.tape[one.ids]
+        for embedding in model_parts.embeddings:
+            if embedding.role == "positions":
+                ids = model_parts.tape[embedding.ids]
                 ends = range(max(int(ids.max()) - MOST, 1), int(ids.max()))
-                for way, says in ((_stopped, "they stop at {}"), (_again, "they begin again after {}")):
+                for rewrite, detail in ((_stopped, "they stop at {}"), (_again, "they begin again after {}")):
                     if ends:
-                        yield dial(one.call, partial(way, one, ids), says.format, ends, whole=True)
+                        yield free_parameter(
+                            embedding.call, partial(rewrite, embedding, ids), detail.format, ends, integer=True
+                        )
 
 
-def _stopped(one: Embedding, ids: Tensor, end: float) -> Rewrite:
-    return looked_up(one, ids.clamp_max(int(end)))
+def _stopped(embedding: Embedding, ids: Tensor, end: float) -> Rewrite:
+    return looked_up(embedding, ids.clamp_max(int(end)))
 
 
-def _again(one: Embedding, ids: Tensor, end: float) -> Rewrite:
-    return looked_up(one, ids % (int(end) + 1))
+def _again(embedding: Embedding, ids: Tensor, end: float) -> Rewrite:
+    return looked_up(embedding, ids % (int(end) + 1))
 
 
 class PositionsAroundPadding(Cause):
@@ -119,9 +118,9 @@ class PositionsAroundPadding(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of positions whose rows count otherwise in a padded batch."""
-        for one in model_parts.embeddings:
-            ids = model_parts.tape[one.ids]
-            if one.role != "positions" or ids.ndim != 2:
+        for embedding in model_parts.embeddings:
+            ids = model_parts.tape[embedding.ids]
+            if embedding.role != "positions" or ids.ndim != 2:
                 continue
             first = int(ids.min())
             for real in _real(model_parts, ids):
@@ -135,16 +134,16 @@ class PositionsAroundPadding(Cause):
                     )
                     for counted in ways:
                         if torch.equal((start + counted)[full], ids.expand_as(real)[full]):  # else it is an offset
-                            yield other(one.call, looked_up(one, start + counted))
+                            yield alter(embedding.call, looked_up(embedding, start + counted))
 
 
 def _real(model_parts: ModelParts, ids: Tensor) -> Iterator[Tensor]:
     """What is no padding [b s], 0 or 1, for positions [b s] or [1 s]: by the mask, and by the words themselves."""
     masks = [model_parts.inputs.get("attention_mask")]
-    for one in model_parts.embeddings:
-        word = one.call.argument(2, "padding_idx")
-        if one.role == "words" and isinstance(word, int):
-            masks.append((model_parts.tape[one.ids] != word).long())
+    for embedding in model_parts.embeddings:
+        word = embedding.call.argument(2, "padding_idx")
+        if embedding.role == "words" and isinstance(word, int):
+            masks.append((model_parts.tape[embedding.ids] != word).long())
     for mask in masks:
         fits = mask is not None and mask.ndim == ids.ndim == 2 and mask.shape[-1] == ids.shape[-1]
         if fits and mask is not None and len(ids) in (1, len(mask)):
@@ -156,9 +155,9 @@ class PositionsFromTheEnd(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of positions."""
-        for one in model_parts.embeddings:
-            if one.role == "positions":
-                yield other(one.call, looked_up(one, model_parts.tape[one.ids].flip(-1)))
+        for embedding in model_parts.embeddings:
+            if embedding.role == "positions":
+                yield alter(embedding.call, looked_up(embedding, model_parts.tape[embedding.ids].flip(-1)))
 
 
 class ScaleMissing(Cause):
@@ -166,20 +165,24 @@ class ScaleMissing(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding that is multiplied by a number."""
-        for one in model_parts.embeddings:
-            for call in model_parts.tape.users(one.call.result):
+        for embedding in model_parts.embeddings:
+            for call in model_parts.tape.users(embedding.call.result):
                 number = number_of(model_parts, call)
                 if call.name in SCALING and number is not None and number != 1:
-                    yield other(call, reads(one.call.result))
+                    yield alter(call, replace_with(embedding.call.result))
 
 
 def number_of(model_parts: ModelParts, call: Call) -> float | None:
     """The number that a call is given, as one or as a tensor that no parameter is in."""
-    for one in call.args:
-        if isinstance(one, int | float):
-            return float(one)
-        if isinstance(one, Ref) and model_parts.tape[one].ndim == 0 and not model_parts.tape.learned(one):
-            return float(model_parts.tape[one])
+    for argument in call.args:
+        if isinstance(argument, int | float):
+            return float(argument)
+        if (
+            isinstance(argument, Ref)
+            and model_parts.tape[argument].ndim == 0
+            and not model_parts.tape.learned(argument)
+        ):
+            return float(model_parts.tape[argument])
     return None
 
 
@@ -188,32 +191,27 @@ class ScaleExtra(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of words; where it is scaled already, once more."""
-        for one in model_parts.embeddings:
-            if one.role == "words":
-                yield other(one.call, after(lambda value: value * value.shape[-1] ** 0.5))
+        for embedding in model_parts.embeddings:
+            if embedding.role == "words":
+                yield alter(embedding.call, map_result(lambda value: value * value.shape[-1] ** 0.5))
 
 
 class ScaleOther(Cause):
     """The embeddings are scaled by another number."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the number is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each embedding of words."""
-        for one in model_parts.embeddings:
-            if one.role == "words":
-                number = scale_of(model_parts, one)
-                width = model_parts.tape[one.weight].shape[-1]
+        for embedding in model_parts.embeddings:
+            if embedding.role == "words":
+                number = scale_of(model_parts, embedding)
+                width = model_parts.tape[embedding.weight].shape[-1]
                 detail = partial(_scaled, spelled(number, width))
-                yield dial(one.call, partial(_by, number), detail, geometric(1e-3, 1e3, 3))
+                yield free_parameter(embedding.call, partial(_by, number), detail, geometric(1e-3, 1e3, 3))
 
 
-def scale_of(model_parts: ModelParts, one: Embedding) -> float:
+def scale_of(model_parts: ModelParts, embedding: Embedding) -> float:
     """What an embedding is multiplied by; 1 where it is not."""
-    for call in model_parts.tape.users(one.call.result):
+    for call in model_parts.tape.users(embedding.call.result):
         number = number_of(model_parts, call)
         if call.name in SCALING and number:
             return 1 / number if "div" in call.name else number
@@ -226,7 +224,7 @@ def spelled(number: float, width: int) -> str:
 
 
 def _by(number: float, found: float) -> Rewrite:
-    return after(lambda value: value * (found / number))
+    return map_result(lambda value: value * (found / number))
 
 
 def _scaled(expected: str, found: str) -> str:
@@ -238,10 +236,10 @@ class TypesSwapped(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of token types, where the table has several."""
-        for one in model_parts.embeddings:
-            ids = model_parts.tape[one.ids]
-            if one.role == "types" and model_parts.tape[one.weight].shape[0] > 1:
-                yield other(one.call, looked_up(one, model_parts.tape[one.weight].shape[0] - 1 - ids))
+        for embedding in model_parts.embeddings:
+            ids = model_parts.tape[embedding.ids]
+            if embedding.role == "types" and model_parts.tape[embedding.weight].shape[0] > 1:
+                yield alter(embedding.call, looked_up(embedding, model_parts.tape[embedding.weight].shape[0] - 1 - ids))
 
 
 class PaddingRow(Cause):
@@ -249,14 +247,14 @@ class PaddingRow(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of words that has a padding word."""
-        for one in model_parts.embeddings:
-            word = one.call.argument(2, "padding_idx")
-            if one.role == "words" and isinstance(word, int) and word >= 0:
-                yield other(one.call, self._without(model_parts.tape[one.ids] == word))
+        for embedding in model_parts.embeddings:
+            word = embedding.call.argument(2, "padding_idx")
+            if embedding.role == "words" and isinstance(word, int) and word >= 0:
+                yield alter(embedding.call, self._without(model_parts.tape[embedding.ids] == word))
 
     @staticmethod
     def _without(places: Tensor) -> Rewrite:
-        return after(lambda value: value.masked_fill(places[..., None], 0.0))
+        return map_result(lambda value: value.masked_fill(places[..., None], 0.0))
 
 
 class WordsPermuted(Cause):
@@ -264,12 +262,12 @@ class WordsPermuted(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each embedding of words, by one."""
-        for one in model_parts.embeddings:
-            if one.role == "words":
+        for embedding in model_parts.embeddings:
+            if embedding.role == "words":
                 for offset in (-1, 1):
-                    rows = model_parts.tape[one.weight].shape[0]
-                    ids = (model_parts.tape[one.ids] + offset) % rows
-                    yield other(one.call, looked_up(one, ids), f"off by {offset:+d}")
+                    rows = model_parts.tape[embedding.weight].shape[0]
+                    ids = (model_parts.tape[embedding.ids] + offset) % rows
+                    yield alter(embedding.call, looked_up(embedding, ids), f"off by {offset:+d}")
 
 
 CAUSES: tuple[Cause, ...] = (

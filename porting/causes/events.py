@@ -126,11 +126,11 @@ class Scores:
     def viewed(self, shape: torch.Size) -> Scores:
         """With the heads and the batch in other axes: [(b h) q k] -> [b h q k]."""
 
-        def laid(one: Tensor) -> Tensor:
-            return one.expand(*self.query.shape[:-2], *shape[-2:]).reshape(shape)
+        def laid(tensor: Tensor) -> Tensor:
+            return tensor.expand(*self.query.shape[:-2], *shape[-2:]).reshape(shape)
 
-        query, key = (one.reshape(*shape[:-2], *one.shape[-2:]) for one in (self.query, self.key))
-        bias, allowed = (None if one is None else laid(one) for one in (self.bias, self.allowed))
+        query, key = (tensor.reshape(*shape[:-2], *tensor.shape[-2:]) for tensor in (self.query, self.key))
+        bias, allowed = (None if tensor is None else laid(tensor) for tensor in (self.bias, self.allowed))
         return replace(self, query=query, key=key, bias=bias, allowed=allowed)
 
     def closed(self, allowed: Tensor) -> Scores:

@@ -28,7 +28,7 @@ from porting.tracing.torch_modes import FunctionMode, eagerly
 def plant(model: nn.Module, fault: InjectedFault, inventory: Inventory) -> list[str]:
     """Make a mistake in a model, from now on; returns a list that is told the modules in which it was made."""
     sites: list[str] = []
-    _become(model, lambda one, inputs: _Mode(fault, Pass(one, inputs, inventory, sites)))
+    _become(model, lambda module, inputs: _Mode(fault, Pass(module, inputs, inventory, sites)))
     return sites
 
 
@@ -36,7 +36,7 @@ def watch(model: nn.Module, inventory: Inventory | None = None) -> Inventory:
     """The model tells, in its next pass, what it consists of; it computes what it always does."""
     known = Inventory() if inventory is None else inventory
     nothing = InjectedFault(name="", actions={})
-    _become(model, lambda one, inputs: _Mode(nothing, Pass(one, inputs, known, []), learning=not known.roles))
+    _become(model, lambda module, inputs: _Mode(nothing, Pass(module, inputs, known, []), learning=not known.roles))
     return known
 
 
@@ -57,9 +57,9 @@ def _become(model: nn.Module, mode: Callable[[nn.Module, Mapping[str, Tensor]], 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # the model's own
         named = dict(zip(names, args, strict=False)) | kwargs
-        inputs = {name: one for name, one in named.items() if isinstance(one, Tensor)}
-        one = mode(self, inputs)
-        with eagerly(), one, one.paths(), WrittenOut(by_heads=True):
+        inputs = {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
+        mode_in_use = mode(self, inputs)
+        with eagerly(), mode_in_use, mode_in_use.paths(), WrittenOut(by_heads=True):
             return kind.forward(self, *args, **kwargs)
 
     made = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, _BEFORE: kind}
@@ -78,10 +78,10 @@ class _Mode(FunctionMode):
     It is a mode because a mistake is made in what a model calls, and in no module of its own.
     """
 
-    def __init__(self, fault: InjectedFault, one: Pass, *, learning: bool = False) -> None:
+    def __init__(self, fault: InjectedFault, model_pass: Pass, *, learning: bool = False) -> None:
         super().__init__()
         self._fault = fault
-        self._pass = one
+        self._pass = model_pass
         self._learning = learning
         self._counts: Counter[str] = Counter()
         self._applied = 0
@@ -91,7 +91,7 @@ class _Mode(FunctionMode):
         self._weighed: dict[int, Scores] = {}
         self._looked_up: set[int] = set()  # embeddings and their sums, without what a linear map made
         self._from: dict[int, int] = {}  # tensor -> the linear map that it was made by
-        self._parameters = {id(one) for one in one.model.parameters()}
+        self._parameters = {id(parameter) for parameter in model_pass.model.parameters()}
         self._written = Written(self._parameters)
         self._reads = learning or not {Kind.NORM, Kind.RMS, Kind.ACTIVATION}.isdisjoint(fault.actions)
         self._events: dict[int, str] = {}  # tensor -> the event that made it
@@ -119,9 +119,9 @@ class _Mode(FunctionMode):
         if self._reads:  # what is written out is of interest
             result = self._by_hand(func, args, result)
             self._written.remember(func, args, kwargs, result)
-        for one in tree_leaves(result):
-            if isinstance(one, Tensor):
-                self._remember(func, args, one)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._remember(func, args, leaf)
         return result
 
     def _by_hand(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
@@ -139,7 +139,7 @@ class _Mode(FunctionMode):
             return result
         if self._learning:
             inside = self._written.inside(args, given)
-            self._pass.inventory.inner |= {self._events[one] for one in inside if one in self._events}
+            self._pass.inventory.inner |= {self._events[event_id] for event_id in inside if event_id in self._events}
         return self._instead(Kind.ACTIVATION, lambda value: result if value is given else value, (given,), result)
 
     def _instead(self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
@@ -152,7 +152,7 @@ class _Mode(FunctionMode):
         self._kept.append(made)
         if kind_of(func) is Kind.LINEAR or not args:
             return
-        before = [self._from[id(one)] for one in tree_leaves(args) if id(one) in self._from]
+        before = [self._from[id(leaf)] for leaf in tree_leaves(args) if id(leaf) in self._from]
         if before and id(made) not in self._from:
             self._from[id(made)] = before[0]
 
@@ -174,11 +174,11 @@ class _Mode(FunctionMode):
         if func in BEND and args and id(args[0]) in self._scores:
             kind = None  # a soft cap of scores, and no activation
         if kind is Kind.SUM and len(args) == 2 and isinstance(args[1], Tensor) and not self._attending(args):
-            if any(id(one) in self._looked_up for one in args) and not any(id(one) in self._from for one in args):
+            if any(id(arg) in self._looked_up for arg in args) and not any(id(arg) in self._from for arg in args):
                 made = func(*args, **kwargs)
                 self._looked_up.add(id(made))
                 return made
-            return self._event(kind, func, args, kwargs, born=tuple(self._age(one) for one in args))
+            return self._event(kind, func, args, kwargs, born=tuple(self._age(arg) for arg in args))
         if kind is Kind.RMS:
             shape, weight, eps = (argument(func, args, kwargs, name) for name in ("normalized_shape", "weight", "eps"))
             eps = torch.finfo(args[0].dtype).eps if eps is None else eps
@@ -193,18 +193,18 @@ class _Mode(FunctionMode):
         return result
 
     def _attending(self, args: tuple[Any, ...]) -> bool:
-        return any(id(one) in self._scores for one in args)
+        return any(id(arg) in self._scores for arg in args)
 
     def _age(self, tensor: Tensor) -> int:
-        return next((place for place, one in enumerate(self._kept) if one is tensor), -1)
+        return next((place for place, kept in enumerate(self._kept) if kept is tensor), -1)
 
     def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
         """What a step does to scores or to probabilities."""
         if not isinstance(result, Tensor) or not args:
             return
-        held = next((one for one in args if id(one) in self._scores), None)
+        held = next((arg for arg in args if id(arg) in self._scores), None)
         if held is not None:
-            rest = [one for one in args if one is not held]
+            rest = [arg for arg in args if arg is not held]
             known = self._scores[id(held)].after(func, rest, result)
             if known is not None:
                 self._scores[id(result)] = known

@@ -1,4 +1,4 @@
-"""What a search for a cause is about: marks, candidates, and what is found."""
+"""What the search for a cause works with: marks, candidates, and findings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from porting.causes.replay import Alteration, Rewrite
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """A cause that was tried, and what it leaves.
+    """A cause that was tried and does not explain a difference altogether.
 
     Attributes:
-        name: the catalogue's entry.
-        detail: the parameter that fits, ``"eps is 1e-05 where the reference has 1e-12"``.
-        residual: what the port still differs by, relative to the activation's scale.
-        share: how much of the difference that explains, from 0 to 1.
+        name: the entry of the catalogue.
+        detail: the value that fits best, ``"eps is 1e-05 where the reference has 1e-12"``.
+        residual: the remaining difference, relative to the activation's scale.
+        share: the share of the difference that is explained, from 0 to 1.
     """
 
     name: str
@@ -31,15 +31,15 @@ class Finding:
     """Why some probes of the port differ.
 
     Attributes:
-        name: the catalogue's entry that reproduces the port, ``""`` when none does.
-        detail: with which parameter.
+        name: the entry that reproduces the port, ``""`` where none does.
+        detail: its parameters, ``"eps is 1e-05 where the reference has 1e-12"``.
         where: the modules of the reference that were altered.
-        probes: the points of the port that it explains; one that stays unknown stands by itself.
-        difference: what they differ by, relative to the activation's scale, at most.
-        residual: what is left of it when the reference is altered.
-        what, fix: the catalogue's words.
-        ties: other entries that reproduce the same values just as well.
-        nearest: when none does, those that leave least.
+        probes: the probes of the port that the entry explains.
+        difference: the largest difference at these probes, relative to the activation's scale.
+        residual: the difference that is left when the reference is altered.
+        what, fix: the entry's texts.
+        ties: other entries that reproduce the same values equally well.
+        nearest: where no entry fits, those that leave the least difference.
     """
 
     name: str = ""
@@ -55,13 +55,13 @@ class Finding:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The entry and those that are tied with it."""
+        """The entry and those that are tied with it; empty where none fits."""
         return (self.name, *self.ties) if self.name else ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """An alteration by what it says, so that it is found again on the tape of another case.
+    """An alteration by its description, so that it can be found again on the tape of another case.
 
     Attributes:
         cause: the entry of the catalogue.
@@ -76,52 +76,57 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A cause at one place, or at several at once."""
+    """A cause at one place or at several, or a pair of causes."""
 
     causes: tuple[Cause, ...]
     alterations: tuple[Alteration, ...]
 
     @property
     def key(self) -> tuple[str, str]:
-        """What is reported as one when it is found in several places."""
-        names = dict.fromkeys(one.name for one in self.causes)
-        details = dict.fromkeys(one.detail for one in self.alterations if one.detail)
+        """The name and details under which the same mistake in several places is reported once."""
+        names = dict.fromkeys(cause.name for cause in self.causes)
+        details = dict.fromkeys(alteration.detail for alteration in self.alterations if alteration.detail)
         return " + ".join(names), "; ".join(details)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """What it alters."""
+        """The places that are altered."""
         causes = self.causes if len(self.causes) == len(self.alterations) else self.causes * len(self.alterations)
         return tuple(
-            Place(cause=cause, where=one.where, detail=one.detail, value=one.value)
-            for cause, one in zip(causes, self.alterations, strict=False)
+            Place(cause=cause, where=alteration.where, detail=alteration.detail, value=alteration.value)
+            for cause, alteration in zip(causes, self.alterations, strict=False)
         )
 
     @property
     def rough(self) -> bool:
-        """Whether one of them reproduces a rounding error, which it does up to luck."""
-        return any(one.rough for one in self.causes)
+        """Whether one of the causes only changes rounding."""
+        return any(cause.rough for cause in self.causes)
 
     @property
     def pinned(self) -> bool:
-        """Whether it says what a part computes from the reference's values, and makes up no whole model."""
-        return any(one.pinned for one in self.causes) or any(one.pinned for one in self.alterations)
+        """Whether the alterations compute parts from recorded values, and do not add up to a model."""
+        return any(cause.pinned for cause in self.causes) or any(alteration.pinned for alteration in self.alterations)
 
     @property
     def rewrites(self) -> dict[int, Rewrite]:
-        """All that is rewritten."""
-        return {number: one for alteration in self.alterations for number, one in alteration.rewrites.items()}
+        """All rewritten calls, by number."""
+        return {number: rewrite for alteration in self.alterations for number, rewrite in alteration.rewrites.items()}
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two values are apart, relative to the activation's scale: at most, and in the root mean square."""
+    """The distance between two values, relative to the activation's scale.
+
+    Attributes:
+        largest: the largest difference of an element.
+        rms: the root mean square of the differences.
+    """
 
     largest: float
     rms: float
 
     def of(self, candidate: Candidate) -> float:
-        """What counts for a candidate: a rounding error is reproduced but for a few digits that fell the other way."""
+        """Return the distance that counts for a candidate: the RMS for rounding, whose last digits are a matter of luck."""
         return self.rms if candidate.rough else self.largest
 
 
@@ -130,13 +135,13 @@ APART = Gap(float("inf"), float("inf"))
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A place where the port differs.
+    """A probe at which the port is compared with the reference.
 
     Attributes:
-        name: the port's point.
+        name: the port's probe.
         sources: the marks on the reference's tape that make up its counterpart.
-        gap: how far the port is off.
-        bound: what rounding explains.
+        gap: the distance between port and reference.
+        bound: the largest distance that rounding explains.
     """
 
     name: str
@@ -146,7 +151,7 @@ class Mark:
 
     @property
     def difference(self) -> float:
-        """How far the port is off at most."""
+        """The largest difference between port and reference."""
         return self.gap.largest
 
 
@@ -155,9 +160,9 @@ class Explained:
     """A finding, with the alterations that reproduce the port.
 
     Attributes:
-        finding: what is reported.
-        chosen: by mark, the alterations that reproduce it; empty where none does.
-        instead: the same marks by other entries that reproduce them as well.
+        finding: the reported finding.
+        chosen: for each mark the candidate that reproduces it; empty where none does.
+        instead: other explanations of the same marks that fit equally well.
     """
 
     finding: Finding
@@ -166,31 +171,31 @@ class Explained:
 
     @property
     def pinned(self) -> bool:
-        """Whether what was chosen makes up no whole model."""
-        return any(one.pinned for one in self.chosen.values())
+        """Whether the chosen alterations compute parts from recorded values, and do not add up to a model."""
+        return any(candidate.pinned for candidate in self.chosen.values())
 
     @property
     def rough(self) -> bool:
-        """Whether what was chosen reproduces rounding errors."""
-        return any(one.rough for one in self.chosen.values())
+        """Whether the chosen candidates only change rounding."""
+        return any(candidate.rough for candidate in self.chosen.values())
 
     @property
     def alterations(self) -> tuple[Alteration, ...]:
-        """What was chosen, once each."""
-        every = {id(one): one for chosen in self.chosen.values() for one in chosen.alterations}
-        return tuple(every.values())
+        """The chosen alterations, each once."""
+        by_id = {id(alteration): alteration for chosen in self.chosen.values() for alteration in chosen.alterations}
+        return tuple(by_id.values())
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Their entries of the catalogue."""
-        every = {
-            id(one): place.cause
+        """The causes of the chosen alterations, in the same order."""
+        by_id = {
+            id(alteration): place.cause
             for chosen in self.chosen.values()
-            for one, place in zip(chosen.alterations, chosen.places, strict=True)
+            for alteration, place in zip(chosen.alterations, chosen.places, strict=True)
         }
-        return tuple(every.values())
+        return tuple(by_id.values())
 
     @property
     def rewrites(self) -> dict[int, Rewrite]:
-        """All that is rewritten."""
-        return {number: one for chosen in self.chosen.values() for number, one in chosen.rewrites.items()}
+        """All rewritten calls, by number."""
+        return {number: rewrite for chosen in self.chosen.values() for number, rewrite in chosen.rewrites.items()}

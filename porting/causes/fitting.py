@@ -1,7 +1,7 @@
-"""A number that a port has and the reference has not: solved for, and not guessed from a list.
+"""Solving for a number that differs between port and reference, such as an eps or a scale.
 
-How far an altered reference is from the port is known, and not on which side it is too large: near the solution the
-error is a V over the number, whose tip is found by the secant rule with both signs tried, in a dozen passes.
+The distance between the altered reference and the port has no sign. As a function of the number it is V-shaped near the
+solution; the secant rule, with both signs tried, finds the tip of the V in about a dozen passes.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from dataclasses import dataclass
 from porting.causes.replay import Alteration, Rewrite
 
 STEPS = 25
-"""So often is the bracket around a start narrowed at most."""
+"""Largest number of times that the bracket around a start is narrowed."""
 
 PATIENCE = 4
-"""So often may narrowing fail to help: a V gets smaller each time, and a rounded valley does not."""
+"""Give up after so many narrowings without progress: a V gets smaller each time, a rounded minimum does not."""
 
 STARTS = 2
-"""From so many of the best starts the search begins."""
+"""Number of starting values, the best first, from which the tip is searched."""
 
 Loss = Callable[[Mapping[int, Rewrite]], tuple[float, float]]
-"""How far the reference is from the port when these calls are rewritten: in the root mean square, and at most."""
+"""Rewrites -> the distance between the altered reference and the port, as (root mean square, maximum)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Dial:
-    """One place at which a number may be another one.
+class FreeParameter:
+    """A number at one place of the model that is solved for.
 
     Attributes:
-        where: the module that it is about.
-        calls: the numbers of the calls that it rewrites.
-        turned: the rewrites for a value of the number.
-        detail: what the report says of a value, which it is given as a person would write it.
-        starts: values to begin with, in order.
-        whole: no value is possible but these.
+        where: the path of the module.
+        calls: the numbers of the calls that are rewritten.
+        rewrites: value -> the rewrites with this value.
+        detail: the value's text, as a person would write it -> the text of the report.
+        starts: values to begin with, in ascending order.
+        integer: only the values of ``starts`` are possible.
     """
 
     where: str
     calls: frozenset[int]
-    turned: Callable[[float], Mapping[int, Rewrite]]
+    rewrites: Callable[[float], Mapping[int, Rewrite]]
     detail: Callable[[str], str]
     starts: Sequence[float]
-    whole: bool = False
+    integer: bool = False
 
 
 def geometric(first: float, last: float, per_decade: int) -> tuple[float, ...]:
-    """Values from one to another in equal ratios, so many in a decade.
+    """Return values from ``first`` to ``last`` in equal ratios.
 
     >>> geometric(1.0, 100.0, 1)
     (1.0, 10.0, 100.0)
@@ -58,94 +58,110 @@ def geometric(first: float, last: float, per_decade: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Solution:
-    """A value of a number.
+    """A value that was solved for.
 
     Attributes:
-        text: as a person would have written it.
-        value: what it is.
+        text: the value as a person would have written it, ``"1 / sqrt(24)"``.
+        value: the value as a number.
     """
 
     text: str
     value: float
 
-    def at(self, dials: Sequence[Dial]) -> tuple[Alteration, ...]:
-        """The alterations with this value at several places."""
+    def at(self, parameters: Sequence[FreeParameter]) -> tuple[Alteration, ...]:
+        """Return the alterations that set this value at several places."""
         return tuple(
-            Alteration(where=one.where, rewrites=one.turned(self.value), detail=one.detail(self.text), value=self.value)
-            for one in dials
+            Alteration(
+                where=parameter.where,
+                rewrites=parameter.rewrites(self.value),
+                detail=parameter.detail(self.text),
+                value=self.value,
+            )
+            for parameter in parameters
         )
 
 
-def solved_for(dials: Sequence[Dial], loss: Loss, bound: float) -> Solution | None:
-    """The one value, the same at each of several places, that leaves no more than a bound."""
+def solved_for(parameters: Sequence[FreeParameter], loss: Loss, bound: float) -> Solution | None:
+    """Find the value, the same at all places, that brings the reference to the port.
+
+    Args:
+        parameters: the places.
+        loss: the distance between the altered reference and the port.
+        bound: the largest distance that counts as equal.
+
+    Returns:
+        The value, or None where none leaves a distance within the bound.
+    """
 
     def gap(value: float) -> tuple[float, float]:
-        return loss({number: one for dial in dials for number, one in dial.turned(value).items()})
+        return loss(
+            {number: rewrite for parameter in parameters for number, rewrite in parameter.rewrites(value).items()}
+        )
 
     def fits(value: float) -> bool:
         return gap(value)[1] <= bound
 
-    first = dials[0]
-    if first.whole:
-        value = min(first.starts, key=lambda one: gap(one)[1])
+    first = parameters[0]
+    if first.integer:
+        value = min(first.starts, key=lambda start: gap(start)[1])
         found = Solution(f"{value:+.0f}", value)
     else:
-        found = Solution(*as_written(_solve(first.starts, lambda one: gap(one)[0], bound), fits))
+        found = Solution(*as_written(_solve(first.starts, lambda value: gap(value)[0], bound), fits))
     return found if fits(found.value) else None
 
 
-def _solve(starts: Sequence[float], left: Callable[[float], float], bound: float) -> float:
-    """The value at the tip of the V; the best start where there is none."""
-    errors = {value: left(value) for value in starts}
+def _solve(starts: Sequence[float], error_at: Callable[[float], float], bound: float) -> float:
+    """Return the value at the tip of the V, or the best start where there is none."""
+    errors = {value: error_at(value) for value in starts}
     order = sorted(starts, key=errors.__getitem__)
     best = order[0], errors[order[0]]
-    for middle in (one for one in order[:STARTS] if math.isfinite(errors[one])):
-        best = min(best, _tip(middle, dict(errors), left), key=lambda point: point[1])
+    for start in (place for place in order[:STARTS] if math.isfinite(errors[place])):
+        best = min(best, _tip(start, dict(errors), error_at), key=lambda point: point[1])
         if best[1] <= bound / 10:
             break
     return best[0]
 
 
-def _tip(middle: float, errors: dict[float, float], left: Callable[[float], float]) -> tuple[float, float]:
-    """The best value between the neighbours of one, and its error."""
-    stuck = 0
+def _tip(middle: float, errors: dict[float, float], error_at: Callable[[float], float]) -> tuple[float, float]:
+    """Return the best value between the neighbours of ``middle``, and its error."""
+    narrowings_without_progress = 0
     for _ in range(STEPS):
         order = sorted(errors)
-        place = order.index(middle)
-        beside = order[max(place - 1, 0) : place + 2]
-        here = errors[middle]
-        inside = [one for one in _secants(middle, beside, errors) if beside[0] < one < beside[-1]]
-        for value in (one for one in inside if one not in errors):
-            errors[value] = left(value)
+        index = order.index(middle)
+        bracket = order[max(index - 1, 0) : index + 2]
+        error = errors[middle]
+        inside = [value for value in _secants(middle, bracket, errors) if bracket[0] < value < bracket[-1]]
+        for value in (value for value in inside if value not in errors):
+            errors[value] = error_at(value)
         best = min(inside, key=errors.__getitem__, default=middle)
-        if errors[best] > 0.5 * here:  # the secants are of no use yet: halve on both sides
-            halves = [(middle + one) / 2 for one in beside if one != middle]
-            errors.update({one: left(one) for one in halves if one not in errors})
+        if errors[best] > 0.5 * error:  # the secants are of no use yet: halve on both sides
+            halves = [(middle + value) / 2 for value in bracket if value != middle]
+            errors.update({value: error_at(value) for value in halves if value not in errors})
             best = min([*inside, *halves, middle], key=errors.__getitem__)
-        stuck = stuck + 1 if errors[best] > 0.9 * here else 0
+        narrowings_without_progress = narrowings_without_progress + 1 if errors[best] > 0.9 * error else 0
         middle = best
-        if here == 0 or stuck == PATIENCE:
+        if error == 0 or narrowings_without_progress == PATIENCE:
             break
     return middle, errors[middle]
 
 
-def _secants(middle: float, beside: Sequence[float], errors: Mapping[float, float]) -> Iterator[float]:
-    """Where a V through two of the points has its tip: between them, or beyond."""
-    here = errors[middle]
-    for other in (one for one in beside if one != middle and math.isfinite(errors[one])):
-        there = errors[other]
-        if here + there > 0:
-            yield middle + (other - middle) * here / (here + there)
-        if here != there:
-            yield middle + (other - middle) * here / (here - there)
+def _secants(middle: float, bracket: Sequence[float], errors: Mapping[float, float]) -> Iterator[float]:
+    """Yield the tips of the Vs through two points: between the points, or beyond them."""
+    error = errors[middle]
+    for neighbour in (value for value in bracket if value != middle and math.isfinite(errors[value])):
+        other_error = errors[neighbour]
+        if error + other_error > 0:
+            yield middle + (neighbour - middle) * error / (error + other_error)
+        if error != other_error:
+            yield middle + (neighbour - middle) * error / (error - other_error)
 
 
 def as_written(value: float, fits: Callable[[float], bool]) -> tuple[str, float]:
-    """The simplest number that fits as well, as a person would have written it; the number itself where none does.
+    """Return the simplest number that still fits, with its text; the number itself where none is simpler.
 
-    >>> as_written(0.36999999999999, lambda one: abs(one - 0.37) < 1e-9)
+    >>> as_written(0.36999999999999, lambda number: abs(number - 0.37) < 1e-9)
     ('0.37', 0.37)
-    >>> as_written(0.2041241452, lambda one: abs(one - 24**-0.5) < 1e-9)[0]
+    >>> as_written(0.2041241452, lambda number: abs(number - 24**-0.5) < 1e-9)[0]
     '1 / sqrt(24)'
     """
     for text, simple in _spellings(value):
@@ -157,15 +173,15 @@ def as_written(value: float, fits: Callable[[float], bool]) -> tuple[str, float]
 def _spellings(value: float) -> Iterator[tuple[str, float]]:
     for digits in (1, 2, 3):
         yield _decimal(value, digits)
-    for text, of, most in (
+    for text, power, limit in (
         ("{}", 1.0, 1e7),
         ("sqrt({})", 2.0, 1e5),
         ("1 / {}", -1.0, 1e3),
         ("1 / sqrt({})", -2.0, 1e5),
     ):
-        whole = round(value**of) if 0.5 < value**of < most else 0
+        whole = round(value**power) if 0.5 < value**power < limit else 0
         if whole:
-            yield text.format(whole), float(whole) ** (1 / of)
+            yield text.format(whole), float(whole) ** (1 / power)
     for text, squared in (("sqrt({} pi)", value**2 / math.pi), ("sqrt({} / pi)", value**2 * math.pi)):
         whole = round(squared) if 0.5 < squared < 1e3 else 0
         if whole:

@@ -15,12 +15,12 @@ def tiled(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
     """Each query head with the key and value head of another group."""
     query, key, value = heads
     count = key.shape[1]
-    for times in (one for one in range(count, 1, -1) if count % one == 0):
+    for times in (divisor for divisor in range(count, 1, -1) if count % divisor == 0):
         groups = count // times
         each, whole = torch.arange(count) // times, torch.arange(count) % groups
-        if groups == 1 or all(_repeats(one, each, times) for one in (key, value)):
+        if groups == 1 or all(_repeats(tensor, each, times) for tensor in (key, value)):
             orders = (each * times, whole * times, f"h % {groups}", f"h // {times}")
-        elif all(torch.equal(one, one[:, whole]) for one in (key, value)):
+        elif all(torch.equal(tensor, tensor[:, whole]) for tensor in (key, value)):
             orders = (whole, each, f"h // {times}", f"h % {groups}")
         else:
             continue

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, dial, given_instead, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with, run_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SCALING, SUM
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -40,32 +40,30 @@ class Rescaled(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention that is scaled, but the query beforehand."""
-        for one in model_parts.attentions:
-            size, heads = one.size, model_parts.tape[one.query].shape[1] if model_parts.tape[one.query].ndim == 4 else 1
-            factor = self.factor(size, heads, one.scale)
+        for attention in model_parts.attentions:
+            size, heads = (
+                attention.size,
+                model_parts.tape[attention.query].shape[1] if model_parts.tape[attention.query].ndim == 4 else 1,
+            )
+            factor = self.factor(size, heads, attention.scale)
             if factor and not math.isclose(factor, 1.0):
-                yield other(one.product, _times(factor), where=one.where)
+                yield alter(attention.product, _times(factor), where=attention.where)
 
 
 class OtherScale(Cause):
     """The scores by a factor that is no usual mistake."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the factor is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each attention."""
-        for one in model_parts.attentions:
-            scale = one.scale * scaled_before(one)
-            expected = f"{_spelled(scale, one.size)} is expected"
-            yield dial(
-                one.product,
+        for attention in model_parts.attentions:
+            scale = attention.scale * scaled_before(attention)
+            expected = f"{_spelled(scale, attention.size)} is expected"
+            yield free_parameter(
+                attention.product,
                 partial(_by, scale),
                 partial(_scaled, expected),
                 geometric(2e-5, 2e2, 4),
-                where=one.where,
+                where=attention.where,
             )
 
 
@@ -81,11 +79,11 @@ def _spelled(scale: float, size: int) -> str:
     return f"1 / sqrt({size})" if math.isclose(scale, size**-0.5, rel_tol=1e-6) else f"{scale:.6g}"
 
 
-def scaled_before(one: Attention) -> float:
+def scaled_before(attention: Attention) -> float:
     """What query and key are multiplied by on their way from their projections."""
     found = 1.0
-    for ref in (one.query, one.key):
-        for call in one.tape.before(ref, lambda call: call.name in ("linear", "addmm", *SUM)):
+    for ref in (attention.query, attention.key):
+        for call in attention.tape.before(ref, lambda call: call.name in ("linear", "addmm", *SUM)):
             factor = next((number for number in call.args[1:] if isinstance(number, int | float)), None)
             if call.name in SCALING and factor:
                 found = found / factor if "div" in call.name else found * factor
@@ -93,7 +91,7 @@ def scaled_before(one: Attention) -> float:
 
 
 def _times(factor: float) -> Rewrite:
-    return after(lambda scores: scores * factor)
+    return map_result(lambda scores: scores * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +102,19 @@ class Cut(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention of four axes over its own positions."""
-        for one in model_parts.attentions:
+        for attention in model_parts.attentions:
             tape = model_parts.tape
-            refs = (one.query, one.key, one.value)
-            if not one.own or any(tape[ref].ndim != 4 for ref in refs):
+            refs = (attention.query, attention.key, attention.value)
+            if not attention.own or any(tape[ref].ndim != 4 for ref in refs):
                 continue
-            now = (tape[one.query], tape[one.key].mT, tape[one.value])
-            for number, (detail, _) in enumerate(self.cut(now, one.size)):
-                yield Alteration(where=one.where, rewrites=self._rewrites(one, number), detail=detail)
+            now = (tape[attention.query], tape[attention.key].mT, tape[attention.value])
+            for number, (detail, _) in enumerate(self.cut(now, attention.size)):
+                yield Alteration(where=attention.where, rewrites=self._rewrites(attention, number), detail=detail)
 
-    def _rewrites(self, one: Attention, number: int) -> dict[int, Rewrite]:
+    def _rewrites(self, attention: Attention, number: int) -> dict[int, Rewrite]:
         def heads(values: Values) -> Heads:
-            now = (values[one.query], values[one.key].mT, values[one.value])
-            return list(self.cut(now, one.size))[number][1]
+            now = (values[attention.query], values[attention.key].mT, values[attention.value])
+            return list(self.cut(now, attention.size))[number][1]
 
         def product(values: Values, call: Call) -> Tensor:
             query, key, _ = heads(values)
@@ -125,13 +123,13 @@ class Cut(Cause):
         def context(values: Values, call: Call) -> Tensor:
             return values[call.reads[0]] @ heads(values)[2]
 
-        return {one.product.number: product, one.context.number: context}
+        return {attention.product.number: product, attention.context.number: context}
 
 
 def interleaved(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
     """The fused projection's output read in another order than it has."""
     count = heads[0].shape[1]
-    rows = torch.cat([flat(one) for one in heads], -1)  # [b s (p h d)]
+    rows = torch.cat([flat(head) for head in heads], -1)  # [b s (p h d)]
     pattern = {"(h p d)": (count, 3, size), "(h d p)": (count, size, 3), "(d h p)": (size, count, 3)}
     for name, shape in pattern.items():
         letters = name.strip("()").split()
@@ -139,17 +137,17 @@ def interleaved(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
         p, h, d = (2 + letters.index(letter) for letter in "phd")
         query, key, value = split.permute(p, 0, h, 1, d)
         yield f"read as {name} where it is (p h d)", (query, key, value)
-    back = torch.stack([one.transpose(1, 2) for one in heads], 3).flatten(2)  # [b s (h p d)]
+    back = torch.stack([head.transpose(1, 2) for head in heads], 3).flatten(2)  # [b s (h p d)]
     query, key, value = unflat(back, 3, count, size).permute(2, 0, 3, 1, 4)
     yield "read as (p h d) where it is (h p d)", (query, key, value)
 
 
 def untransposed(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
     """``view(b, h, s, d)`` of [b s (h d)], and heads that take every h-th channel."""
-    query, key, value = (flat(one).reshape(one.shape) for one in heads)
+    query, key, value = (flat(head).reshape(head.shape) for head in heads)
     yield "[b s (h d)] viewed as [b h s d] at once", (query, key, value)
     count = heads[0].shape[1]
-    query, key, value = (unflat(flat(one), size, count).permute(0, 3, 1, 2) for one in heads)
+    query, key, value = (unflat(flat(head), size, count).permute(0, 3, 1, 2) for head in heads)
     yield "(d h) where it is (h d)", (query, key, value)
 
 
@@ -158,19 +156,19 @@ class HeadOrder(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Of each attention what is put together; of query, key and value each."""
-        for one in model_parts.attentions:
-            if any(model_parts.tape[ref].ndim != 4 for ref in (one.query, one.key, one.value)):
+        for attention in model_parts.attentions:
+            if any(model_parts.tape[ref].ndim != 4 for ref in (attention.query, attention.key, attention.value)):
                 continue
-            flipped = after(lambda heads: heads.flip(1))
-            yield other(one.context, flipped, "when they are put together", where=one.where)
+            flipped = map_result(lambda heads: heads.flip(1))
+            yield alter(attention.context, flipped, "when they are put together", where=attention.where)
             for place, name in enumerate(("queries", "keys")):
-                yield other(one.product, self._flipped(place), f"of the {name}", where=one.where)
-            yield other(one.context, self._flipped(1), "of the values", where=one.where)
+                yield alter(attention.product, self._flipped(place), f"of the {name}", where=attention.where)
+            yield alter(attention.context, self._flipped(1), "of the values", where=attention.where)
 
     @staticmethod
     def _flipped(place: int) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
-            result: Tensor = given_instead(values, call, call.reads[place], values[call.reads[place]].flip(1))
+            result: Tensor = run_with(values, call, call.reads[place], values[call.reads[place]].flip(1))
             return result
 
         return rewrite
@@ -181,24 +179,24 @@ class HeadCount(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention of four axes, with each other number of heads that divides the width."""
-        for one in model_parts.attentions:
-            query = model_parts.tape[one.query]
-            if query.ndim != 4 or one.merge is None:
+        for attention in model_parts.attentions:
+            query = model_parts.tape[attention.query]
+            if query.ndim != 4 or attention.merge is None:
                 continue
             heads, width = query.shape[1], query.shape[1] * query.shape[3]
             for count in (found for found in range(1, min(width, 64) + 1) if width % found == 0 and found != heads):
                 detail = f"{count} heads where the reference has {heads}"
-                yield other(one.merge, self._again(one, count), detail, where=one.where)
+                yield alter(attention.merge, self._again(attention, count), detail, where=attention.where)
 
     @staticmethod
-    def _again(one: Attention, count: int) -> Rewrite:
+    def _again(attention: Attention, count: int) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
             query, key, value = (
                 unflat(flat(ref), count, -1).transpose(1, 2)
-                for ref in (values[one.query], values[one.key].mT, values[one.value])
+                for ref in (values[attention.query], values[attention.key].mT, values[attention.value])
             )
             scores = query @ key.mT * query.shape[-1] ** -0.5
-            allowed = one.allowed.any(1, keepdim=True)
+            allowed = attention.allowed.any(1, keepdim=True)
             return flat(scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ value)
 
         return rewrite
@@ -212,9 +210,9 @@ class Merged(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention whose heads are merged."""
-        for one in model_parts.attentions:
-            if one.merge is not None:
-                yield other(one.merge, reads(one.context.result, self.merge), where=one.where)
+        for attention in model_parts.attentions:
+            if attention.merge is not None:
+                yield alter(attention.merge, replace_with(attention.context.result, self.merge), where=attention.where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,31 +223,35 @@ class SoftmaxAxis(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention, its mask as it is, far down, and infinitely far down: a whole column may be masked."""
-        for one in model_parts.attentions:
-            if model_parts.tape[one.masked].ndim < -self.axis:
+        for attention in model_parts.attentions:
+            if model_parts.tape[attention.masked].ndim < -self.axis:
                 continue
             for lowest in (None, -1e30, -torch.inf):
-                yield Alteration(where=one.where, rewrites=self._rewrites(one, self._masked(one, lowest)))
+                yield Alteration(
+                    where=attention.where, rewrites=self._rewrites(attention, self._masked(attention, lowest))
+                )
 
-    def _rewrites(self, one: Attention, masked: Callable[[Tensor], Tensor]) -> dict[int, Rewrite]:
+    def _rewrites(self, attention: Attention, masked: Callable[[Tensor], Tensor]) -> dict[int, Rewrite]:
         """The softmax, and the scores as they are shown: relative to their largest along that axis."""
         rewrites: dict[int, Rewrite] = {
-            one.softmax.number: reads(one.masked, lambda scores: masked(scores).softmax(self.axis))
+            attention.softmax.number: replace_with(attention.masked, lambda scores: masked(scores).softmax(self.axis))
         }
-        for shown in one.tape.users(one.masked):
+        for shown in attention.tape.users(attention.masked):
             if shown.name == "amax":
-                rewrites[shown.number] = reads(one.masked, lambda scores: masked(scores).amax(self.axis, keepdim=True))
+                rewrites[shown.number] = replace_with(
+                    attention.masked, lambda scores: masked(scores).amax(self.axis, keepdim=True)
+                )
             elif shown.name in ("sub", "__sub__"):
-                rewrites[shown.number] = self._relative(one, masked)
+                rewrites[shown.number] = self._relative(attention, masked)
         return rewrites
 
     @staticmethod
-    def _masked(one: Attention, lowest: float | None) -> Callable[[Tensor], Tensor]:
-        return lambda scores: scores if lowest is None else scores.masked_fill(~one.allowed, lowest)
+    def _masked(attention: Attention, lowest: float | None) -> Callable[[Tensor], Tensor]:
+        return lambda scores: scores if lowest is None else scores.masked_fill(~attention.allowed, lowest)
 
-    def _relative(self, one: Attention, masked: Callable[[Tensor], Tensor]) -> Rewrite:
+    def _relative(self, attention: Attention, masked: Callable[[Tensor], Tensor]) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
-            scores = masked(values[one.masked])
+            scores = masked(values[attention.masked])
             return scores - scores.amax(self.axis, keepdim=True)
 
         return rewrite
@@ -260,12 +262,12 @@ class PositionBiasMissing(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each step between product and softmax that adds one."""
-        for one in model_parts.attentions:
-            previous = one.product.result
-            for step in one.steps:
+        for attention in model_parts.attentions:
+            previous = attention.product.result
+            for step in attention.steps:
                 added = [ref for ref in step.reads if model_parts.tape.learned(ref) and ref != previous]
                 if added and previous in step.reads:
-                    yield other(step, reads(previous), where=one.where)
+                    yield alter(step, replace_with(previous), where=attention.where)
                 previous = step.result
 
 

@@ -1,4 +1,4 @@
-"""Attention masks that are not the reference's."""
+"""Attention masks that differ from the reference's."""
 
 from __future__ import annotations
 
@@ -11,380 +11,389 @@ import torch
 from torch import Tensor
 
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, dial, given_instead, other
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, run_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
 Masking = Callable[[Tensor, Attention], Tensor]
-"""The scores before any mask, [b h q k], and the attention -> the masked scores."""
+"""The scores before any mask [b h q k], and the attention -> the masked scores."""
+
+EmptyRows = Callable[[Tensor, Tensor], Tensor]
+"""The masked scores, and the scores before the mask -> the masked scores with other rows where every key is hidden."""
 
 FAR = -1e30
-"""So far down that nothing is attended to; finite, so that a row that is masked altogether has no NaN."""
+"""Score of a hidden key: low enough to get no probability, and finite so that a row without keys has no NaN."""
+
+
+def masked_attentions(model_parts: ModelParts) -> Iterator[tuple[Attention, Call]]:
+    """Yield each attention whose masked scores are [b h q k], with the call that gives these scores."""
+    for attention in model_parts.attentions:
+        call = model_parts.tape.maker(attention.masked)
+        if call is not None and model_parts.tape[attention.masked].ndim == 4:
+            yield attention, call
+
+
+def masked_by(mask: Masking, attention: Attention, fill_empty: EmptyRows | None = None) -> Rewrite:
+    """Return a rewrite of the last call before the softmax that masks the scores with ``mask``."""
+
+    def rewrite(values: Values, call: Call) -> Tensor:
+        scores = values.run(call) if attention.raw == call.result else values[attention.raw]
+        masked = mask(scores, attention)
+        return masked if fill_empty is None else fill_empty(masked, scores)
+
+    return rewrite
+
+
+def other_masks(
+    model_parts: ModelParts,
+    mask: Masking,
+    applies: Callable[[Attention], bool] = lambda attention: True,
+    detail: str = "",
+) -> Iterator[Alteration]:
+    """Yield the alterations that mask an attention with ``mask``, one for each way to treat rows without keys."""
+    for attention, call in masked_attentions(model_parts):
+        if applies(attention):
+            for fill_empty in empty_rows(model_parts, mask(model_parts.tape[attention.raw], attention)):
+                yield alter(call, masked_by(mask, attention, fill_empty), detail, where=attention.where)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked(Cause):
-    """The scores masked in another way."""
+class OtherMask(Cause):
+    """The scores are masked in another way.
+
+    Attributes:
+        mask: how the port masks them.
+        applies: the attentions in which that makes a difference.
+    """
 
     mask: Masking
     applies: Callable[[Attention], bool]
-    detail: str = ""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention, and all that are alike at once where the mask is made for all."""
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is not None and model_parts.tape[one.masked].ndim == 4 and self.applies(one):
-                for way in empty_rows(model_parts, self.mask(model_parts.tape[one.raw], one)):
-                    yield other(call, self.rewrite(one, way), self.detail, where=one.where)
-
-    def rewrite(self, one: Attention, empty: Empty | None = None) -> Rewrite:
-        """The last step before the softmax."""
-
-        def rewrite(values: Values, call: Call) -> Tensor:
-            scores = values.run(call) if one.raw == call.result else values[one.raw]
-            masked = self.mask(scores, one)
-            return masked if empty is None else empty(masked, scores)
-
-        return rewrite
+        """Yield the other mask in each attention to which it applies."""
+        return other_masks(model_parts, self.mask, self.applies)
 
 
-Empty = Callable[[Tensor, Tensor], Tensor]
-"""Masked scores and the scores before -> the masked scores, with other rows where no key is left."""
-
-
-def empty_rows(model_parts: ModelParts, masked: Tensor) -> Iterator[Empty | None]:
-    """What becomes of rows in which no key is left: all keys alike, as before the mask, or no numbers."""
+def empty_rows(model_parts: ModelParts, masked: Tensor) -> Iterator[EmptyRows | None]:
+    """Yield what a port may make of rows in which every key is hidden: uniform, unmasked, or NaN."""
     yield None
-    if bool(_emptied(masked).any()):
-        yield lambda masked, scores: torch.where(_emptied(masked), scores, masked)
+    if bool(_is_empty(masked).any()):
+        yield lambda masked, scores: torch.where(_is_empty(masked), scores, masked)
         if model_parts.broken:
-            yield lambda masked, scores: masked.masked_fill(_emptied(masked), torch.nan)
+            yield lambda masked, scores: masked.masked_fill(_is_empty(masked), torch.nan)
 
 
-def _emptied(masked: Tensor) -> Tensor:
+def _is_empty(masked: Tensor) -> Tensor:
+    """Return where every key of a row is hidden, [... q 1] of bool."""
     return (masked <= FAR / 2).all(-1, keepdim=True)
 
 
-def padded(one: Attention) -> bool:
-    """Whether some key is padding."""
-    return not bool(one.kept.all())
+def padded(attention: Attention) -> bool:
+    """Whether any key is padding."""
+    return not bool(attention.kept.all())
 
 
-def closed(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Nothing is attended to but what is allowed."""
+def hide_others(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Hide every key that is not allowed."""
     return scores.masked_fill(~allowed, FAR)
 
 
-def causal_of(one: Attention) -> Tensor:
-    """Where no query looks ahead, [b h q k] of bool."""
-    return later(one.allowed).logical_not().expand_as(one.allowed)
+def causal_of(attention: Attention) -> Tensor:
+    """Return the lower triangle in the shape of the attention's scores, [b h q k] of bool."""
+    return later(attention.allowed).logical_not().expand_as(attention.allowed)
 
 
 def later(scores: Tensor) -> Tensor:
-    """What comes after each query, [q k] of bool."""
+    """Return where a key comes after the query, [q k] of bool."""
     return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
 
 
-def ignored(scores: Tensor, one: Attention) -> Tensor:
-    """Padding is attended to."""
-    shape = one.allowed.any(0, keepdim=True)  # what is closed for every row is no padding
-    return closed(scores, later(scores).logical_not() if one.causal else shape.expand_as(one.allowed))
+def keep_causal(scores: Tensor, attention: Attention) -> Tensor:
+    """Hide later keys if the reference's attention is causal."""
+    return hide_others(scores, ~later(scores)) if attention.causal else scores
 
 
-def inverted(scores: Tensor, one: Attention, *, lowest: float) -> Tensor:
-    """Only padding is attended to; in a row that has none all scores are lowered alike, and nothing is different."""
-    lowered = scores + torch.where(one.kept, lowest, 0.0)
-    return closed(lowered, ~later(scores)) if one.causal else lowered
+def ignored(scores: Tensor, attention: Attention) -> Tensor:
+    """Show padding."""
+    if attention.causal:
+        return hide_others(scores, ~later(scores))
+    shape = attention.allowed.any(0, keepdim=True)  # what is hidden in every row of the batch is no padding
+    return hide_others(scores, shape.expand_as(attention.allowed))
 
 
-def inverted_whole(scores: Tensor, one: Attention) -> Tensor:
-    """Only padding is attended to; in a row that has none all scores are lost, and all keys are attended to alike."""
-    near = torch.ones_like(one.allowed) if (width := width_of(one)) is None else ~far(scores, width)
-    return closed(scores, ~one.kept & near & ~later(scores) if one.causal else ~one.kept & near)
+def inverted(scores: Tensor, attention: Attention, *, lowest: float) -> Tensor:
+    """Add ``lowest`` to all keys but padding; in a row without padding this changes no probability."""
+    return keep_causal(scores + torch.where(attention.kept, lowest, 0.0), attention)
 
 
-def multiplied(scores: Tensor, one: Attention) -> Tensor:
-    """A score of 0 has still a share."""
-    return closed(scores * one.kept, ~later(scores)) if one.causal else scores * one.kept
+def inverted_whole(scores: Tensor, attention: Attention) -> Tensor:
+    """Hide all keys but padding; in a row without padding all keys then get the same probability."""
+    width = width_of(attention)
+    near = torch.ones_like(attention.allowed) if width is None else ~far(scores, width)
+    shown = ~attention.kept & near
+    return hide_others(scores, shown & ~later(scores) if attention.causal else shown)
 
 
-def added(scores: Tensor, one: Attention) -> Tensor:
-    """1 for what counts, 0 for padding."""
-    return closed(scores + one.kept.to(scores), ~later(scores)) if one.causal else scores + one.kept.to(scores)
+def multiplied(scores: Tensor, attention: Attention) -> Tensor:
+    """Multiply the scores by the 0/1 mask, which leaves padding a score of 0."""
+    return keep_causal(scores * attention.kept, attention)
 
 
-def on_queries(scores: Tensor, one: Attention) -> Tensor:
-    """Rows of padding are masked and not columns of it."""
-    masked = scores.masked_fill(~one.kept.mT, FAR)
-    return closed(masked, ~later(scores)) if one.causal else masked
+def added(scores: Tensor, attention: Attention) -> Tensor:
+    """Add the 0/1 mask to the scores."""
+    return keep_causal(scores + attention.kept.to(scores), attention)
 
 
-def no_causal(scores: Tensor, one: Attention) -> Tensor:
-    """Every query sees what comes after it."""
-    return closed(scores, one.kept.expand_as(one.allowed))
+def on_queries(scores: Tensor, attention: Attention) -> Tensor:
+    """Mask the rows of padding instead of the columns."""
+    return keep_causal(scores.masked_fill(~attention.kept.mT, FAR), attention)
 
 
-def with_causal(scores: Tensor, one: Attention) -> Tensor:
-    """No query sees what comes after it."""
-    return closed(scores, one.allowed & ~later(scores))
+def no_causal(scores: Tensor, attention: Attention) -> Tensor:
+    """Show later keys."""
+    return hide_others(scores, attention.kept.expand_as(attention.allowed))
 
 
-def no_window(scores: Tensor, one: Attention) -> Tensor:
-    """Every query sees all keys that are no padding, however far away."""
-    allowed = one.kept.expand_as(one.allowed)
-    return closed(scores, allowed & ~later(scores) if one.causal else allowed)
+def with_causal(scores: Tensor, attention: Attention) -> Tensor:
+    """Hide later keys."""
+    return hide_others(scores, attention.allowed & ~later(scores))
 
 
-def windowed(one: Attention) -> bool:
-    """Whether a query sees its neighbourhood only."""
-    return width_of(one) is not None
+def no_window(scores: Tensor, attention: Attention) -> Tensor:
+    """Show all keys but padding, at any distance."""
+    return keep_causal(hide_others(scores, attention.kept.expand_as(attention.allowed)), attention)
+
+
+def windowed(attention: Attention) -> bool:
+    """Whether a query sees only keys near it."""
+    return width_of(attention) is not None
+
+
+WindowMask = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The scores, the keys that are not padding, and the keys in the window -> the masked scores."""
+
+
+def hide_alike(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
+    """Hide distant keys and padding alike: a row that sees neither sees all keys."""
+    return hide_others(scores, kept & near)
+
+
+def hide_far_most(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
+    """Hide distant keys more than padding: a row that has nothing else sees the padding in its window."""
+    return scores.masked_fill(~kept, FAR).masked_fill(~near, 1e5 * FAR)
+
+
+def hide_padding_most(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
+    """Hide padding more than distant keys: a row that has nothing else sees distant keys."""
+    return scores.masked_fill(~near, FAR).masked_fill(~kept, 1e5 * FAR)
+
+
+WINDOW_MASKS: tuple[WindowMask, ...] = (hide_alike, hide_far_most, hide_padding_most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherWindow(Cause):
-    """A neighbourhood of another width.
+    """A sliding window of another width.
 
     Attributes:
-        instead: of a neighbourhood that the reference has; where it has none if not.
+        instead: look at attentions that have a window in the reference, and not at those that have none.
     """
 
     instead: bool
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention without a window, with those that others have; any other width is looked for."""
-        for one in () if self.instead else model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is not None and one.own and model_parts.tape[one.masked].ndim == 4 and not windowed(one):
-                for width, lowest in product(windows(model_parts), (alike, far_lowest, padding_lowest)):
-                    detail = _sees(one, "no window", str(width))
-                    yield other(call, _narrowed(one, lowest, width), detail, where=one.where)
+        """Yield each attention without a window, with the widths that other attentions have."""
+        for attention, call in () if self.instead else masked_attentions(model_parts):
+            if attention.own and not windowed(attention):
+                for width, mask in product(window_widths(model_parts), WINDOW_MASKS):
+                    detail = _window_detail(attention, "no window", str(width))
+                    yield alter(call, _narrowed(attention, mask, width), detail, where=attention.where)
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
-        """Each attention over its own positions, with every width that its rows can show."""
-        for one in model_parts.attentions:
-            call, present = model_parts.tape.maker(one.masked), width_of(one)
-            if (
-                call is None
-                or not one.own
-                or model_parts.tape[one.masked].ndim != 4
-                or (present is not None) != self.instead
-            ):
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
+        """Yield the window's width of each self-attention, among all widths that its length can show."""
+        for attention, call in masked_attentions(model_parts):
+            present = width_of(attention)
+            if not attention.own or (present is not None) != self.instead:
                 continue
-            widths = [width for width in range(one.allowed.shape[-1] - 1) if width != present]
-            known = f"{present}{_sides(one)}" if present is not None else "no window"
-            for lowest in (alike, far_lowest, padding_lowest):
-                turned, detail = partial(_narrowed, one, lowest), partial(_sees, one, known)
-                if widths:
-                    yield dial(call, turned, detail, widths, whole=True)
+            widths = [width for width in range(attention.allowed.shape[-1] - 1) if width != present]
+            expected = f"{present}{_sides(attention)}" if present is not None else "no window"
+            for mask in WINDOW_MASKS if widths else ():
+                rewrite, detail = partial(_narrowed, attention, mask), partial(_window_detail, attention, expected)
+                yield free_parameter(call, rewrite, detail, widths, integer=True)
 
 
-Closing = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Closes scores to what is no padding and to what is near."""
+def _narrowed(attention: Attention, window_mask: WindowMask, width: float) -> Rewrite:
+    def mask(scores: Tensor, attention: Attention) -> Tensor:
+        kept = attention.kept & ~later(scores) if attention.causal else attention.kept
+        return window_mask(scores, kept, ~far(scores, int(width)))
+
+    return masked_by(mask, attention)
 
 
-def _narrowed(one: Attention, close: Closing, width: float) -> Rewrite:
-    def near(scores: Tensor, one: Attention) -> Tensor:
-        kept = one.kept & ~later(scores) if one.causal else one.kept
-        return close(scores, kept, ~far(scores, int(width)))
-
-    return Masked(name="", what="", looks="", fix="", mask=near, applies=lambda one: True).rewrite(one)
+def _window_detail(attention: Attention, expected: str, width: str) -> str:
+    return f"{width.lstrip('+')} positions{_sides(attention)} are seen where the reference has {expected}"
 
 
-def alike(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
-    """What is far and what is padding are closed alike: a row that sees neither sees all."""
-    return closed(scores, kept & near)
-
-
-def far_lowest(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
-    """A row that sees nothing else sees the padding in its window."""
-    return scores.masked_fill(~kept, FAR).masked_fill(~near, 1e5 * FAR)
-
-
-def padding_lowest(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
-    """A row that sees nothing else sees what is far and no padding."""
-    return scores.masked_fill(~near, FAR).masked_fill(~kept, 1e5 * FAR)
-
-
-def _sees(one: Attention, known: str, width: str) -> str:
-    return f"{width.lstrip('+')} positions{_sides(one)} are seen where the reference has {known}"
-
-
-def _sides(one: Attention) -> str:
-    return " before it" if one.causal else " to each side"
+def _sides(attention: Attention) -> str:
+    return " before it" if attention.causal else " to each side"
 
 
 def far(scores: Tensor, width: int) -> Tensor:
-    """What is farther away than so many positions, [q k] of bool."""
+    """Return where key and query are more than ``width`` positions apart, [q k] of bool."""
     queries, keys = (torch.arange(size) for size in scores.shape[-2:])
     return (queries[:, None] - keys).abs() > width
 
 
-def width_of(one: Attention) -> int | None:
-    """How far a query sees to each side; None where it sees all, or where these rows do not show it."""
-    seen = one.kept.expand_as(one.allowed)
-    open_ = seen & ~later(one.allowed) if one.causal else seen
-    if not one.own or torch.equal(one.allowed, open_):
+def width_of(attention: Attention) -> int | None:
+    """Return how many positions a query sees to each side; None where it sees all, or where the batch is too short."""
+    unpadded = attention.kept.expand_as(attention.allowed)
+    without_window = unpadded & ~later(attention.allowed) if attention.causal else unpadded
+    if not attention.own or torch.equal(attention.allowed, without_window):
         return None
-    queries, keys = (torch.arange(size) for size in one.allowed.shape[-2:])
-    return int(((queries[:, None] - keys).abs() * one.allowed).max())
+    queries, keys = (torch.arange(size) for size in attention.allowed.shape[-2:])
+    return int(((queries[:, None] - keys).abs() * attention.allowed).max())
 
 
-class OtherLayers(Cause):
-    """The windows in other layers than the reference has them in."""
+def window_widths(model_parts: ModelParts) -> list[int]:
+    """Return the different widths of the windows in a model, in ascending order."""
+    return sorted({width for attention in model_parts.attentions if (width := width_of(attention)) is not None})
+
+
+class WindowsInOtherLayers(Cause):
+    """Sliding windows in other layers than the reference's."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention, where some have a window and some have none, with what the others have."""
-        own = [one for one in model_parts.attentions if one.own and model_parts.tape[one.masked].ndim == 4]
-        widths = windows(model_parts)
-        if len(widths) != 1 or all(windowed(one) for one in own):
+        """Yield each self-attention with its window taken away, or with the window of the others."""
+        own = [(attention, call) for attention, call in masked_attentions(model_parts) if attention.own]
+        widths = window_widths(model_parts)
+        if len(widths) != 1 or all(windowed(attention) for attention, _ in own):
             return
-        for one in own:
-            call = model_parts.tape.maker(one.masked)
-            if call is not None and windowed(one):
-                free = Masked(name="", what="", looks="", fix="", mask=no_window, applies=windowed)
-                yield other(call, free.rewrite(one), where=one.where)
-            elif call is not None:
-                for lowest in (alike, far_lowest, padding_lowest):
-                    yield other(call, _narrowed(one, lowest, widths[0]), where=one.where)
+        for attention, call in own:
+            if windowed(attention):
+                yield alter(call, masked_by(no_window, attention), where=attention.where)
+            else:
+                for mask in WINDOW_MASKS:
+                    yield alter(call, _narrowed(attention, mask, widths[0]), where=attention.where)
 
 
-def windows(model_parts: ModelParts) -> list[int]:
-    """The widths of the windows that there are."""
-    return sorted({width for one in model_parts.attentions if (width := width_of(one)) is not None})
-
-
-class CausalOff(Cause):
-    """The diagonal somewhere else."""
+class CausalMaskShifted(Cause):
+    """A causal mask whose diagonal is shifted."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each causal attention, by a few positions to each side."""
+        """Yield each causal attention without a window, shifted by one and two positions to both sides."""
         for offset in (1, -1, 2, -2):
             shown = f"{abs(offset)} position{'s' if abs(offset) > 1 else ''}"
             detail = f"a query sees {shown} after it" if offset > 0 else "a query does not see itself"
             detail = f"a query sees nothing nearer than {shown} before it" if offset < -1 else detail
-            way = partial(_diagonal, offset=offset)
-            causal: Callable[[Attention], bool] = lambda one: one.causal and width_of(one) is None  # noqa: E731
-            yield from Masked(name="", what="", looks="", fix="", mask=way, applies=causal, detail=detail).alterations(
-                model_parts
-            )
+            yield from other_masks(model_parts, partial(_diagonal, offset=offset), _plainly_causal, detail)
 
 
-def _diagonal(scores: Tensor, one: Attention, *, offset: int) -> Tensor:
+def _plainly_causal(attention: Attention) -> bool:
+    return attention.causal and not windowed(attention)
+
+
+def _diagonal(scores: Tensor, attention: Attention, *, offset: int) -> Tensor:
     ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + offset)
-    return closed(scores, one.kept & ~ahead)
+    return hide_others(scores, attention.kept & ~ahead)
 
 
-class TooWeak(Cause):
-    """A mask that leaves padding a share."""
+class PaddingMaskTooWeak(Cause):
+    """A mask that leaves padding some probability."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the number is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
-        """Each attention with padding."""
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is not None and padded(one) and model_parts.tape[one.masked].ndim == 4:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
+        """Yield the number that is subtracted from the scores of padding, in each attention with padding."""
+        for attention, call in masked_attentions(model_parts):
+            if padded(attention):
                 detail = "{} is subtracted from the scores of padding".format
-                yield dial(call, partial(_lowered, one), detail, geometric(1e-2, 1e3, 3), where=one.where)
+                starts = geometric(1e-2, 1e3, 3)
+                yield free_parameter(call, partial(_lowered, attention), detail, starts, where=attention.where)
 
 
-def _lowered(one: Attention, number: float) -> Rewrite:
-    way: Masking = lambda scores, one: inverted(scores, one, lowest=0.0) - torch.where(one.kept, 0.0, number)  # noqa: E731
-    return Masked(name="", what="", looks="", fix="", mask=way, applies=padded).rewrite(one)
+def _lowered(attention: Attention, number: float) -> Rewrite:
+    def mask(scores: Tensor, attention: Attention) -> Tensor:
+        return inverted(scores, attention, lowest=0.0) - torch.where(attention.kept, 0.0, number)
+
+    return masked_by(mask, attention)
 
 
-class Inverted(Cause):
-    """Padding and the rest in each other's place."""
+class PaddingMaskInverted(Cause):
+    """Only padding is attended to."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention, by each number that people lower a score by: without padding nothing is left to attend to.
+        """Yield each attention, with each number that people add to hidden scores.
 
         A port that is given no mask has none to invert.
         """
-        if not any(name.endswith("mask") for name in model_parts.inputs):
-            return
-        for way in (partial(inverted, lowest=-1e4), partial(inverted, lowest=-1e9), inverted_whole):
-            yield from Masked(name="", what="", looks="", fix="", mask=way, applies=lambda one: True).alterations(
-                model_parts
-            )
+        if any(name.endswith("mask") for name in model_parts.inputs):
+            for mask in (partial(inverted, lowest=-1e4), partial(inverted, lowest=-1e9), inverted_whole):
+                yield from other_masks(model_parts, mask)
 
 
 class TokenMasked(Cause):
-    """Keys of one token id are closed: the port takes it for padding, and the reference does not."""
+    """Keys of one token id are hidden: the port takes the token for padding, and the reference does not."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each self-attention, by each token id that may be meant."""
-        given = [model_parts.inputs[name] for name in ("input_ids", "decoder_input_ids") if name in model_parts.inputs]
-        for ids in (one for one in given if one.ndim == 2):
+        """Yield each self-attention, by each token id that may be taken for padding."""
+        inputs = [model_parts.inputs[name] for name in ("input_ids", "decoder_input_ids") if name in model_parts.inputs]
+        for ids in (tensor for tensor in inputs if tensor.ndim == 2):
             for token in _likely_padding(ids):
-                detail = f"token id {token}"
-                mask, applies = partial(_without, token=token, ids=ids), partial(_over, ids=ids)
-                yield from Masked(
-                    name="", what="", looks="", fix="", mask=mask, applies=applies, detail=detail
-                ).alterations(model_parts)
+                mask, applies = partial(_without_token, token=token, ids=ids), partial(_attends_over, ids=ids)
+                yield from other_masks(model_parts, mask, applies, f"token id {token}")
 
 
 MOST_TOKENS = 128
-"""So many token ids are all tried; of more, those that people take for padding: the first and the last ones."""
+"""Up to so many token ids in a batch are all tried; of more, only the smallest and largest, which padding often has."""
 
 
 def _likely_padding(ids: Tensor) -> list[int]:
-    found = sorted({int(one) for one in ids.flatten()})
-    return found if len(found) <= MOST_TOKENS else [*found[:4], *found[-4:]]
+    tokens = sorted({int(number) for number in ids.flatten()})
+    return tokens if len(tokens) <= MOST_TOKENS else [*tokens[:4], *tokens[-4:]]
 
 
-def _over(one: Attention, *, ids: Tensor) -> bool:
+def _attends_over(attention: Attention, *, ids: Tensor) -> bool:
     """Whether the keys of a self-attention are the positions of these tokens."""
-    return one.own and one.kept.shape == (len(ids), 1, 1, ids.shape[-1])
+    return attention.own and attention.kept.shape == (len(ids), 1, 1, ids.shape[-1])
 
 
-def _without(scores: Tensor, one: Attention, *, token: int, ids: Tensor) -> Tensor:
-    return closed(scores, one.allowed & (ids != token)[:, None, None, :])
+def _without_token(scores: Tensor, attention: Attention, *, token: int, ids: Tensor) -> Tensor:
+    return hide_others(scores, attention.allowed & (ids != token)[:, None, None, :])
 
 
-class AfterSoftmax(Cause):
-    """The mask on the probabilities."""
+class MaskAfterSoftmax(Cause):
+    """The mask is applied to the probabilities."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention with padding."""
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is None or not padded(one) or model_parts.tape[one.masked].ndim != 4:
-                continue
-            free = IGNORED.rewrite(one)
-            yield Alteration(where=one.where, rewrites={call.number: free, one.context.number: _only(one)})
+        """Yield each attention with padding."""
+        for attention, call in masked_attentions(model_parts):
+            if padded(attention):
+                rewrites = {call.number: masked_by(ignored, attention), attention.context.number: _kept_only(attention)}
+                yield Alteration(where=attention.where, rewrites=rewrites)
 
 
-def _only(one: Attention) -> Rewrite:
-    """The product with the value, of what is left of the probabilities."""
-    shares = one.context.reads[0]
-    return lambda values, call: given_instead(values, call, shares, values[shares] * one.kept)
+def _kept_only(attention: Attention) -> Rewrite:
+    """Multiply the probabilities by the 0/1 mask before their product with the value."""
+    probabilities = attention.context.reads[0]
+    return lambda values, call: run_with(values, call, probabilities, values[probabilities] * attention.kept)
 
-
-IGNORED = Masked(
-    name="padding mask ignored",
-    what="padding is attended to like any other token",
-    looks="nothing in a batch without padding; in a padded one every row differs but the longest",
-    fix="pass the attention mask on to every attention",
-    mask=ignored,
-    applies=padded,
-)
 
 CAUSES: tuple[Cause, ...] = (
-    IGNORED,
-    Inverted(
+    OtherMask(
+        name="padding mask ignored",
+        what="padding is attended to like any other token",
+        looks="nothing in a batch without padding; in a padded one every row differs but the longest",
+        fix="pass the attention mask on to every attention",
+        mask=ignored,
+        applies=padded,
+    ),
+    PaddingMaskInverted(
         name="padding mask inverted",
         what="padding is attended to, and nothing else",
         looks="large differences in every row",
         fix="1 = attend in attention_mask; key_padding_mask of torch.nn.MultiheadAttention has True = ignore",
     ),
-    Masked(
+    OtherMask(
         name="padding mask multiplied",
         what="the scores are multiplied by the mask: padding gets a score of 0, and with it a share",
         looks="padded rows differ, the others do not",
@@ -392,7 +401,7 @@ CAUSES: tuple[Cause, ...] = (
         mask=multiplied,
         applies=padded,
     ),
-    Masked(
+    OtherMask(
         name="padding mask added as 0 and 1",
         what="the mask is added to the scores as it is",
         looks="padded rows differ, the others do not",
@@ -400,49 +409,49 @@ CAUSES: tuple[Cause, ...] = (
         mask=added,
         applies=padded,
     ),
-    AfterSoftmax(
+    MaskAfterSoftmax(
         name="padding mask after the softmax",
         what="probabilities of padding are set to 0 after the softmax, so that a row no longer sums to 1",
         looks="padded rows are too small",
         fix="mask the scores before the softmax",
     ),
-    Masked(
+    OtherMask(
         name="padding mask on the queries",
         what="the mask is broadcast along the keys: rows of padding are masked and not columns",
         looks="the probabilities' columns of padding are not 0",
         fix="mask[:, None, None, :] for scores [b h q k]",
         mask=on_queries,
-        applies=lambda one: padded(one) and one.own,
+        applies=lambda attention: padded(attention) and attention.own,
     ),
-    Masked(
+    OtherMask(
         name="causal mask missing",
         what="a query sees what comes after it",
         looks="the last position agrees, the others do not",
         fix="is_causal=True, or a lower triangular mask, in every self-attention of the decoder",
         mask=no_causal,
-        applies=lambda one: one.causal,
+        applies=lambda attention: attention.causal,
     ),
-    CausalOff(
+    CausalMaskShifted(
         name="causal mask off by one",
         what="the diagonal of the causal mask is not where the reference has it",
         looks="with triu(0) a query does not see itself, and the first one sees nothing; with tril(1) it sees the next",
         fix="tril(0) of what is seen, or triu(1) of what is hidden: each query sees itself and what comes before it",
     ),
-    TooWeak(
+    PaddingMaskTooWeak(
         name="padding mask too weak",
         what="the number that is added to the scores of padding is too small to close it",
         looks="padded rows differ a little, the others do not",
         fix="masked_fill with -inf, or add torch.finfo(scores.dtype).min",
     ),
-    Masked(
+    OtherMask(
         name="causal mask that should not be there",
         what="a query does not see what comes after it",
         looks="the last position agrees, the others do not",
         fix="is_causal=False: an encoder attends in both directions",
         mask=with_causal,
-        applies=lambda one: one.own and not one.causal,
+        applies=lambda attention: attention.own and not attention.causal,
     ),
-    Masked(
+    OtherMask(
         name="local window missing",
         what="a layer that should see a neighbourhood only attends everywhere",
         looks="nothing in texts shorter than the window",
@@ -464,7 +473,7 @@ CAUSES: tuple[Cause, ...] = (
         fix="see which layers are local in the config",
         instead=False,
     ),
-    OtherLayers(
+    WindowsInOtherLayers(
         name="local windows in the wrong layers",
         what="the layers with a window are not those of the reference",
         looks="nothing in texts shorter than the window",

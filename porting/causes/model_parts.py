@@ -1,4 +1,4 @@
-"""The parts of a model, found on the tape of a pass: linear maps, norms, activations, embeddings, residual sums."""
+"""The parts of a model, found on the tape of a pass: linear layers, norms, activations, embeddings, residual sums."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from porting.causes.tape import Call, Part, Ref, Tape
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """A function of each number by itself, whether it is one call or written out.
+    """An elementwise activation, whether it is one call or written out.
 
     Attributes:
-        call: the call that gives its result.
-        input: what it is applied to.
-        name: which of :data:`porting.causes.functions.ACTIVATIONS` it computes, ``""`` for another.
+        call: the call that returns its result.
+        input: the tensor that it is applied to.
+        name: its name in :data:`porting.causes.functions.ACTIVATIONS`, ``""`` for any other function.
     """
 
     call: Call
@@ -34,12 +34,12 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """A row of a table for each number.
+    """An embedding lookup.
 
     Attributes:
-        call: its call.
-        ids, weight: its tensors.
-        role: ``words``, ``types``, ``positions``, or ``distances`` (of two positions); what the numbers are.
+        call: the call of ``F.embedding``.
+        ids, weight: the indices and the table.
+        role: what the indices are: ``words``, ``types``, ``positions``, or ``distances`` between positions.
     """
 
     call: Call
@@ -50,11 +50,11 @@ class Embedding:
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """A sum of the stream and what a branch makes of it.
+    """A residual sum, ``x + f(x)``.
 
     Attributes:
         call: the sum.
-        stream, branch: its two sides.
+        stream, branch: ``x`` and ``f(x)``.
     """
 
     call: Call
@@ -63,12 +63,12 @@ class Residual:
 
 
 class ModelParts:
-    """What a pass consists of.
+    """The parts of a model that ran in one pass, each list in the order of the calls.
 
     Args:
         tape: the pass.
-        inputs: the model's inputs by name, as ``input_ids``.
-        broken: the port has values that are no numbers, so that a row without a key may be one of NaN.
+        inputs: the model's inputs by name, such as ``input_ids``.
+        broken: the port has values that are not finite, so that attention rows without a key may be NaN.
     """
 
     def __init__(self, tape: Tape, inputs: Mapping[str, Tensor], *, broken: bool = False) -> None:
@@ -77,7 +77,7 @@ class ModelParts:
         self.broken = broken
 
     def called(self, *names: str) -> Iterator[Call]:
-        """The calls of some functions."""
+        """Yield the calls of functions with one of these names."""
         return (call for call in self.tape.calls if call.name in names)
 
     @cached_property
@@ -87,7 +87,7 @@ class ModelParts:
 
     @cached_property
     def linears(self) -> list[Linear]:
-        """The linear maps."""
+        """The linear layers."""
         return list(linears(self.tape))
 
     @cached_property
@@ -107,29 +107,29 @@ class ModelParts:
 
     @cached_property
     def own_norms(self) -> list[Norm]:
-        """The norms of queries and keys: between a projection and attention's product."""
-        makers = {one.call.number for one in self.linears}
-        behind = {
+        """The norms of queries and keys, between a projection and the product of query and key."""
+        projections = {linear.call.number for linear in self.linears}
+        numbers = {
             call.number
-            for one in self.attentions
-            for ref in (one.query, one.key)
-            for call in self.tape.before(ref, lambda call: call.number in makers)
+            for attention in self.attentions
+            for ref in (attention.query, attention.key)
+            for call in self.tape.before(ref, lambda call: call.number in projections)
         }
-        return [one for one in self.norms if one.call.number in behind]
+        return [norm for norm in self.norms if norm.call.number in numbers]
 
     @cached_property
     def embeddings(self) -> list[Embedding]:
         """The embeddings."""
-        found = []
+        embeddings = []
         for call in self.called(*EMBEDDING):
             ids, weight = call.argument(0, "input"), call.argument(1, "weight")
-            found.append(Embedding(call, ids, weight, self._role(self.tape[ids])))
-        return found
+            embeddings.append(Embedding(call, ids, weight, self._role(self.tape[ids])))
+        return embeddings
 
     def _role(self, ids: Tensor) -> str:
         for name, role in (("input_ids", "words"), ("token_type_ids", "types"), ("position_ids", "positions")):
-            given = [one for key, one in self.inputs.items() if key.endswith(name)]
-            if any(one.shape == ids.shape and torch.equal(one, ids) for one in given):
+            given = [tensor for key, tensor in self.inputs.items() if key.endswith(name)]
+            if any(tensor.shape == ids.shape and torch.equal(tensor, ids) for tensor in given):
                 return role
         if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and bool((ids.diagonal() == ids[0, 0]).all()):
             return "distances"
@@ -137,62 +137,70 @@ class ModelParts:
 
     @cached_property
     def activations(self) -> list[Activation]:
-        """The activations: modules that are one, and calls outside of these."""
-        found, inside = [], {one.bend.number for one in self.caps}
+        """The activations: modules that compute one, and calls outside of such modules."""
+        activations, inner_calls = [], {cap.bend.number for cap in self.caps}
         for part in self.tape.parts:
             made = self._elementwise(part)
             if made is not None:
-                found.append(made)
-                inside |= set(range(part.first, part.last))
-        alone = (
-            call for call in self.called(*ACTIVATION) if call.number not in inside and self.tape.learned(call.result)
+                activations.append(made)
+                inner_calls |= set(range(part.first, part.last))
+        single_calls = (
+            call
+            for call in self.called(*ACTIVATION)
+            if call.number not in inner_calls and self.tape.learned(call.result)
         )
-        found += [Activation(call, call.args[0], self._which(call.args[0], call.result)) for call in alone]
-        return sorted(found, key=lambda one: one.call.number)
+        activations += [Activation(call, call.args[0], self._which(call.args[0], call.result)) for call in single_calls]
+        return sorted(activations, key=lambda site: site.call.number)
 
     def _elementwise(self, part: Part) -> Activation | None:
-        """A module without weights that does the same to each number, and something."""
+        """Return the activation that a module without parameters computes; None where it computes something else."""
         if part.input is None or part.output is None or any(True for _ in part.module.parameters()):
             return None
         before, after, call = self.tape[part.input], self.tape[part.output], self.tape.maker(part.output)
         if call is None or before.shape != after.shape or torch.equal(before, after) or part.last == part.first:
             return None
         try:
-            turned = part.module(before.flatten().flip(0))
+            flipped = part.module(before.flatten().flip(0))
         except Exception:  # noqa: BLE001  # it wants a certain shape, so it is no function of each number
             return None
-        alike = isinstance(turned, Tensor) and torch.allclose(turned.flip(0), after.flatten(), rtol=1e-6, atol=1e-9)
+        alike = isinstance(flipped, Tensor) and torch.allclose(flipped.flip(0), after.flatten(), rtol=1e-6, atol=1e-9)
         return Activation(call, part.input, self._which(part.input, part.output)) if alike else None
 
     def _which(self, given: Ref, result: Ref) -> str:
         value, expected = self.tape[given].double(), self.tape[result].double()
         close = (
-            name for name, one in ACTIVATIONS.items() if torch.allclose(one(value), expected, rtol=1e-6, atol=1e-9)
+            name
+            for name, function in ACTIVATIONS.items()
+            if torch.allclose(function(value), expected, rtol=1e-6, atol=1e-9)
         )
         return next(close, "")
 
     @cached_property
     def residuals(self) -> list[Residual]:
-        """The sums of two activations of one shape of which one was made from the other."""
-        found = []
+        """The sums of two activations of one shape where one was computed from the other."""
+        residuals = []
         for call in self.called(*SUM):
-            given = [one for one in call.reads if self.tape.learned(one) and one not in self.tape.weights]
-            if len(given) != 2 or len({self.tape[one].shape for one in given}) != 1 or self.tape[given[0]].ndim > 3:
+            summands = [read for read in call.reads if self.tape.learned(read) and read not in self.tape.weights]
+            if (
+                len(summands) != 2
+                or len({self.tape[read].shape for read in summands}) != 1
+                or self.tape[summands[0]].ndim > 3
+            ):
                 continue
-            for stream, branch in (tuple(given), tuple(reversed(given))):
+            for stream, branch in (tuple(summands), tuple(reversed(summands))):
                 if self._reaches(branch, stream):
-                    found.append(Residual(call, stream, branch))
+                    residuals.append(Residual(call, stream, branch))
                     break
-        return found
+        return residuals
 
     def _reaches(self, ref: Ref, goal: Ref) -> bool:
-        """Whether a tensor was made from another one by something learned, and not by a formula alone."""
-        between = list(self.tape.before(ref, lambda call: call.result.number < goal.number))
-        later = [call for call in between if call.result.number > goal.number]
-        learns = any(one in self.tape.weights for call in later for one in call.reads)
-        return learns and any(goal in call.reads for call in between)
+        """Return whether a tensor was computed from another one with the help of weights."""
+        calls = list(self.tape.before(ref, lambda call: call.result.number < goal.number))
+        later_calls = [call for call in calls if call.result.number > goal.number]
+        uses_weights = any(read in self.tape.weights for call in later_calls for read in call.reads)
+        return uses_weights and any(goal in call.reads for call in calls)
 
     @cached_property
     def words(self) -> Ref | None:
         """The table of the word embeddings."""
-        return next((one.weight for one in self.embeddings if one.role == "words"), None)
+        return next((embedding.weight for embedding in self.embeddings if embedding.role == "words"), None)

@@ -66,17 +66,17 @@ class FirstBroken(FunctionMode):
         result = func(*args, **kwargs)
         if self.first is not None and self.first.gives == "NaN":
             return result
-        made = [one for one in tree_leaves(result) if _floats(one)]
-        given = [one for one in tree_leaves((args, kwargs)) if _floats(one)]
+        made = [leaf for leaf in tree_leaves(result) if _floats(leaf)]
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if _floats(leaf)]
         name = getattr(func, "__name__", "")
-        if any(bool(torch.isnan(one).any()) for one in made):
-            if not any(bool(torch.isnan(one).any()) for one in given):
+        if any(bool(torch.isnan(tensor).any()) for tensor in made):
+            if not any(bool(torch.isnan(tensor).any()) for tensor in given):
                 hidden = _hidden(func, given)
                 name = "softmax" if hidden and name in _SHOWING else name
                 self.first = Broken(operation=name, line=current_line(), gives="NaN", hidden=hidden)
-        elif self.first is None and not any(one in name for one in _FILLS):
-            endless = any(bool(torch.isposinf(one).any()) for one in made)
-            if endless and given and all(bool(torch.isfinite(one).all()) for one in given):
+        elif self.first is None and not any(filler in name for filler in _FILLS):
+            endless = any(bool(torch.isposinf(tensor).any()) for tensor in made)
+            if endless and given and all(bool(torch.isfinite(tensor).all()) for tensor in given):
                 self.first = Broken(operation=name, line=current_line(), gives="infinity", hidden=False)
         return result
 
@@ -95,4 +95,4 @@ def _floats(value: object) -> bool:
 def _hidden(func: Callable[..., Any], given: list[Tensor]) -> bool:
     """Whether it is a softmax, or a step by which one is shown, that is given a row in which no key is left."""
     softmax = kind_of(func) is Kind.SOFTMAX or getattr(func, "__name__", "") in _SHOWING
-    return softmax and any(bool(torch.isneginf(one).all(-1).any()) for one in given)
+    return softmax and any(bool(torch.isneginf(tensor).all(-1).any()) for tensor in given)

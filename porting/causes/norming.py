@@ -60,7 +60,7 @@ class Norm:
 
 def norms(tape: Tape) -> list[Norm]:
     """The norms of a pass, in order."""
-    return sorted((*_called(tape), *_written(tape)), key=lambda one: one.call.number)
+    return sorted((*_called(tape), *_written(tape)), key=lambda norm: norm.call.number)
 
 
 def _called(tape: Tape) -> Iterator[Norm]:
@@ -80,7 +80,7 @@ def _written(tape: Tape) -> Iterator[Norm]:
         if root.name not in ROOTS or not tape.learned(root.result) or tape[root.result].shape[-1:] != (1,):
             continue
         for call in tape.users(root.result):
-            others = [one for one in call.reads if one != root.result and tape.learned(one)]
+            others = [read for read in call.reads if read != root.result and tape.learned(read)]
             if call.name not in SCALING or len(others) != 1 or call.number in found:
                 continue
             made = _normed(tape, root, call, others[0])
@@ -95,21 +95,21 @@ def _normed(tape: Tape, root: Call, call: Call, value: Ref) -> Norm | None:
     sources = [value]
     if maker is not None and maker.name in ("sub", "__sub__"):  # from which the mean was taken off
         sources = [maker.reads[0], value]
-    behind = [one for _, one in zip(range(4), tape.before(root.result), strict=False)]
-    numbers = [number for one in behind for number in _numbers(tape, one) if 0 <= number <= LARGEST_EPS]
-    known = norm_of(tape[call.result], [tape[one] for one in sources], numbers)
+    behind = [call for _, call in zip(range(4), tape.before(root.result), strict=False)]
+    numbers = [number for call in behind for number in _numbers(tape, call) if 0 <= number <= LARGEST_EPS]
+    known = norm_of(tape[call.result], [tape[source] for source in sources], numbers)
     if known is None:
         return None
     given = uncast(tape, sources[known.source])
-    return Norm(call, given, None, None, known.eps, known.kind, first=min(one.number for one in behind))
+    return Norm(call, given, None, None, known.eps, known.kind, first=min(call.number for call in behind))
 
 
 def _numbers(tape: Tape, call: Call) -> Iterator[float]:
-    for one in (*call.args, *call.kwargs.values()):
-        if isinstance(one, float):
-            yield one
-        elif isinstance(one, Ref) and tape[one].ndim == 0 and not tape.learned(one):
-            yield float(tape[one])
+    for argument in (*call.args, *call.kwargs.values()):
+        if isinstance(argument, float):
+            yield argument
+        elif isinstance(argument, Ref) and tape[argument].ndim == 0 and not tape.learned(argument):
+            yield float(tape[argument])
 
 
 def uncast(tape: Tape, ref: Ref) -> Ref:
@@ -124,7 +124,7 @@ def _finished(tape: Tape, norm: Norm) -> Norm:
     call, weight, bias, added = norm.call, norm.weight, norm.bias, norm.added
     while len(users := tape.users(call.result)) == 1:
         (user,) = users
-        others = [one for one in user.reads if one != call.result]
+        others = [read for read in user.reads if read != call.result]
         if user.name in CASTS:
             call = user
             continue
@@ -149,6 +149,6 @@ def _weight(tape: Tape, ref: Ref) -> tuple[Ref, float] | None:
     call = tape.maker(ref)
     if call is None or call.name not in SUM:
         return None
-    given = [uncast(tape, one) for one in call.reads]
-    number = next((float(one) for one in call.args if isinstance(one, int | float)), None)
+    given = [uncast(tape, read) for read in call.reads]
+    number = next((float(argument) for argument in call.args if isinstance(argument, int | float)), None)
     return (given[0], number) if len(given) == 1 and given[0] in tape.weights and number is not None else None

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, dial, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, replace_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.norming import Norm
 from porting.causes.recognising import LAYER, NORMS, RMS
@@ -31,7 +31,7 @@ class OfNorms(Cause):
 
     def norms(self, model_parts: ModelParts) -> Iterator[Norm]:
         """The norms of that kind."""
-        return (one for one in model_parts.norms if one.kind == self.kind)
+        return (norm for norm in model_parts.norms if norm.kind == self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class NormOf(OfNorms):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm."""
         for norm in self.norms(model_parts):
-            yield other(norm.call, affine(norm, self.formula))
+            yield alter(norm.call, affine(norm, self.formula))
 
 
 def affine(
@@ -99,13 +99,13 @@ class Bessel(OfNorms):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm, with its own eps under the root, and with the annotated transformer's beside it."""
         for norm in self.norms(model_parts):
-            yield other(norm.call, affine(norm, bessel))
-            yield other(norm.call, _annotated(norm, ANNOTATED), self._detail(f"{ANNOTATED:g}"))
+            yield alter(norm.call, affine(norm, bessel))
+            yield alter(norm.call, _annotated(norm, ANNOTATED), self._detail(f"{ANNOTATED:g}"))
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each norm whose eps is added to the standard deviation."""
         for norm in self.norms(model_parts):
-            yield dial(norm.call, partial(_annotated, norm), self._detail, geometric(1e-14, 10.0, 1))
+            yield free_parameter(norm.call, partial(_annotated, norm), self._detail, geometric(1e-14, 10.0, 1))
 
     @staticmethod
     def _detail(eps: str) -> str:
@@ -132,12 +132,14 @@ class NormEps(OfNorms):
         for norm in self.norms(model_parts):
             for eps in EPSILONS:
                 if eps != norm.eps:
-                    yield other(norm.call, affine(norm, partial(standard, eps=eps)), self._detail(norm, f"{eps:.12g}"))
+                    yield alter(norm.call, affine(norm, partial(standard, eps=eps)), self._detail(norm, f"{eps:.12g}"))
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """The eps of each norm."""
         for norm in self.norms(model_parts):
-            yield dial(norm.call, partial(_with_eps, norm), partial(self._detail, norm), geometric(1e-14, 10.0, 1))
+            yield free_parameter(
+                norm.call, partial(_with_eps, norm), partial(self._detail, norm), geometric(1e-14, 10.0, 1)
+            )
 
     @staticmethod
     def _detail(norm: Norm, eps: str) -> str:
@@ -155,7 +157,7 @@ class NormAxis(OfNorms):
         """Each norm over each other axis."""
         for norm in self.norms(model_parts):
             for dim in range(-model_parts.tape[norm.input].ndim, -1):
-                yield other(norm.call, affine(norm, partial(across, dim=dim)), f"axis {dim}")
+                yield alter(norm.call, affine(norm, partial(across, dim=dim)), f"axis {dim}")
 
 
 class NormGain(OfNorms):
@@ -165,7 +167,7 @@ class NormGain(OfNorms):
         """Each norm that has one."""
         for norm in self.norms(model_parts):
             if norm.weight is not None:
-                yield other(norm.call, affine(norm, standard, gain=False))
+                yield alter(norm.call, affine(norm, standard, gain=False))
 
 
 class NormBias(OfNorms):
@@ -175,7 +177,7 @@ class NormBias(OfNorms):
         """Each norm that has one."""
         for norm in self.norms(model_parts):
             if norm.bias is not None:
-                yield other(norm.call, affine(norm, standard, bias=False))
+                yield alter(norm.call, affine(norm, standard, bias=False))
 
 
 class GainFirst(Cause):
@@ -185,7 +187,7 @@ class GainFirst(Cause):
         """Each norm that has a gain."""
         for norm in model_parts.norms:
             if norm.weight is not None:
-                yield other(norm.call, self._turned(norm))
+                yield alter(norm.call, self._turned(norm))
 
     @staticmethod
     def _turned(norm: Norm) -> Rewrite:
@@ -204,7 +206,7 @@ class GainForBias(OfNorms):
         """Each norm that has both."""
         for norm in self.norms(model_parts):
             if norm.weight is not None and norm.bias is not None:
-                yield other(norm.call, self._exchanged(norm, norm.weight, norm.bias))
+                yield alter(norm.call, self._exchanged(norm, norm.weight, norm.bias))
 
     @staticmethod
     def _exchanged(norm: Norm, gain: Ref, bias: Ref) -> Rewrite:
@@ -222,7 +224,7 @@ class GainMoved(Cause):
         """Each norm that has one."""
         for norm in model_parts.norms:
             if norm.weight is not None and norm.added == self.known:
-                yield other(norm.call, affine(norm, standard, more=self.more))
+                yield alter(norm.call, affine(norm, standard, more=self.more))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +237,7 @@ class NormMissing(Cause):
         """Each norm at such a place."""
         for norm in model_parts.norms:
             if place(norm, model_parts) == self.place:
-                yield other(norm.call, reads(norm.input))
+                yield alter(norm.call, replace_with(norm.input))
 
 
 def place(norm: Norm, model_parts: ModelParts) -> str:
@@ -246,11 +248,11 @@ def place(norm: Norm, model_parts: ModelParts) -> str:
     """
     if norm in model_parts.own_norms:
         return "heads"
-    sums = [one.call.number for one in model_parts.residuals]
+    sums = [residual.call.number for residual in model_parts.residuals]
     if not sums:
         return "head"
-    first = min(one.product.number for one in model_parts.attentions) if model_parts.attentions else sums[0]
-    if norm.call.number < first and not any(one.input == norm.output for one in model_parts.linears):
+    first = min(attention.product.number for attention in model_parts.attentions) if model_parts.attentions else sums[0]
+    if norm.call.number < first and not any(linear.input == norm.output for linear in model_parts.linears):
         return "embedding"
     if norm.first > max(sums) and norm.first - max(sums) < 4:  # a dropout or a cast between them
         return "final" if goes_on(model_parts) else "layer"
@@ -261,8 +263,8 @@ def place(norm: Norm, model_parts: ModelParts) -> str:
 
 def goes_on(model_parts: ModelParts) -> bool:
     """Whether sums are added to without a norm between them, as in a pre-norm model."""
-    results = {one.call.result for one in model_parts.residuals}
-    return any(one.stream in results for one in model_parts.residuals)
+    results = {residual.call.result for residual in model_parts.residuals}
+    return any(residual.stream in results for residual in model_parts.residuals)
 
 
 CAUSES: tuple[Cause, ...] = (

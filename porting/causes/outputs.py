@@ -8,8 +8,8 @@ from functools import partial
 
 from torch import Tensor
 
-from porting.causes.cause import Cause, after, dial, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.projections import added_biases, role_of
 from porting.causes.replay import Alteration
@@ -42,10 +42,10 @@ class Pooled(Cause):
         mask = model_parts.inputs.get("attention_mask")
         for call, source in pooled(model_parts):
             for detail, rule in self.rules:
-                yield other(call, reads(source, rule), detail)
+                yield alter(call, replace_with(source, rule), detail)
             if mask is not None and mask.shape == model_parts.tape[source].shape[:2]:
                 kept = mask.to(model_parts.tape[source].dtype)[..., None]
-                yield other(call, reads(source, partial(mean_of, kept=kept)), "the mean of what is no padding")
+                yield alter(call, replace_with(source, partial(mean_of, kept=kept)), "the mean of what is no padding")
 
 
 class TransformSkipped(Cause):
@@ -59,32 +59,31 @@ class TransformSkipped(Cause):
             width = model_parts.tape[decoder.input].shape[-1]
             number = decoder.call.number
             dense = [
-                one for one in model_parts.linears if one.call.number < number and role_of(one, model_parts) == "other"
+                linear
+                for linear in model_parts.linears
+                if linear.call.number < number and role_of(linear, model_parts) == "other"
             ]
             last = dense[-1] if dense else None
             between = {call.number for call in model_parts.tape.before(decoder.input)}
             if last is not None and last.call.number in between and model_parts.tape[last.input].shape[-1] == width:
                 maker = model_parts.tape.maker(decoder.input)
                 if maker is not None:
-                    yield other(maker, reads(last.input))
+                    yield alter(maker, replace_with(last.input))
 
 
 class LogitScale(Cause):
     """The logits by a factor."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the factor is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """What each decoder gives, with its bias."""
         biased = {linear: call for call, linear, _ in added_biases(model_parts)}
         for decoder in model_parts.linears:
             if role_of(decoder, model_parts) == "decoder":
                 call = biased.get(decoder, decoder.call)
                 detail = "logits are multiplied by {}".format
-                yield dial(call, lambda factor: after(lambda value: factor * value), detail, geometric(1e-4, 1e3, 3))
+                yield free_parameter(
+                    call, lambda factor: map_result(lambda value: factor * value), detail, geometric(1e-4, 1e3, 3)
+                )
 
 
 CAUSES: tuple[Cause, ...] = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, other, reads
+from porting.causes.cause import Cause, alter, replace_with
 from porting.causes.model_parts import ModelParts
 from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -20,17 +20,19 @@ class OwnNormMissing(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """The norms of each attention: both, and those of either side alone."""
-        for one in model_parts.attentions:
+        for attention in model_parts.attentions:
             sides = {
-                f"of the {side} alone": {norm.call.number: reads(norm.input) for norm in _behind(one, ref, model_parts)}
-                for side, ref in (("queries", one.query), ("keys", one.key))
+                f"of the {side} alone": {
+                    norm.call.number: replace_with(norm.input) for norm in _behind(attention, ref, model_parts)
+                }
+                for side, ref in (("queries", attention.query), ("keys", attention.key))
             }
             every = {number: rewrite for rewrites in sides.values() for number, rewrite in rewrites.items()}
             if every:
-                yield Alteration(where=one.where, rewrites=every)
+                yield Alteration(where=attention.where, rewrites=every)
             for detail, rewrites in sides.items():
                 if 0 < len(rewrites) < len(every):
-                    yield Alteration(where=one.where, rewrites=rewrites, detail=detail)
+                    yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
 
 
 class OverWidth(Cause):
@@ -38,11 +40,15 @@ class OverWidth(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm of single heads, [b s h d] or [b h s d]."""
-        lengths = {model_parts.tape[ref].shape[axis] for one in model_parts.attentions for ref, axis in _places(one)}
+        lengths = {
+            model_parts.tape[ref].shape[axis]
+            for attention in model_parts.attentions
+            for ref, axis in _places(attention)
+        }
         for norm in model_parts.own_norms:
             shape = model_parts.tape[norm.input].shape
             if len(shape) == 4:
-                yield other(norm.call, self._joined(norm, -2 if shape[-3] in lengths else -3))
+                yield alter(norm.call, self._joined(norm, -2 if shape[-3] in lengths else -3))
 
     @staticmethod
     def _joined(norm: Norm, axis: int) -> Rewrite:
@@ -55,9 +61,9 @@ class OverWidth(Cause):
         return rewrite
 
 
-def _places(one: Attention) -> tuple[tuple[Ref, int], ...]:
+def _places(attention: Attention) -> tuple[tuple[Ref, int], ...]:
     """Query and key, with the axis of their positions."""
-    return (one.query, -2), (one.key, -1)
+    return (attention.query, -2), (attention.key, -1)
 
 
 class OverHeads(Cause):
@@ -65,11 +71,13 @@ class OverHeads(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm of all heads at once."""
-        for one in model_parts.attentions:
-            for norm in dict.fromkeys([*_behind(one, one.query, model_parts), *_behind(one, one.key, model_parts)]):
+        for attention in model_parts.attentions:
+            for norm in dict.fromkeys(
+                [*_behind(attention, attention.query, model_parts), *_behind(attention, attention.key, model_parts)]
+            ):
                 width = model_parts.tape[norm.input].shape[-1]
-                if model_parts.tape[norm.input].ndim == 3 and width % one.size == 0 and width > one.size:
-                    yield other(norm.call, self._apart(norm, one.size))
+                if model_parts.tape[norm.input].ndim == 3 and width % attention.size == 0 and width > attention.size:
+                    yield alter(norm.call, self._apart(norm, attention.size))
 
     @staticmethod
     def _apart(norm: Norm, size: int) -> Rewrite:
@@ -82,10 +90,10 @@ class OverHeads(Cause):
         return rewrite
 
 
-def _behind(one: Attention, ref: Ref, model_parts: ModelParts) -> list[Norm]:
+def _behind(attention: Attention, ref: Ref, model_parts: ModelParts) -> list[Norm]:
     """The norms between a projection and an attention's query or key."""
     makers = {linear.call.number for linear in model_parts.linears}
-    calls = {call.number for call in one.tape.before(ref, lambda call: call.number in makers)}
+    calls = {call.number for call in attention.tape.before(ref, lambda call: call.number in makers)}
     return [norm for norm in model_parts.own_norms if norm.call.number in calls]
 
 
@@ -94,9 +102,9 @@ class BehindRotation(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each rotation of what was normed by heads."""
-        for one, norm in _rotated(model_parts):
-            if norm.call.number < one.call.number:
-                rewrites = {norm.call.number: reads(norm.input), one.whole.number: self._normed(norm)}
+        for rotation, norm in _rotated(model_parts):
+            if norm.call.number < rotation.call.number:
+                rewrites = {norm.call.number: replace_with(norm.input), rotation.whole.number: self._normed(norm)}
                 yield Alteration(where=norm.call.module, rewrites=rewrites)
 
     @staticmethod
@@ -109,14 +117,17 @@ class BeforeRotation(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each norm of a head that was rotated."""
-        for one, norm in _rotated(model_parts):
-            if norm.call.number > one.call.number:
-                rewrites = {one.call.number: self._turned(one, norm), norm.call.number: reads(norm.input)}
+        for rotation, norm in _rotated(model_parts):
+            if norm.call.number > rotation.call.number:
+                rewrites = {
+                    rotation.call.number: self._turned(rotation, norm),
+                    norm.call.number: replace_with(norm.input),
+                }
                 yield Alteration(where=norm.call.module, rewrites=rewrites)
 
     @staticmethod
-    def _turned(one: Rotation, norm: Norm) -> Rewrite:
-        return lambda values, call: one.turned(values, norm.whole(values[one.input], values))
+    def _turned(rotation: Rotation, norm: Norm) -> Rewrite:
+        return lambda values, call: rotation.turned(values, norm.whole(values[rotation.input], values))
 
 
 def _rotated(model_parts: ModelParts) -> Iterator[tuple[Rotation, Norm]]:
@@ -127,12 +138,12 @@ def _rotated(model_parts: ModelParts) -> Iterator[tuple[Rotation, Norm]]:
         for norm in model_parts.own_norms
         if norm.weight is None or tape[norm.weight].shape == tape[norm.input].shape[-1:]
     ]
-    for one in dict.fromkeys(rotations(model_parts)):
+    for rotation in dict.fromkeys(rotations(model_parts)):
         for norm in heads:
-            early, late = sorted((norm.call, one.call), key=lambda call: call.number)
+            early, late = sorted((norm.call, rotation.call), key=lambda call: call.number)
             between = tape.before(late.result, lambda call: call.name == "linear")
             if tape[norm.input].ndim == 4 and any(call is early for call in between):
-                yield one, norm
+                yield rotation, norm
 
 
 CAUSES: tuple[Cause, ...] = (

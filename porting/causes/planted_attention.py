@@ -193,7 +193,7 @@ def uncapped(scores: Scores) -> Tensor | None:
 def shared(heads: Tensor) -> Tensor | None:
     """Heads [b h s d] of which each was repeated, repeated as a whole; None where none was."""
     count = heads.shape[1] if heads.ndim == 4 else 0
-    for times in (one for one in range(2, count) if count % one == 0):
+    for times in (divisor for divisor in range(2, count) if count % divisor == 0):
         alone = heads[:, ::times]
         if torch.equal(heads, alone.repeat_interleave(times, 1)):
             return alone.repeat(1, times, 1, 1)

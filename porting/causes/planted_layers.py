@@ -35,8 +35,8 @@ def norm_of(
 
 def _one_added(event: Event, gain: Tensor) -> bool:
     """Whether a gain is a parameter with 1 added."""
-    vectors = (one for one in event.pass_.model.parameters() if one.shape == gain.shape)
-    return any(torch.equal(gain, 1 + one.to(gain)) for one in vectors)
+    vectors = (parameter for parameter in event.pass_.model.parameters() if parameter.shape == gain.shape)
+    return any(torch.equal(gain, 1 + vector.to(gain)) for vector in vectors)
 
 
 def plain(x: Tensor, eps: float) -> Tensor:
@@ -133,14 +133,14 @@ def transposed(event: Event) -> Any:
 
 def ids_of(event: Event, *names: str) -> Tensor | None:
     """An input of the model, if these are its numbers and it is called so; or is used so, where none is called so."""
-    same = {name: one for name, one in event.pass_.inputs.items() if _equal(one, event.args[0])}
-    called = [one for name, one in same.items() if name.endswith(names)]
+    same = {name: tensor for name, tensor in event.pass_.inputs.items() if _equal(tensor, event.args[0])}
+    called = [tensor for name, tensor in same.items() if name.endswith(names)]
     known = any(name.endswith(("input_ids", "token_type_ids")) for name in event.pass_.inputs)
-    return next(iter(called or ([] if known else [one for one in same.values() if _used(event, names)])), None)
+    return next(iter(called or ([] if known else [tensor for tensor in same.values() if _used(event, names)])), None)
 
 
-def _equal(one: Tensor, another: Tensor) -> bool:
-    return one.shape == another.shape and not one.is_floating_point() and torch.equal(one, another)
+def _equal(first: Tensor, another: Tensor) -> bool:
+    return first.shape == another.shape and not first.is_floating_point() and torch.equal(first, another)
 
 
 def _used(event: Event, names: tuple[str, ...]) -> bool:
@@ -190,10 +190,10 @@ def sum_of(formula: Callable[[Tensor, Tensor], Tensor]) -> Action:
     """A residual sum: the older side is the stream."""
 
     def action(event: Event) -> Any:
-        one, two = event.args[0], event.args[1]
-        if one.shape != two.shape or one.ndim != 3 or not one.is_floating_point():
+        first, two = event.args[0], event.args[1]
+        if first.shape != two.shape or first.ndim != 3 or not first.is_floating_point():
             return SKIP
-        stream, branch = (one, two) if event.born[0] < event.born[1] else (two, one)
+        stream, branch = (first, two) if event.born[0] < event.born[1] else (two, first)
         return formula(stream, branch)
 
     return action
@@ -209,10 +209,10 @@ def in_dtype(dtype: torch.dtype) -> Action:
     """In a lower precision, and back."""
 
     def action(event: Event) -> Any:
-        def low(one: Any) -> Any:
-            return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
+        def low(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        made = event.function(*map(low, event.args), **{key: low(one) for key, one in event.kwargs.items()})
+        made = event.function(*map(low, event.args), **{key: low(value) for key, value in event.kwargs.items()})
         return made.to(event.args[0].dtype)
 
     return action
@@ -248,12 +248,12 @@ def next_layer(event: Event) -> Any:
     model = event.pass_.model
     if any(isinstance(part, nn.MultiheadAttention) for part in model.modules()):
         return SKIP  # which cuts its weights apart before they are used
-    names = {id(one): name for name, one in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     given = dict(enumerate(event.args)) | dict(event.kwargs)
-    instead = {place: _near(model, names.get(id(one), ""), one) for place, one in given.items()}
-    if all(one is None for one in instead.values()):
+    instead = {place: _near(model, names.get(id(parameter), ""), parameter) for place, parameter in given.items()}
+    if all(replacement is None for replacement in instead.values()):
         return SKIP
-    changed = {place: given[place] if one is None else one for place, one in instead.items()}
+    changed = {place: given[place] if replacement is None else replacement for place, replacement in instead.items()}
     return event.function(
         *(changed[place] for place in range(len(event.args))), **{key: changed[key] for key in event.kwargs}
     )

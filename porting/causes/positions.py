@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, after, dial, other
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import Embedding, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
@@ -22,11 +22,15 @@ class SinusoidLayout(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each table of positions that was computed and not learned."""
-        for one in model_parts.embeddings:
-            values = model_parts.tape[one.call.result]
-            if one.role == "positions" and values.shape[-1] % 2 == 0 and sinusoidal(model_parts.tape[one.weight]):
-                yield other(one.call, after(halves_to_pairs), "in pairs, not in halves")
-                yield other(one.call, after(pairs_to_halves), "in halves, not in pairs")
+        for embedding in model_parts.embeddings:
+            values = model_parts.tape[embedding.call.result]
+            if (
+                embedding.role == "positions"
+                and values.shape[-1] % 2 == 0
+                and sinusoidal(model_parts.tape[embedding.weight])
+            ):
+                yield alter(embedding.call, map_result(halves_to_pairs), "in pairs, not in halves")
+                yield alter(embedding.call, map_result(pairs_to_halves), "in halves, not in pairs")
 
 
 SAME_BASE = 1e-3
@@ -93,9 +97,9 @@ WAYS = tuple(
 
 def sinusoids(model_parts: ModelParts) -> Iterator[Sinusoids]:
     """The tables of sines and cosines whose base is known."""
-    for one in model_parts.embeddings:
-        table = model_parts.tape[one.weight].detach().double()
-        if one.role != "positions" or table.shape[-1] % 2 or len(table) < 2 or not sinusoidal(table):
+    for embedding in model_parts.embeddings:
+        table = model_parts.tape[embedding.weight].detach().double()
+        if embedding.role != "positions" or table.shape[-1] % 2 or len(table) < 2 or not sinusoidal(table):
             continue
         for pairs in (False, True):
             sines, cosines = (table[1, ::2], table[1, 1::2]) if pairs else table[1].chunk(2)
@@ -103,7 +107,7 @@ def sinusoids(model_parts: ModelParts) -> Iterator[Sinusoids]:
             together = torch.allclose(sines.square() + cosines.square(), torch.ones_like(sines), atol=1e-5)
             if together and len(speeds) > 1 and bool((speeds > 0).all()):
                 base = float(speeds[1] / speeds[0]) ** -len(speeds)
-                yield Sinusoids(one, pairs, float(f"{base:.3g}"))
+                yield Sinusoids(embedding, pairs, float(f"{base:.3g}"))
                 break
 
 
@@ -112,29 +116,31 @@ class SinusoidBase(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each table, by the numbers that people take, and with the exponent doubled and halved."""
-        for one in sinusoids(model_parts):
+        for table in sinusoids(model_parts):
             for way in WAYS:
-                for base in dict.fromkeys((one.base**2, one.base**0.5, 100.0, 1000.0, 10_000.0, 100_000.0)):
-                    if base != one.base or way.less:
-                        yield other(one.embedding.call, one.turned(base, way), self._detail(one, way, f"{base:.6g}"))
+                for base in dict.fromkeys((table.base**2, table.base**0.5, 100.0, 1000.0, 10_000.0, 100_000.0)):
+                    if base != table.base or way.less:
+                        yield alter(
+                            table.embedding.call, table.turned(base, way), self._detail(table, way, f"{base:.6g}")
+                        )
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each table by any base."""
-        for one in sinusoids(model_parts):
+        for table in sinusoids(model_parts):
             for way in WAYS:
-                turned, detail = partial(_based, one, way), partial(self._detail, one, way)
-                yield dial(one.embedding.call, turned, detail, geometric(2.0, 1e10, 4))
+                turned, detail = partial(_based, table, way), partial(self._detail, table, way)
+                yield free_parameter(table.embedding.call, turned, detail, geometric(2.0, 1e10, 4))
 
     @staticmethod
-    def _detail(one: Sinusoids, way: Way, base: str) -> str:
-        said = f"the base is {base} where the reference has {one.base:g}"
-        if math.isclose(float(base), one.base**2):
+    def _detail(table: Sinusoids, way: Way, base: str) -> str:
+        said = f"the base is {base} where the reference has {table.base:g}"
+        if math.isclose(float(base), table.base**2):
             said += ": the exponent is doubled"
         return f"{said}, and the last speed is 1 / base" if way.less else said
 
 
-def _based(one: Sinusoids, way: Way, base: float) -> Rewrite:
-    return one.turned(base, way)
+def _based(table: Sinusoids, way: Way, base: float) -> Rewrite:
+    return table.turned(base, way)
 
 
 def sinusoidal(table: Tensor) -> bool:

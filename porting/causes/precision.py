@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from porting.causes.cause import Cause, after, other, reads
+from porting.causes.cause import Cause, alter, map_result, replace_with
 from porting.causes.linear import Linear
 from porting.causes.masks import FAR, causal_of
 from porting.causes.model_parts import ModelParts
@@ -33,16 +33,16 @@ class Lowered(Cause):
         for call in model_parts.called(*self.functions):
             value = model_parts.tape[call.result]
             if model_parts.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
-                yield other(call, self._computed, detail)
-                yield other(call, self._rounded, detail)
+                yield alter(call, self._computed, detail)
+                yield alter(call, self._rounded, detail)
         for call, linear, bias in added_biases(model_parts):  # which in the port may be one with its map
             if linear.call.name in self.functions:
-                yield other(call, self._with_bias(linear, bias), detail)
+                yield alter(call, self._with_bias(linear, bias), detail)
 
     def _with_bias(self, linear: Linear, bias: Ref) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
             parts = (values[linear.input], linear.matrix(values), values[bias].flatten())
-            given, weight, offset = (one.to(self.dtype) for one in parts)
+            given, weight, offset = (part.to(self.dtype) for part in parts)
             return torch.nn.functional.linear(given, weight, offset).to(values.tape[call.result].dtype)
 
         return rewrite
@@ -80,16 +80,16 @@ class LoweredSoftmax(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention: its scores, as they are and as they are shown, its probabilities, and what reads these."""
         detail = f"in {dtype_name(self.dtype)}"
-        for one in model_parts.attentions:
-            scores = model_parts.tape.maker(one.masked)
+        for attention in model_parts.attentions:
+            scores = model_parts.tape.maker(attention.masked)
             rewrites: dict[int, Rewrite] = {
-                one.softmax.number: reads(one.masked, self._weigh),
-                one.context.number: self._reads_low,
+                attention.softmax.number: replace_with(attention.masked, self._weigh),
+                attention.context.number: self._reads_low,
             }
-            shown = [call for call in model_parts.tape.users(one.masked) if call.name in ("sub", "__sub__")]
+            shown = [call for call in model_parts.tape.users(attention.masked) if call.name in ("sub", "__sub__")]
             for call in (*([scores] if scores else []), *shown):
-                rewrites[call.number] = after(self._again)
-            yield Alteration(where=one.where, rewrites=rewrites, detail=detail)
+                rewrites[call.number] = map_result(self._again)
+            yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
 
     def _weigh(self, scores: Tensor) -> Tensor:
         return scores.to(self.dtype).softmax(-1).to(scores.dtype)
@@ -111,15 +111,20 @@ class Shifted(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention."""
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.masked)
-            if call is None or model_parts.tape[one.masked].ndim != 4:
+        for attention in model_parts.attentions:
+            call = model_parts.tape.maker(attention.masked)
+            if call is None or model_parts.tape[attention.masked].ndim != 4:
                 continue
             for constant in self.constants:
-                added = 1.0 - one.kept.to(model_parts.tape[one.masked].dtype) * -constant
-                if one.causal:
-                    added = added.expand_as(one.allowed).masked_fill(~causal_of(one), FAR)
-                yield other(call, _plus(one.raw == call.result, one.raw, added), f"of {constant:g}", where=one.where)
+                added = 1.0 - attention.kept.to(model_parts.tape[attention.masked].dtype) * -constant
+                if attention.causal:
+                    added = added.expand_as(attention.allowed).masked_fill(~causal_of(attention), FAR)
+                yield alter(
+                    call,
+                    _plus(attention.raw == call.result, attention.raw, added),
+                    f"of {constant:g}",
+                    where=attention.where,
+                )
 
 
 def _plus(last: bool, raw: Ref, added: Tensor) -> Rewrite:

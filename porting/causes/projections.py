@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, after, other, reads
+from porting.causes.cause import Cause, alter, map_result, replace_with
 from porting.causes.functions import CASTING, SUM
 from porting.causes.linear import Linear
 from porting.causes.model_parts import ModelParts
@@ -35,7 +35,7 @@ def role_of(linear: Linear, model_parts: ModelParts) -> str:
 
 def _reader(merge: Call, model_parts: ModelParts) -> Linear | None:
     """The first linear map after the heads were merged."""
-    known = {one.call.number: one for one in model_parts.linears}
+    known = {linear.call.number: linear for linear in model_parts.linears}
     return next((known[number] for number in sorted(known) if number > merge.number), None)
 
 
@@ -52,17 +52,17 @@ class BiasMissing(Cause):
                 continue
             role = role_of(linear, model_parts)
             if role == self.role:
-                yield other(linear.call, without(linear))
+                yield alter(linear.call, without(linear))
             elif role == "fused" and self.role in ROLES:
-                yield other(linear.call, without(linear, ROLES.index(self.role)))
+                yield alter(linear.call, without(linear, ROLES.index(self.role)))
         for call, linear, _ in added_biases(model_parts):
             if role_of(linear, model_parts) == self.role:
-                yield other(call, reads(linear.call.result))
+                yield alter(call, replace_with(linear.call.result))
 
 
 def added_biases(model_parts: ModelParts) -> Iterator[tuple[Call, Linear, Ref]]:
     """The sums that add a bias to what a linear map without one has given, with the map and the bias."""
-    made = {one.call.result: one for one in model_parts.linears if one.bias is None}
+    made = {linear.call.result: linear for linear in model_parts.linears if linear.bias is None}
     for call in model_parts.called(*SUM):
         linear = next((made[ref] for ref in call.reads if ref in made), None)
         bias = next((ref for ref in call.reads if _stored(model_parts, ref)), None)
@@ -99,9 +99,9 @@ class BiasDoubled(Cause):
         for linear in model_parts.linears:
             bias = linear.bias
             if bias is not None:
-                yield other(linear.call, after(partial(torch.add, model_parts.tape[bias])))
+                yield alter(linear.call, map_result(partial(torch.add, model_parts.tape[bias])))
         for call, _, added in added_biases(model_parts):
-            yield other(call, after(partial(torch.add, model_parts.tape[added])))
+            yield alter(call, map_result(partial(torch.add, model_parts.tape[added])))
 
 
 class Transposed(Cause):
@@ -112,7 +112,7 @@ class Transposed(Cause):
         for linear in model_parts.linears:
             rows, columns = model_parts.tape[linear.weight].shape[:: -1 if linear.turned else 1]
             if rows % columns == 0:
-                yield other(linear.call, turned(linear, rows // columns))
+                yield alter(linear.call, turned(linear, rows // columns))
 
 
 def turned(linear: Linear, blocks: int) -> Rewrite:
@@ -137,9 +137,9 @@ class Swapped(Cause):
         """In the weights, and after the projections."""
         for attention in model_parts.attentions:
             if len(attention.linears) == len(ROLES):
-                one, two = attention.linears[self.first], attention.linears[self.second]
-                if one.input == two.input:
-                    rewrites = {one.call.number: like(one, two), two.call.number: like(two, one)}
+                first, two = attention.linears[self.first], attention.linears[self.second]
+                if first.input == two.input:
+                    rewrites = {first.call.number: like(first, two), two.call.number: like(two, first)}
                     yield Alteration(where=attention.where, rewrites=rewrites)
             if attention.own:
                 yield Alteration(where=attention.where, rewrites=self._later(attention))
@@ -163,9 +163,9 @@ class Swapped(Cause):
         return {attention.product.number: product, attention.context.number: context}
 
 
-def like(one: Linear, two: Linear) -> Rewrite:
+def like(first: Linear, two: Linear) -> Rewrite:
     """The first map's input through the second's weights."""
-    return lambda values, call: one.apply(values, two.matrix(values), two.offset(values))
+    return lambda values, call: first.apply(values, two.matrix(values), two.offset(values))
 
 
 class GateSwapped(Cause):
@@ -178,8 +178,8 @@ class GateSwapped(Cause):
                 len(call.writes) == 2
                 and model_parts.tape[call.writes[0]].shape == model_parts.tape[call.writes[1]].shape
             ):
-                yield other(call, lambda values, call: tuple(reversed(values.run(call))))
-        known = {one.call.result: one for one in model_parts.linears}
+                yield alter(call, lambda values, call: tuple(reversed(values.run(call))))
+        known = {linear.call.result: linear for linear in model_parts.linears}
         for site in model_parts.activations:
             first = known.get(site.input)
             if first is None:
@@ -203,12 +203,12 @@ def _bias(role: str, name: str, looks: str) -> BiasMissing:
 
 
 def _swap(first: int, second: int, looks: str) -> Swapped:
-    one, two = ROLES[first], ROLES[second]
+    first_role, two = ROLES[first], ROLES[second]
     return Swapped(
-        name=f"{one} and {two} swapped",
-        what=f"what should be the {one} is used as the {two}, and the other way round",
+        name=f"{first_role} and {two} swapped",
+        what=f"what should be the {first_role} is used as the {two}, and the other way round",
         looks=looks,
-        fix=f"check the table's lines for {one} and {two}, and the order of the fused projection's parts",
+        fix=f"check the table's lines for {first_role} and {two}, and the order of the fused projection's parts",
         first=first,
         second=second,
         absorbed_by_weights=True,

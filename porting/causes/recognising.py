@@ -60,7 +60,7 @@ def norm_of(result: Tensor, sources: Sequence[Tensor], numbers: Iterable[float])
     """
     if not result.is_floating_point() or result.ndim < 2 or result.shape[-1] < 2:
         return None
-    epsilons = [one for one in dict.fromkeys([*numbers, 0.0]) if 0 <= one <= LARGEST_EPS]
+    epsilons = [number for number in dict.fromkeys([*numbers, 0.0]) if 0 <= number <= LARGEST_EPS]
     for place, source in enumerate(sources):
         if source.shape == result.shape and source.is_floating_point() and not _alike(source, result):
             for kind, formula in NORMS.items():

@@ -59,7 +59,7 @@ class Way:
     @property
     def keys(self) -> set[tuple[Kind, str, str]]:
         """Each mistake once."""
-        return {one.key for one in self.repairs}
+        return {step_repair.key for step_repair in self.repairs}
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,12 @@ def repair(
     for extra in (True, False):
         way = repairing.way(extra=extra)
         while way is not None and len(way.keys) > 1:
-            steps = dict.fromkeys(one.step for one in way.repairs)
+            steps = dict.fromkeys(step_repair.step for step_repair in way.repairs)
             fewer = (repairing.way(extra=extra, but=step) for step in steps)
-            simpler = next((one for one in fewer if one is not None and len(one.keys) < len(way.keys)), None)
+            simpler = next(
+                (candidate for candidate in fewer if candidate is not None and len(candidate.keys) < len(way.keys)),
+                None,
+            )
             if simpler is None:
                 break
             way = simpler
@@ -126,7 +129,7 @@ class _Repairing:
         self._left, self._bound, self._until = left, bound, until
         self._numbers = Numbers(reference)
         self._weights = Numbers(reference, weights=True)
-        self._linears = {one.call.number: one for one in linears(reference)}
+        self._linears = {linear.call.number: linear for linear in linears(reference)}
         self._unchanged = Values(port, around=around)
         self._first = Region(port, reference, self._numbers, goals, self._unchanged)
 
@@ -141,16 +144,16 @@ class _Repairing:
         self._values, self._region = self._unchanged, self._first
         given: list[_Given] = []
         while self._left(self._values) > self._bound:
-            one = self._next_repaired()
-            if one is None or len(given) == STEPS:
+            repaired = self._next_repaired()
+            if repaired is None or len(given) == STEPS:
                 return None
-            given = self._needed(given, one)
-        given.sort(key=lambda one: one.step.number)
-        found = _merged([self._steps().repair(one.step, one.value, one.theirs) for one in given])
+            given = self._needed(given, repaired)
+        given.sort(key=lambda mismatch: mismatch.step.number)
+        found = _merged([self._steps().repair(mismatch.step, mismatch.value, mismatch.theirs) for mismatch in given])
         found = _moved(found)
         turned = self._sequence(given, found)
         found = found if turned is None else [turned]
-        few = len({one.line for one in found}) <= LINES
+        few = len({step_repair.line for step_repair in found}) <= LINES
         return Way(tuple(found), self._left(self._values)) if few else None
 
     def _sequence(self, given: Sequence[_Given], found: Sequence[Repair]) -> Repair | None:
@@ -159,19 +162,23 @@ class _Repairing:
         The one that comes first in the port has to read what the other one reads in the reference.
         """
         steps = self._steps()
-        tensors = [(told, one) for one, told in zip(given, found, strict=False) if told.kind is Kind.TENSOR]
+        tensors = [(told, mismatch) for mismatch, told in zip(given, found, strict=False) if told.kind is Kind.TENSOR]
         places = [
-            (told, one.step, call)
-            for told, one in tensors
-            if one.theirs is not None and (call := steps.maker(one.theirs)) is not None
+            (told, tensor.step, call)
+            for told, tensor in tensors
+            if tensor.theirs is not None and (call := steps.maker(tensor.theirs)) is not None
         ]
         for (told, step, ours), (_, _, theirs) in combinations(places, 2):
             read = {like for ref in step.reads for like in self._numbers.like(self._values[ref])}
             if theirs.number < ours.number and not read.isdisjoint(theirs.reads):
-                one, two = _parts(ours.module, theirs.module)
-                if one and two:
-                    names = [spelled(one), spelled(two)] if spelled(one) != spelled(two) else [one, two]
-                    return replace(told, kind=Kind.SEQUENCE, detail=f"{names[0]} runs before {names[1]}", where=one)
+                ours_part, two = _parts(ours.module, theirs.module)
+                if ours_part and two:
+                    names = (
+                        [spelled(ours_part), spelled(two)] if spelled(ours_part) != spelled(two) else [ours_part, two]
+                    )
+                    return replace(
+                        told, kind=Kind.SEQUENCE, detail=f"{names[0]} runs before {names[1]}", where=ours_part
+                    )
         return None
 
     def _steps(self) -> Steps:
@@ -183,9 +190,9 @@ class _Repairing:
         for _ in range(PASSED):
             steps = list(islice(self._region.steps(passed), FRONTIER))
             for step in steps:
-                one = None if (line_of(step), word(step)) == self._but else self._repair(step)
-                if one is not None:
-                    return one
+                repaired = None if (line_of(step), word(step)) == self._but else self._repair(step)
+                if repaired is not None:
+                    return repaired
             passed.update(ref for step in steps for ref in step.writes)
         return None
 
@@ -196,10 +203,10 @@ class _Repairing:
         """
         needed = [*given, last]
         before = {call.number for call in self._port.before(last.step.result)}
-        for one in reversed(given):
-            if one.step.number in before or time.thread_time() > self._until:
+        for mismatch in reversed(given):
+            if mismatch.step.number in before or time.thread_time() > self._until:
                 continue
-            rest = [other for other in needed if other is not one]
+            rest = [other for other in needed if other is not mismatch]
             values = self._unchanged
             for number, other in enumerate(rest):
                 values = self._given(values, other, rest[number + 1].step.number if number + 1 < len(rest) else None)
@@ -210,7 +217,7 @@ class _Repairing:
 
     def _next(self, region: Region) -> int:
         """The number of the first step that is not the reference's."""
-        return next((one.number for one in region.steps()), len(self._port.calls))
+        return next((step.number for step in region.steps()), len(self._port.calls))
 
     def _repair(self, step: Call) -> _Given | None:
         """Give a step what the reference has in its place, if the port then goes on as the reference does."""
@@ -220,33 +227,33 @@ class _Repairing:
         for number, (value, theirs) in enumerate(self._instead(step)):
             if time.thread_time() > self._until:
                 return None
-            one = _Given(step, value, theirs)
+            mismatch = _Given(step, value, theirs)
             try:
-                values = self._given(self._values, one)
+                values = self._given(self._values, mismatch)
             except (RuntimeError, IndexError, ValueError, TypeError):  # it does not fit there
                 continue
             region = self._region.with_values(values)
             further = self._next(region)
             if further > furthest:
-                furthest, best = further, (one, values, region)
+                furthest, best = further, (mismatch, values, region)
             if best and number >= SURE:
                 break
         if best is None:
             return None
-        one, self._values, self._region = best
-        return one
+        mismatch, self._values, self._region = best
+        return mismatch
 
-    def _given(self, values: Values, one: _Given, last: int | None = None) -> Values:
+    def _given(self, values: Values, mismatch: _Given, last: int | None = None) -> Values:
         """The values when a step gives something else, up to a later step or to the end."""
-        changed = Values(self._port, {**values.changed, one.step.result: one.value}, around=values.around)
-        self._play(changed, one.step, last)
+        changed = Values(self._port, {**values.changed, mismatch.step.result: mismatch.value}, around=values.around)
+        self._play(changed, mismatch.step, last)
         return changed
 
     def _play(self, values: Values, step: Call, last: int | None) -> None:
         """Go on from a step."""
         for call in self._port.calls[step.number + 1 : last]:
-            if any(one in values.changed for one in call.reads):
-                made = [one for one in tree_leaves(values.run(call)) if isinstance(one, Tensor)]
+            if any(read in values.changed for read in call.reads):
+                made = [leaf for leaf in tree_leaves(values.run(call)) if isinstance(leaf, Tensor)]
                 values.changed.update(zip(call.writes, made, strict=True))
 
     def _instead(self, step: Call) -> Iterator[tuple[Tensor, Ref | None]]:
@@ -299,8 +306,8 @@ class _Repairing:
         """The calls that compute something of a tensor, wherever it is moved."""
         for call in self._reference.users(ref):
             if call.name in MOVING:
-                for one in call.writes:
-                    yield from self._users(one)
+                for write in call.writes:
+                    yield from self._users(write)
             else:
                 yield call
 
@@ -320,7 +327,7 @@ class _Repairing:
             if ref not in self._region.lost or call is None:
                 found.append(ref)
                 continue
-            waiting += [one for one in call.reads if one not in seen]
+            waiting += [read for read in call.reads if read not in seen]
             seen.update(call.reads)
         return found
 
@@ -328,36 +335,36 @@ class _Repairing:
 def _merged(found: Sequence[Repair]) -> list[Repair]:
     """Repairs of which several tell of one step that is left out, because several steps read what it would give."""
     first: dict[tuple[Kind, str], Repair] = {}
-    for one in found:
-        if one.kind is Kind.LEFT_OUT:
-            first.setdefault((one.kind, one.detail), one)
+    for step_repair in found:
+        if step_repair.kind is Kind.LEFT_OUT:
+            first.setdefault((step_repair.kind, step_repair.detail), step_repair)
     return [
-        replace(one, line=known.line, operation=known.operation)
-        if (known := first.get((one.kind, one.detail))) is not None
-        else one
-        for one in found
+        replace(step_repair, line=known.line, operation=known.operation)
+        if (known := first.get((step_repair.kind, step_repair.detail))) is not None
+        else step_repair
+        for step_repair in found
     ]
 
 
 def _moved(found: Sequence[Repair]) -> list[Repair]:
     """Repairs in which a step that is left out and one that is too many are one that is done in another place."""
-    left_out = {one.missing: one for one in found if one.kind is Kind.LEFT_OUT}
-    extra = {one.operation: one for one in found if one.kind is Kind.EXTRA}
+    left_out = {step_repair.missing: step_repair for step_repair in found if step_repair.kind is Kind.LEFT_OUT}
+    extra = {step_repair.operation: step_repair for step_repair in found if step_repair.kind is Kind.EXTRA}
     if len(found) != len(left_out) + len(extra) or not left_out or left_out.keys() != extra.keys():
         return list(found)
     return [
         replace(
             extra[operation],
             kind=Kind.MOVED,
-            detail=f"{one.detail} there, and done here",
-            where=one.where,
+            detail=f"{step_repair.detail} there, and done here",
+            where=step_repair.where,
         )
-        for operation, one in left_out.items()
+        for operation, step_repair in left_out.items()
     ]
 
 
-def _parts(one: str, two: str) -> tuple[str, str]:
+def _parts(first: str, two: str) -> tuple[str, str]:
     """The two parts of the module that both are in; empty where one is that module."""
-    ours, theirs = one.split("."), two.split(".")
+    ours, theirs = first.split("."), two.split(".")
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
     return tuple(".".join(path[: shared + 1]) if len(path) > shared else "" for path in (ours, theirs))  # type: ignore[return-value]

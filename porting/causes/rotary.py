@@ -11,8 +11,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, given_instead, other
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, run_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
@@ -39,7 +39,7 @@ ROTATED_IN = (torch.float64, torch.float32)
 
 def each(pair: list[Rotation], turn: Turn) -> dict[int, Rewrite]:
     """Query and key in another way."""
-    return {one.whole.number: bind(turn, one) for one in pair}
+    return {rotation.whole.number: bind(turn, rotation) for rotation in pair}
 
 
 class RotaryTheta(Cause):
@@ -52,22 +52,24 @@ class RotaryTheta(Cause):
             said = declared(model_parts)
             own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
             explained = [own, *(theta for theta, _ in _ntk(model_parts, pair[0], own))] if own else []
-            for theta in (one for one in THETAS if not any(math.isclose(one, two, rel_tol=1e-3) for two in explained)):
+            for theta in (
+                theta for theta in THETAS if not any(math.isclose(theta, two, rel_tol=1e-3) for two in explained)
+            ):
                 for dtype, scaled in product(ROTATED_IN, _ways(model_parts, scaling)):
                     rewrites = each(pair, based(theta, dtype, scaled=scaled))
                     yield Alteration(where=module, rewrites=rewrites, detail=_theta(f"{theta:.12g}", own))
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Query and key of each attention with any base."""
         for module, pair in by_attention(model_parts):
             known, scaling = base_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
             said = declared(model_parts)
             own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
             detail = partial(_theta, known=own)
-            calls = frozenset(one.whole.number for one in pair)
+            calls = frozenset(rotation.whole.number for rotation in pair)
             for dtype, scaled in product(ROTATED_IN, _ways(model_parts, scaling)):
                 turned = partial(_with_theta, pair, dtype, scaled)
-                yield Dial(module, calls, turned, detail, geometric(2.0, 2e8, 4))
+                yield FreeParameter(module, calls, turned, detail, geometric(2.0, 2e8, 4))
 
 
 def _with_theta(pair: list[Rotation], dtype: torch.dtype, scaled: Speeds, theta: float) -> dict[int, Rewrite]:
@@ -92,10 +94,10 @@ def _ways(model_parts: ModelParts, scaling: Scaling | None) -> tuple[Speeds, ...
     return plain, (lambda speeds: speeds / factor) if scaling.linear else partial(smoothed, factor=factor)
 
 
-def theta_of(model_parts: ModelParts, one: Rotation) -> float | None:
+def theta_of(model_parts: ModelParts, rotation: Rotation) -> float | None:
     """The base of the reference's angles, scaled or not, as a person would have written it."""
-    scaling, said = scaling_of(model_parts, one), declared(model_parts)
-    found = said.theta if said else scaling.theta if scaling else base_of(model_parts, one)
+    scaling, said = scaling_of(model_parts, rotation), declared(model_parts)
+    found = said.theta if said else scaling.theta if scaling else base_of(model_parts, rotation)
     return None if found is None else float(f"{found:.5g}")
 
 
@@ -115,9 +117,9 @@ NTK_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)
 """By which contexts are made longer."""
 
 
-def _ntk(model_parts: ModelParts, one: Rotation, own: float) -> Iterator[tuple[float, str]]:
+def _ntk(model_parts: ModelParts, rotation: Rotation, own: float) -> Iterator[tuple[float, str]]:
     """The bases that differ from the reference's by a usual factor of NTK scaling."""
-    count = model_parts.tape[one.input].shape[-1]
+    count = model_parts.tape[rotation.input].shape[-1]
     for factor in NTK_FACTORS if count > 2 else ():
         ratio = factor ** (count / (count - 2))
         power = f"{factor:g} ** ({count} / {count - 2})"
@@ -161,25 +163,25 @@ class ScalingOther(Cause):
             if not math.isclose(loud, 1.0):
                 detail = f"cosine and sine are not multiplied by {loud:.6g}"
                 yield Alteration(where=module, rewrites=each(pair, partial(_quiet, loud=loud)), detail=detail)
-            for one, dtype in product(_mistyped(model_parts), ROTATED_IN):
+            for rotation, dtype in product(_mistyped(model_parts), ROTATED_IN):
                 if theta is not None:
-                    turn = based(theta, dtype, scaled=one.speeds)
-                    yield Alteration(where=module, rewrites=each(pair, turn), detail=one.says)
+                    turn = based(theta, dtype, scaled=rotation.speeds)
+                    yield Alteration(where=module, rewrites=each(pair, turn), detail=rotation.says)
             for factor, dtype in product(FACTORS, ROTATED_IN):
                 if theta is not None:
                     turn = based(theta, dtype, scaled=partial(smoothed, factor=factor))
                     detail = f"the slow angles are divided by {factor:g}, as Llama 3's are"
                     yield Alteration(where=module, rewrites=each(pair, turn), detail=detail)
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """All angles by a factor."""
         for module, pair in by_attention(model_parts):
             theta, scaling = theta_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
-            calls = frozenset(one.whole.number for one in pair)
+            calls = frozenset(rotation.whole.number for rotation in pair)
             known = str(scaling) if scaling else "the reference does not scale them"
             for dtype in ROTATED_IN if theta is not None else ():
                 turned = partial(_divided, pair, theta or 0.0, dtype)
-                yield Dial(
+                yield FreeParameter(
                     module, calls, turned, f"all angles are divided by {{}}; {known}".format, geometric(0.1, 100, 4)
                 )
 
@@ -199,7 +201,7 @@ def _mistyped(model_parts: ModelParts) -> Iterator[_Mistyped]:
     usual = {"factor": (2.0, 4.0, *FACTORS), "low": (0.5, 2.0), "high": (2.0, 8.0), "known": (2048.0, 4096.0, 8192.0)}
     field = {"low": "low_freq_factor", "high": "high_freq_factor", "known": "original_max_position_embeddings"}
     for name, own in names.items():
-        for value in (one for one in (*usual[name], own / 2, own * 2) if one != own):
+        for value in (number for number in (*usual[name], own / 2, own * 2) if number != own):
             says = f"{field.get(name, name)} is {value:g} where the reference has {own:g}"
             yield _Mistyped(said.speeds(**{name: value}), says)
 
@@ -212,10 +214,10 @@ def _divided(pair: list[Rotation], theta: float, dtype: torch.dtype, factor: flo
     return each(pair, based(theta, dtype, scaled=lambda speeds: speeds / factor))
 
 
-def _quiet(values: Values, one: Rotation, loud: float) -> Tensor:
-    head = values[one.source]
-    count = values[one.input].shape[-1]
-    return torch.cat([one.turned(values, head[..., :count]) / loud, head[..., count:]], -1)
+def _quiet(values: Values, rotation: Rotation, loud: float) -> Tensor:
+    head = values[rotation.source]
+    count = values[rotation.input].shape[-1]
+    return torch.cat([rotation.turned(values, head[..., :count]) / loud, head[..., count:]], -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,12 +266,12 @@ class Rotated(Cause):
                     where=module, rewrites=each([pair[place]], self._turned), detail=f"of the {name} alone"
                 )
 
-    def _turned(self, values: Values, one: Rotation) -> Tensor:
-        head, count = values[one.source], values[one.input].shape[-1]
+    def _turned(self, values: Values, rotation: Rotation) -> Tensor:
+        head, count = values[rotation.source], values[rotation.input].shape[-1]
         if self.none:
             return head
-        cos, sin = (one.half(values[ref]) for ref in (one.cos, one.sin))
-        turned = rotated(head[..., :count], cos, -sin if self.back else sin, pairs=one.pairs != self.pairs)
+        cos, sin = (rotation.half(values[ref]) for ref in (rotation.cos, rotation.sin))
+        turned = rotated(head[..., :count], cos, -sin if self.back else sin, pairs=rotation.pairs != self.pairs)
         return torch.cat([turned, head[..., count:]], -1)
 
 
@@ -279,16 +281,18 @@ class ValuesRotated(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention whose queries and keys are rotated."""
         of = {module: pair[-1] for module, pair in by_attention(model_parts)}
-        for one in model_parts.attentions:
-            if one.where in of and model_parts.tape[one.value].ndim == 4:
-                yield other(one.context, self._rotated(one.value, of[one.where]), where=one.where)
+        for attention in model_parts.attentions:
+            if attention.where in of and model_parts.tape[attention.value].ndim == 4:
+                yield alter(
+                    attention.context, self._rotated(attention.value, of[attention.where]), where=attention.where
+                )
 
     @staticmethod
     def _rotated(ref: Ref, turn: Rotation) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
             value, count = values[ref], values[turn.input].shape[-1]
             made = torch.cat([turn.turned(values, value[..., :count]), value[..., count:]], -1)
-            result: Tensor = given_instead(values, call, ref, made)
+            result: Tensor = run_with(values, call, ref, made)
             return result
 
         return rewrite
@@ -307,17 +311,19 @@ class AroundPadding(Cause):
         for module, pair in by_attention(model_parts):
             tape = model_parts.tape
             if all(
-                tape[ref].numel() == mask.shape[1] * tape[ref].shape[-1] for one in pair for ref in (one.cos, one.sin)
+                tape[ref].numel() == mask.shape[1] * tape[ref].shape[-1]
+                for rotation in pair
+                for ref in (rotation.cos, rotation.sin)
             ):
                 for places in ways:
                     yield Alteration(where=module, rewrites=each(pair, partial(_placed, places=places)))
 
 
-def _placed(values: Values, one: Rotation, places: Tensor) -> Tensor:
+def _placed(values: Values, rotation: Rotation, places: Tensor) -> Tensor:
     """With the angles of other positions [b s]."""
-    head, count = values[one.source], values[one.input].shape[-1]
-    cos, sin = (one.half(values[ref]).flatten(0, -2)[places][:, None] for ref in (one.cos, one.sin))
-    return torch.cat([rotated(head[..., :count], cos, sin, pairs=one.pairs), head[..., count:]], -1)
+    head, count = values[rotation.source], values[rotation.input].shape[-1]
+    cos, sin = (rotation.half(values[ref]).flatten(0, -2)[places][:, None] for ref in (rotation.cos, rotation.sin))
+    return torch.cat([rotated(head[..., :count], cos, sin, pairs=rotation.pairs), head[..., count:]], -1)
 
 
 CAUSES: tuple[Cause, ...] = (

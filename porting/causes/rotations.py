@@ -59,9 +59,11 @@ def rotations(model_parts: ModelParts) -> Iterator[Rotation]:
     for attention in model_parts.attentions:
         for ref in (attention.query, attention.key):
             for call in tape.before(ref, lambda call: call.name in SUM or call.name in ("linear", "addmm")):
-                products = [tape.maker(one) for one in call.reads] if call.name in SUM else []
-                if len(products) == 2 and all(one is not None and one.name in ("mul", "__mul__") for one in products):
-                    sides = [_sides(one, tape) for one in products if one is not None]
+                products = [tape.maker(read) for read in call.reads] if call.name in SUM else []
+                if len(products) == 2 and all(
+                    factor is not None and factor.name in ("mul", "__mul__") for factor in products
+                ):
+                    sides = [_sides(factor, tape) for factor in products if factor is not None]
                     if all(found is not None for found in sides):
                         (value, cos), (_, sin) = (found for found in sides if found is not None)
                         pairs = _pairs(tape, call, value, cos, sin)
@@ -71,14 +73,14 @@ def rotations(model_parts: ModelParts) -> Iterator[Rotation]:
 
 def _sides(call: Call, tape: Tape) -> tuple[Ref, Ref] | None:
     """What is rotated, and the cosine or sine that it is multiplied by."""
-    learned = [one for one in call.reads if tape.learned(one)]
-    rest = [one for one in call.reads if not tape.learned(one)]
+    learned = [read for read in call.reads if tape.learned(read)]
+    rest = [read for read in call.reads if not tape.learned(read)]
     return (learned[0], rest[0]) if len(learned) == 1 and len(rest) == 1 else None
 
 
 def _pairs(tape: Tape, call: Call, value: Ref, cos: Ref, sin: Ref) -> bool:
     """Whether neighbours are rotated together."""
-    turn = (_half(tape[one], pairs=True) for one in (cos, sin))
+    turn = (_half(tape[tensor], pairs=True) for tensor in (cos, sin))
     made = rotated(tape[value], *turn, pairs=True)
     return made.shape == tape[call.result].shape and torch.allclose(made, tape[call.result], rtol=1e-4, atol=1e-6)
 
@@ -90,7 +92,7 @@ def _half(value: Tensor, *, pairs: bool) -> Tensor:
 def _whole(tape: Tape, call: Call, value: Ref) -> tuple[Ref, Call]:
     """The head of which a part is rotated, and the call that puts it together."""
     cut = tape.maker(value)
-    joined = next((one for one in tape.users(call.result) if one.name in ("cat", "concat", "concatenate")), None)
+    joined = next((user for user in tape.users(call.result) if user.name in ("cat", "concat", "concatenate")), None)
     if cut is None or joined is None or not cut.reads or joined.reads[0] != call.result:
         return value, call
     fits = tape[cut.reads[0]].shape == tape[joined.result].shape
@@ -113,27 +115,27 @@ def rotated(value: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool = False) -> 
 def by_attention(model_parts: ModelParts) -> Iterator[tuple[str, list[Rotation]]]:
     """Query's and key's rotations, attention by attention."""
     found: dict[str, dict[int, Rotation]] = {}
-    for one in rotations(model_parts):
-        found.setdefault(one.module, {})[one.call.number] = one
+    for rotation in rotations(model_parts):
+        found.setdefault(rotation.module, {})[rotation.call.number] = rotation
     return ((module, list(many.values())) for module, many in found.items())
 
 
-def speeds_of(model_parts: ModelParts, one: Rotation) -> Tensor | None:
+def speeds_of(model_parts: ModelParts, rotation: Rotation) -> Tensor | None:
     """By what each pair of channels turns from one position to the next [d/2]; None where there is one position."""
-    cos, sin = (one.half(model_parts.tape[ref]).flatten(0, -2) for ref in (one.cos, one.sin))
+    cos, sin = (rotation.half(model_parts.tape[ref]).flatten(0, -2) for ref in (rotation.cos, rotation.sin))
     if len(cos) < 2 or not bool((cos[0] == cos[0, 0]).all()) or bool(sin[0].any()):
         return None
     return torch.atan2(sin[1], cos[1]).double()
 
 
-def loudness_of(model_parts: ModelParts, one: Rotation) -> float:
+def loudness_of(model_parts: ModelParts, rotation: Rotation) -> float:
     """What cosine and sine are multiplied by (Peng et al. 2023, section 3.4)."""
-    return float(one.half(model_parts.tape[one.cos]).flatten(0, -2)[0, 0])
+    return float(rotation.half(model_parts.tape[rotation.cos]).flatten(0, -2)[0, 0])
 
 
-def base_of(model_parts: ModelParts, one: Rotation) -> float | None:
+def base_of(model_parts: ModelParts, rotation: Rotation) -> float | None:
     """The theta of the reference's own angles; None where they are no powers of one."""
-    speeds = speeds_of(model_parts, one)
+    speeds = speeds_of(model_parts, rotation)
     return None if speeds is None else _base(speeds)
 
 
@@ -167,9 +169,9 @@ class Scaling:
         return f"the reference divides {which} angles by {self.factor:.6g}"
 
 
-def scaling_of(model_parts: ModelParts, one: Rotation) -> Scaling | None:
+def scaling_of(model_parts: ModelParts, rotation: Rotation) -> Scaling | None:
     """The scaling of the reference's angles; None where there is none, or none that is known."""
-    speeds = speeds_of(model_parts, one)
+    speeds = speeds_of(model_parts, rotation)
     if speeds is None or len(speeds) < 2 or not bool((speeds > 0).all()) or _base(speeds) is not None:
         return None
     linear = not math.isclose(float(speeds[0]), 1.0, rel_tol=1e-6)
@@ -177,8 +179,8 @@ def scaling_of(model_parts: ModelParts, one: Rotation) -> Scaling | None:
         theta = _base(speeds / speeds[0])
         return None if theta is None else Scaling(theta, 1 / float(speeds[0]), linear)
     ratios = {theta: _powers(theta, len(speeds)) / speeds for theta in (float(f"{_second(speeds):.5g}"), *THETAS)}
-    rising = [one for one in ratios.items() if bool((one[1].diff() > -1e-3).all()) and float(one[1].max()) > 1.001]
-    found = min(rising, key=lambda one: _doubt(one[1]), default=None)
+    rising = [item for item in ratios.items() if bool((item[1].diff() > -1e-3).all()) and float(item[1].max()) > 1.001]
+    found = min(rising, key=lambda item: _doubt(item[1]), default=None)
     return None if found is None else Scaling(found[0], float(found[1].max()), linear)
 
 
@@ -223,8 +225,8 @@ def declared(model_parts: ModelParts) -> Declared | None:
             if isinstance(said, Mapping):
                 every = {"rope_theta": getattr(config, "rope_theta", None), **said}
                 numbers = [every.get(name) for name in FIELDS]
-                if all(isinstance(one, int | float) for one in numbers):
-                    return Declared(*(float(one) for one in numbers if isinstance(one, int | float)))
+                if all(isinstance(number, int | float) for number in numbers):
+                    return Declared(*(float(number) for number in numbers if isinstance(number, int | float)))
     return None
 
 
@@ -246,9 +248,9 @@ Turn = Callable[[Values, Rotation], Tensor]
 """Makes of a rotation what the whole head is otherwise."""
 
 
-def bind(turn: Turn, one: Rotation) -> Rewrite:
+def bind(turn: Turn, rotation: Rotation) -> Rewrite:
     """The rewrite of the call that gives the whole head."""
-    return lambda values, call: turn(values, one)
+    return lambda values, call: turn(values, rotation)
 
 
 def based(
@@ -271,13 +273,13 @@ def based(
         loud: what cosine and sine are multiplied by.
     """
 
-    def turn(values: Values, one: Rotation) -> Tensor:
-        value = values[one.source]
+    def turn(values: Values, rotation: Rotation) -> Tensor:
+        value = values[rotation.source]
         length, size = value.shape[-2:]
-        count = values[one.input].shape[-1] if part is None else round(part * size)
+        count = values[rotation.input].shape[-1] if part is None else round(part * size)
         exponents = torch.arange(0, count, 2, dtype=dtype) / (size if whole else count)
         angles = torch.arange(length, dtype=dtype)[:, None] * scaled(1.0 / theta**exponents)
         cos, sin = ((loud * angles.cos()).to(value.dtype), (loud * angles.sin()).to(value.dtype))
-        return torch.cat([rotated(value[..., :count], cos, sin, pairs=one.pairs), value[..., count:]], -1)
+        return torch.cat([rotated(value[..., :count], cos, sin, pairs=rotation.pairs), value[..., count:]], -1)
 
     return turn

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from porting.causes.capping import Cap
-from porting.causes.cause import Cause, after, dial, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.projections import role_of
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -31,15 +31,10 @@ class OfCaps(Cause):
 
     of: str
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the number is solved for."""
-        del model_parts
-        return iter(())
-
     def caps(self, model_parts: ModelParts) -> Iterator[Cap]:
         """Those of scores, or all others."""
-        inside = {call.number for one in model_parts.attentions for call in one.steps}
-        return (one for one in model_parts.caps if (one.bend.number in inside) == (self.of == SCORES))
+        inside = {call.number for attention in model_parts.attentions for call in attention.steps}
+        return (cap for cap in model_parts.caps if (cap.bend.number in inside) == (self.of == SCORES))
 
 
 class CapMissing(OfCaps):
@@ -47,47 +42,49 @@ class CapMissing(OfCaps):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each cap."""
-        for one in self.caps(model_parts):
-            yield other(one.call, reads(one.input), f"of {one.size:g}")
+        for cap in self.caps(model_parts):
+            yield alter(cap.call, replace_with(cap.input), f"of {cap.size:g}")
 
 
 class OtherCap(OfCaps):
     """Of another size."""
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each cap."""
-        for one in self.caps(model_parts):
-            detail = f"{self.of} are capped at {{}} where the reference has {one.size:g}".format
-            yield dial(one.call, partial(_sized, one), detail, geometric(0.1, 1e3, 3))
+        for cap in self.caps(model_parts):
+            detail = f"{self.of} are capped at {{}} where the reference has {cap.size:g}".format
+            yield free_parameter(cap.call, partial(_sized, cap), detail, geometric(0.1, 1e3, 3))
 
 
-def _sized(one: Cap, size: float) -> Rewrite:
-    return reads(one.input, lambda value: capped(value, size))
+def _sized(cap: Cap, size: float) -> Rewrite:
+    return replace_with(cap.input, lambda value: capped(value, size))
 
 
 class CapExtra(OfCaps):
     """One that should not be there."""
 
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each attention, or each decoder, without one."""
         if any(True for _ in self.caps(model_parts)):
             return
         detail = f"{self.of} are capped at {{}} where the reference has no cap".format
         for call, where in self._places(model_parts):
-            yield dial(call, _extra, detail, geometric(0.1, 1e3, 3), where=where)
+            yield free_parameter(call, _extra, detail, geometric(0.1, 1e3, 3), where=where)
 
     def _places(self, model_parts: ModelParts) -> Iterator[tuple[Call, str]]:
         if self.of == LOGITS:
-            yield from ((one.call, "") for one in model_parts.linears if role_of(one, model_parts) == "decoder")
+            yield from (
+                (linear.call, "") for linear in model_parts.linears if role_of(linear, model_parts) == "decoder"
+            )
             return
-        for one in model_parts.attentions:
-            call = model_parts.tape.maker(one.raw)
+        for attention in model_parts.attentions:
+            call = model_parts.tape.maker(attention.raw)
             if call is not None:
-                yield call, one.where
+                yield call, attention.where
 
 
 def _extra(size: float) -> Rewrite:
-    return after(lambda value: capped(value, size))
+    return map_result(lambda value: capped(value, size))
 
 
 class CapBehindMask(OfCaps):
@@ -95,13 +92,13 @@ class CapBehindMask(OfCaps):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each attention whose scores are capped."""
-        caps = {one.call.number: one for one in self.caps(model_parts)}
-        for one in model_parts.attentions:
-            cap = next((caps[call.number] for call in one.steps if call.number in caps), None)
-            last = model_parts.tape.maker(one.masked)
+        caps = {cap.call.number: cap for cap in self.caps(model_parts)}
+        for attention in model_parts.attentions:
+            cap = next((caps[call.number] for call in attention.steps if call.number in caps), None)
+            last = model_parts.tape.maker(attention.masked)
             if cap is not None and last is not None and last is not cap.call:
-                closed = ~one.allowed
-                yield other(last, self._closed(cap, closed), where=one.where)
+                closed = ~attention.allowed
+                yield alter(last, self._closed(cap, closed), where=attention.where)
 
     @staticmethod
     def _closed(cap: Cap, closed: Tensor) -> Rewrite:

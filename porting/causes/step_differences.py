@@ -195,8 +195,8 @@ class Steps:
         """Whether a step reads a tensor that the port holds and the reference does not: no other step replaces it."""
         held = [ref for ref in step.reads if self._port.maker(ref) is None or moves_weights(self._port, ref)]
         values = [self._values[ref] for ref in held]
-        matrices = [one for one in values if one.is_floating_point() and moments(one) is not None]
-        return any(not self._weights.like(one) and not self._numbers.like(one) for one in matrices)
+        matrices = [value for value in values if value.is_floating_point() and moments(value) is not None]
+        return any(not self._weights.like(matrix) and not self._numbers.like(matrix) for matrix in matrices)
 
     def weights_of(self, step: Call) -> Iterator[Ref]:
         """The reference's weights that have the numbers of a step's."""
@@ -208,7 +208,7 @@ class Steps:
     def _made_by(tape: Tape, call: Call) -> set[str]:
         """The functions that gave what a call reads."""
         makers = (tape.maker(unmoved(tape, ref)) for ref in call.reads)
-        return {word(one) for one in makers if one is not None}
+        return {word(maker) for maker in makers if maker is not None}
 
     def _unchanged_at(self, step: Call) -> Tensor:
         """What the port gives there by itself, the steps before being repaired."""
@@ -262,19 +262,19 @@ class Steps:
         """Which operand is another one: what the port does, and what the reference does."""
         rest = list(dict.fromkeys(call.reads))
         if word(step) == "matmul" and len(rest) > 2:  # a port may add the bias by itself
-            rest = [one for one in rest if self._reference[one].ndim > 1 or one not in self._reference.weights]
+            rest = [ref for ref in rest if self._reference[ref].ndim > 1 or ref not in self._reference.weights]
         unlike: list[tuple[Ref, list[Ref]]] = []
         turned: list[tuple[Ref, Ref]] = []
         for ref in dict.fromkeys(step.reads):
             like = [*self._numbers.like(self._values[ref]), *self._weights.like(self._values[ref])]
-            match = next((one for one in rest if one in like), None)
+            match = next((ref for ref in rest if ref in like), None)
             if match is None:
                 unlike.append((ref, like))
             else:
                 rest.remove(match)
             same = match is not None and self._reference[match].shape == self._values[ref].shape
             held = [match] if same and match is not None else like
-            if held and not any(_equal(self._values[ref], self._reference[one], same=same) for one in held):
+            if held and not any(_equal(self._values[ref], self._reference[twin], same=same) for twin in held):
                 turned.append((ref, held[0]))
         if turned:
             ref, match = turned[0]
@@ -292,7 +292,7 @@ class Steps:
     def _other_operand(self, ref: Ref, like: Sequence[Ref], rest: list[Ref]) -> tuple[Kind, str, str]:
         """What an operand is that the reference's step does not have, where that has others."""
         learned = self._port.learned(ref)
-        rest.sort(key=lambda one: (self._reference.learned(one) != learned, one in self._reference.weights))
+        rest.sort(key=lambda ref: (self._reference.learned(ref) != learned, ref in self._reference.weights))
         theirs = rest[0]
         source = unmoved(self._port, ref)
         if source != ref and unmoved(self._reference, theirs) in self._numbers.like(self._values[source]):
@@ -302,13 +302,13 @@ class Steps:
         if (
             like
             and made is not None
-            and any(known in made.reads for one in like for known in (one, unmoved(self._reference, one)))
+            and any(known in made.reads for ref in like for known in (ref, unmoved(self._reference, ref)))
         ):
             return Kind.LEFT_OUT, word(made), spelled(made.module)
         if like:
             own = f"reads {named(self._reference, like[0])}"
             if own == expected:  # of two layers
-                own, expected = (f"reads {named(self._reference, one, str)}" for one in (like[0], theirs))
+                own, expected = (f"reads {named(self._reference, ref, str)}" for ref in (like[0], theirs))
             return Kind.TENSOR, own, expected
         return Kind.TENSOR, f"reads {named(self._port, ref)} of the port", expected
 
@@ -324,7 +324,7 @@ def unmoved(tape: Tape, ref: Ref) -> Ref:
 
 def _equal(value: Tensor, theirs: Tensor, *, same: bool) -> bool:
     """Whether a tensor is another one, as it is or in some layout."""
-    return any(_close(value, one) for one in islice(laid_out(theirs, tuple(value.shape)), 1 if same else LAYOUTS))
+    return any(_close(value, layout) for layout in islice(laid_out(theirs, tuple(value.shape)), 1 if same else LAYOUTS))
 
 
 def _close(value: Tensor, theirs: Tensor) -> bool:
@@ -333,10 +333,10 @@ def _close(value: Tensor, theirs: Tensor) -> bool:
 
 def _order(value: Tensor, theirs: Tensor) -> str:
     """Along which axis the order is another one, and which; empty where it is no such."""
-    for one in islice(laid_out(theirs, tuple(value.shape)), LAYOUTS):
+    for layout in islice(laid_out(theirs, tuple(value.shape)), LAYOUTS):
         joined = [(axis, axis) for axis in range(value.ndim)] + [(axis, axis + 1) for axis in range(value.ndim - 1)]
         for first, last in joined:
-            ours, other = (_rows(part.double().flatten(first, last), first) for part in (value, one))
+            ours, other = (_rows(part.double().flatten(first, last), first) for part in (value, layout))
             if not 1 < len(ours) <= ALONG:
                 continue
             near = torch.cdist(ours, other) <= 1e-7 * float(other.norm() + 1e-300)
@@ -412,12 +412,12 @@ def laid_out(value: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
             continue
         turned = [value.shape[axis] for axis in order]
         (exact if [number for number in turned if number != 1] == extents else joined).append(order)
-    for order in (*exact, *(one for one in joined if _splits([value.shape[axis] for axis in one], shape))):
+    for order in (*exact, *(axes for axes in joined if _splits([value.shape[axis] for axis in axes], shape))):
         yield value.permute(order).reshape(shape)
 
 
-def _splits(one: Sequence[int], other: Sequence[int]) -> bool:
+def _splits(sizes: Sequence[int], other: Sequence[int]) -> bool:
     """Whether axes of one shape are joined, or taken apart, to give the other."""
-    ends = [set(accumulate((number for number in shape if number != 1), mul)) for shape in (one, other)]
+    ends = [set(accumulate((number for number in shape if number != 1), mul)) for shape in (sizes, other)]
     fewer, more = sorted(ends, key=len)
     return fewer <= more

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, dial, given_instead, joins, other, reads
-from porting.causes.fitting import Dial, geometric
+from porting.causes.cause import Cause, alter, combine, free_parameter, replace_with, run_with
+from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import CASTING
 from porting.causes.model_parts import ModelParts, Residual
 from porting.causes.norming import Norm
@@ -27,27 +27,22 @@ class Sum(Cause):
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each residual sum."""
-        for one in model_parts.residuals:
-            yield other(one.call, joins(one.stream, one.branch, self.formula))
+        for residual in model_parts.residuals:
+            yield alter(residual.call, combine(residual.stream, residual.branch, self.formula))
 
 
 class BranchScaled(Cause):
     """A branch by a factor."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """None: the factor is solved for."""
-        del model_parts
-        return iter(())
-
-    def dials(self, model_parts: ModelParts) -> Iterator[Dial]:
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Each residual sum."""
-        for one in model_parts.residuals:
+        for residual in model_parts.residuals:
             detail = "a branch is multiplied by {} before it is added".format
-            yield dial(one.call, partial(self._scaled, one), detail, geometric(1e-3, 1e2, 3))
+            yield free_parameter(residual.call, partial(self._scaled, residual), detail, geometric(1e-3, 1e2, 3))
 
     @staticmethod
-    def _scaled(one: Residual, factor: float) -> Rewrite:
-        return joins(one.stream, one.branch, lambda stream, branch: stream + factor * branch)
+    def _scaled(residual: Residual, factor: float) -> Rewrite:
+        return combine(residual.stream, residual.branch, lambda stream, branch: stream + factor * branch)
 
 
 def behind(model_parts: ModelParts, ref: Ref) -> set[Ref]:
@@ -76,23 +71,25 @@ def post_norm(model_parts: ModelParts) -> Iterator[Block]:
     """``norm(x + f(x))``: each sum that is normed and used for nothing else."""
     for norm in model_parts.norms:
         before = behind(model_parts, norm.input)
-        for one in model_parts.residuals:
+        for residual in model_parts.residuals:
             readers = {
                 call.number
-                for call in model_parts.tape.users(one.call.result)
+                for call in model_parts.tape.users(residual.call.result)
                 if call.name not in ("dropout", *CASTING)
             }
-            if one.call.result in before and readers == {norm.call.number}:
-                yield Block(one, norm)
+            if residual.call.result in before and readers == {norm.call.number}:
+                yield Block(residual, norm)
 
 
 def pre_norm(model_parts: ModelParts) -> Iterator[Block]:
     """``x + f(norm(x))``: each sum whose branch reads the stream through a norm."""
-    for one in model_parts.residuals:
-        stream = behind(model_parts, one.stream)
+    for residual in model_parts.residuals:
+        stream = behind(model_parts, residual.stream)
         for norm in model_parts.norms:
-            if one.stream.number < norm.call.result.number < one.branch.number and norm.input in stream | {one.stream}:
-                yield Block(one, norm)
+            if residual.stream.number < norm.call.result.number < residual.branch.number and norm.input in stream | {
+                residual.stream
+            }:
+                yield Block(residual, norm)
 
 
 Stream = Callable[[Values], Tensor]
@@ -110,11 +107,11 @@ class NormBeforeSum(Cause):
             streams: list[Stream] = [_value(block.sum.stream)]
             if before is not None:  # the stream is the sum of the block before, whose norm its probe has shown
                 streams.append(_unnormed(before))
-            yield other(norm.call, _branched(block))
+            yield alter(norm.call, _branched(block))
             for stream in streams:
-                yield other(norm.call, _joined(stream, block))
+                yield alter(norm.call, _joined(stream, block))
             for reader in model_parts.tape.users(norm.output):
-                yield other(reader, _reads_sum(norm.output, block), where=where)
+                yield alter(reader, _reads_sum(norm.output, block), where=where)
             before = block
 
 
@@ -136,7 +133,7 @@ def _joined(stream: Stream, block: Block) -> Rewrite:
 
 def _reads_sum(ref: Ref, block: Block) -> Rewrite:
     """A call that is given the stream and the norm's recorded value in place of that value."""
-    return lambda values, call: given_instead(values, call, ref, _unnormed(block)(values))
+    return lambda values, call: run_with(values, call, ref, _unnormed(block)(values))
 
 
 class PreForPost(Cause):
@@ -153,9 +150,9 @@ class PreForPost(Cause):
                 yield Alteration(where=where, rewrites={block.norm.call.number: _of(stream, block.norm)})
             # What reads the norm's input, given the reference's value for what the norm gives: the branch.
             for reader in _readers(model_parts, block):
-                yield other(reader, _reads(block.sum.stream, block.norm, pinned=True), where=where)
+                yield alter(reader, _reads(block.sum.stream, block.norm, pinned=True), where=where)
                 for stream in _streams(block, before):
-                    yield other(reader, _reads_normed(block.sum.stream, stream, block.norm), where=where)
+                    yield alter(reader, _reads_normed(block.sum.stream, stream, block.norm), where=where)
             # What the layer gives: the sum itself, without a norm after it.
             for stream in _streams(block, before):
                 yield Alteration(where=where, rewrites={block.norm.call.number: _summed(stream, block)})
@@ -196,7 +193,7 @@ def _reads(stream: Ref, norm: Norm, *, pinned: bool) -> Rewrite:
 
     def rewrite(values: Values, call: Call) -> Tensor:
         instead = values.tape[norm.output] if pinned else values[norm.output]
-        result: Tensor = given_instead(values, call, stream, instead)
+        result: Tensor = run_with(values, call, stream, instead)
         return result
 
     return rewrite
@@ -204,7 +201,7 @@ def _reads(stream: Ref, norm: Norm, *, pinned: bool) -> Rewrite:
 
 def _reads_normed(stream: Ref, source: Stream, norm: Norm) -> Rewrite:
     """A call that is given the normed stream in place of the stream."""
-    return lambda values, call: given_instead(values, call, stream, norm.whole(source(values), values))
+    return lambda values, call: run_with(values, call, stream, norm.whole(source(values), values))
 
 
 class PostForPre(Cause):
@@ -218,13 +215,15 @@ class PostForPre(Cause):
             streams = [block.sum.stream, *([before.norm.output] if before else [])]
             for stream in streams:
                 normed = _normed_sum(stream, block)
-                yield other(norm.call, normed)
-                yield other(block.sum.call, normed, where=where)
+                yield alter(norm.call, normed)
+                yield alter(block.sum.call, normed, where=where)
                 for reader in model_parts.tape.users(norm.output):
-                    yield other(reader, _reads_recorded(norm.output, stream), where=where)
-                yield Alteration(where=where, rewrites={norm.call.number: reads(stream), block.sum.call.number: normed})
+                    yield alter(reader, _reads_recorded(norm.output, stream), where=where)
+                yield Alteration(
+                    where=where, rewrites={norm.call.number: replace_with(stream), block.sum.call.number: normed}
+                )
             # Where the norm is probed, the layer gives what the probe was given in its place.
-            yield other(block.sum.call, _recorded(norm.output), where=where)
+            yield alter(block.sum.call, _recorded(norm.output), where=where)
             before = block
 
 
@@ -238,7 +237,7 @@ def _recorded(ref: Ref) -> Rewrite:
 
 def _reads_recorded(ref: Ref, stream: Ref) -> Rewrite:
     """A call that is given the recorded stream in place of a normed one."""
-    return lambda values, call: given_instead(values, call, ref, values.tape[stream])
+    return lambda values, call: run_with(values, call, ref, values.tape[stream])
 
 
 class ResidualAfterNorm(Cause):
@@ -247,7 +246,7 @@ class ResidualAfterNorm(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each pre-norm block."""
         for block in pre_norm(model_parts):
-            yield other(block.sum.call, joins(block.norm.output, block.sum.branch, torch.add))
+            yield alter(block.sum.call, combine(block.norm.output, block.sum.branch, torch.add))
 
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -295,15 +294,16 @@ def _other_input(model_parts: ModelParts) -> Iterator[Alteration]:
                 given = part.input
                 if another == number or stream is None or given is None:
                     continue
-                readers = [one for one in model_parts.tape.users(given) if part.first <= one.number < part.last]
-                rewrites = {one.number: _reads_recorded(given, stream) for one in readers}
+                readers = [user for user in model_parts.tape.users(given) if part.first <= user.number < part.last]
+                rewrites = {reader.number: _reads_recorded(given, stream) for reader in readers}
                 detail = f"layer {number} is given what layer {another} should be given"
                 yield Alteration(where=part.path, rewrites=rewrites, detail=detail, pinned=True)
         last = stack[max(stack)]
         for number, part in stack.items():
             if part.output is not None and last.output is not None and part is not last:
                 rewrites = {
-                    one.number: _reads_recorded(last.output, part.output) for one in model_parts.tape.users(last.output)
+                    user.number: _reads_recorded(last.output, part.output)
+                    for user in model_parts.tape.users(last.output)
                 }
                 detail = f"layer {number} was the last one"
                 yield Alteration(where=last.path, rewrites=rewrites, detail=detail, pinned=True)

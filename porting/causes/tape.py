@@ -1,7 +1,7 @@
-"""A forward pass as the list of the torch functions that it called: what the search for a cause rewrites.
+"""Recording a forward pass as the list of its calls of torch functions, which the search for a cause rewrites.
 
-A model is known here by what it computes and not by how it is written: which tensor plays the query is read off the
-products that lead to a softmax, and no name of a module or of a family is needed.
+Parts of a model are recognised by what they compute, so that no name of a module or family is needed: the query, for
+example, is a factor of the product that leads to a softmax.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from porting.frames import current_lines
 from porting.tracing.calls import Kind, kind_of
 from porting.tracing.torch_modes import FunctionMode
 
-apis: Any = _apis  # torch exports none of its names
+apis: Any = _apis  # torch does not type this module
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor on a tape, by its number."""
+    """A tensor on a tape, identified by its number."""
 
     number: int
 
@@ -37,12 +37,12 @@ class Call:
     """One call of a torch function.
 
     Attributes:
-        number: its place in the pass.
-        function: what was called.
-        args, kwargs: with a :class:`Ref` for each tensor.
-        output: the result, with a :class:`Ref` for each tensor.
+        number: its index in :attr:`Tape.calls`.
+        function: the torch function.
+        args, kwargs: its arguments, with a :class:`Ref` in place of each tensor.
+        output: its result, with a :class:`Ref` in place of each tensor.
         module: the path of the innermost module that was running.
-        lines: ``file:line`` of the user's code that called, the innermost first; empty where that was not asked for.
+        lines: ``file:line`` of the user's code, the innermost frame first; empty unless lines are recorded.
     """
 
     number: int
@@ -55,32 +55,38 @@ class Call:
 
     @cached_property
     def name(self) -> str:
-        """The function's name, without the underscore of one that works in place."""
+        """The function's name, without the trailing underscore of in-place functions."""
         name: str = getattr(self.function, "__name__", "")
         return name if name.startswith("__") else name.rstrip("_")
 
     @cached_property
     def kind(self) -> Kind | None:
-        """What the function is to a model."""
+        """The kind of the function, or None."""
         return kind_of(self.function)
 
     @cached_property
     def reads(self) -> tuple[Ref, ...]:
-        """The tensors that it was given."""
+        """The tensors among its arguments."""
         return refs((self.args, self.kwargs))
 
     @cached_property
     def writes(self) -> tuple[Ref, ...]:
-        """The tensors that it made."""
+        """The tensors in its result."""
         return refs(self.output)
 
     @property
     def result(self) -> Ref:
-        """The tensor that it made, or the first of several."""
+        """The tensor that it returned, or the first of several."""
         return self.writes[0]
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:  # whatever the function takes
-        """An argument, wherever it stands."""
+        """Return an argument, whether it was passed by position or by name.
+
+        Args:
+            place: its position.
+            name: its name.
+            default: what is returned if it was not passed.
+        """
         return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
 
 
@@ -90,9 +96,9 @@ class Part:
 
     Attributes:
         module: the module.
-        path: its name in the model.
-        first, last: the numbers of the calls that it made: ``first <= number < last``.
-        input, output: its first tensor in and its only tensor out; None when there is no such.
+        path: its path in the model.
+        first, last: its calls are those with ``first <= number < last``.
+        input, output: the first tensor that it was given, and its result if that is a tensor; else None.
     """
 
     module: nn.Module
@@ -104,19 +110,19 @@ class Part:
 
 
 def refs(tree: object) -> tuple[Ref, ...]:
-    """The tensors in a tree of arguments or results."""
-    return tuple(one for one in tree_leaves(tree) if isinstance(one, Ref))
+    """Return the tensors in a tree of arguments or results."""
+    return tuple(leaf for leaf in tree_leaves(tree) if isinstance(leaf, Ref))
 
 
 class Tape:
-    """One recorded pass.
+    """A recorded forward pass.
 
     Attributes:
-        calls: in order.
-        parts: the calls of modules, in the order in which they ended.
-        values: every tensor, by its number.
-        weights: the name of each tensor that is a parameter or a buffer.
-        marks: the name under which a value was marked, and the value.
+        calls: the calls, in order.
+        parts: the calls of modules, in the order in which they returned.
+        values: the tensors, by :attr:`Ref.number`.
+        weights: the names of the tensors that are parameters or buffers.
+        marks: the tensors that were marked with a name, such as the probes.
     """
 
     def __init__(self) -> None:
@@ -133,33 +139,38 @@ class Tape:
         return self.values[ref.number]
 
     def maker(self, ref: Ref) -> Call | None:
-        """The call that made a tensor; None for a weight or an input."""
+        """Return the call that made a tensor; None for a weight or an input."""
         return self._makers.get(ref)
 
     def users(self, ref: Ref) -> Sequence[Call]:
-        """The calls that a tensor was given to, in order."""
+        """Return the calls that read a tensor, in order."""
         if self._users is None:
             self._users = {}
             for call in self.calls:
-                for one in dict.fromkeys(call.reads):
-                    self._users.setdefault(one, []).append(call)
+                for read in dict.fromkeys(call.reads):
+                    self._users.setdefault(read, []).append(call)
         return self._users.get(ref, ())
 
     def before(self, ref: Ref, stops: Callable[[Call], bool] = lambda call: False) -> Iterator[Call]:
-        """The calls that a tensor was made by, the nearest first; not past one at which ``stops`` holds."""
+        """Yield the calls that a tensor was computed by, the latest first.
+
+        Args:
+            ref: the tensor.
+            stops: do not go on to what a call reads if this holds for the call.
+        """
         waiting, seen = [ref], {ref}
         while waiting:
-            waiting.sort(key=lambda one: one.number)
+            waiting.sort(key=lambda ref: ref.number)
             call = self.maker(waiting.pop())
             if call is None:
                 continue
             yield call
             if not stops(call):
-                waiting += [one for one in dict.fromkeys(call.reads) if one not in seen]
+                waiting += [read for read in dict.fromkeys(call.reads) if read not in seen]
                 seen.update(call.reads)
 
     def learned(self, ref: Ref) -> bool:
-        """Whether a tensor depends on a parameter; on no more than inputs and constants if not."""
+        """Return whether a tensor depends on a parameter, and not only on inputs and constants."""
         return ref in self._learned
 
     def add(self, call: Call) -> None:
@@ -167,27 +178,26 @@ class Tape:
         self.calls.append(call)
         for ref in call.writes:
             self._makers[ref] = call
-        if any(one in self._learned for one in call.reads):
+        if any(read in self._learned for read in call.reads):
             self._learned.update(call.writes)
 
     def learn(self, ref: Ref) -> None:
-        """A tensor is a parameter."""
+        """Note that a tensor depends on a parameter."""
         self._learned.add(ref)
 
 
 class Recorder(FunctionMode):
-    """Records a pass: ``with Recorder(model) as recorder: model(**inputs)``, and then there is ``recorder.tape``.
+    """Records a forward pass: ``with Recorder(model) as recorder: model(**inputs)``, then ``recorder.tape``.
 
-    It is a mode because the calls are what the search for a cause makes again, with other arguments.
+    It is a mode of torch functions because the search for a cause repeats these calls with other arguments. A
+    ``torch.vmap`` is recorded as one call: the tensors inside it stand for single elements and cannot be kept.
 
-    A ``torch.vmap`` is one call: tensors inside of it are views of one element and cannot be kept.
-
-    Other modes that see into the pass, such as one that shows the scores of attention, are entered inside of it; what
-    they compute is then on the tape, too.
+    Modes that write out fused functions, such as attention, are entered inside of this one, so that their calls are
+    recorded as well.
 
     Args:
         module: the model.
-        lines: with the line of the user's code of each call.
+        lines: record the lines of the user's code that make each call.
     """
 
     def __init__(self, module: nn.Module, *, lines: bool = False) -> None:
@@ -221,32 +231,32 @@ class Recorder(FunctionMode):
         self._hooks.close()
 
     def mark(self, name: str, value: Tensor) -> None:
-        """Remember a value of the pass under a name."""
+        """Mark a tensor of the pass with a name."""
         self.tape.marks[name] = self._ref(value)
 
     def stand_in(self, value: Tensor) -> Tensor:
-        """An activation that the pass goes on with in place of the one that was computed."""
+        """Note an activation that replaces the computed one from here on, and return it."""
         self.tape.learn(self._new(value))
         return value
 
     def _enter(self, path: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:  # whatever it is given
-            given = [one for one in tree_leaves(args) if isinstance(one, Tensor)]
-            self._path.append((path, len(self.tape.calls), self._ref(given[0]) if given else None))
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+            self._path.append((path, len(self.tape.calls), self._ref(tensors[0]) if tensors else None))
 
         return hook
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:  # whatever it returns
-        path, first, given = self._path.pop()
-        found = self._ref(output) if isinstance(output, Tensor) else None
-        self.tape.parts.append(Part(module, path, first, len(self.tape.calls), given, found))
+        path, first, first_input = self._path.pop()
+        output_ref = self._ref(output) if isinstance(output, Tensor) else None
+        self.tape.parts.append(Part(module, path, first, len(self.tape.calls), first_input, output_ref))
 
     def _ref(self, tensor: Tensor) -> Ref:
         known = self._known.get(id(tensor))
         return self._new(tensor) if known is None else known
 
     def _new(self, tensor: Tensor) -> Ref:
-        """The next number; the tape keeps the tensor, so that its id stays its own."""
+        """Give a tensor the next number; the tape keeps the tensor, so that its id is not reused."""
         ref = Ref(len(self.tape.values))
         self.tape.values.append(tensor)
         self._known[id(tensor)] = ref
@@ -256,20 +266,20 @@ class Recorder(FunctionMode):
         """See :meth:`FunctionMode.call`."""
         if peek_interpreter_stack() is not None:  # within a vmap
             return func(*args, **kwargs)
-        if func is Tensor.__iter__:  # which would hide the calls by which it takes the tensor apart
+        if func is Tensor.__iter__:  # it calls unbind internally, which the mode would not see
             return iter(self.call(Tensor.unbind, args, kwargs))
-        read = tree_map(
-            lambda one: self._ref(one) if isinstance(one, Tensor) else one, {"args": args, "kwargs": kwargs}
+        arguments = tree_map(
+            lambda leaf: self._ref(leaf) if isinstance(leaf, Tensor) else leaf, {"args": args, "kwargs": kwargs}
         )
         if _in_place(func):
             self._keep(args[0])
         result = func(*args, **kwargs)
-        made = args[0] if func is Tensor.__setitem__ else result
-        if any(isinstance(one, Tensor) for one in tree_leaves(made)):
-            output = tree_map(lambda one: self._new(one) if isinstance(one, Tensor) else one, made)
+        written = args[0] if func is Tensor.__setitem__ else result
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(written)):
+            output = tree_map(lambda leaf: self._new(leaf) if isinstance(leaf, Tensor) else leaf, written)
             path = self._path[-1][0] if self._path else ""
             lines = current_lines() if self._lines else ()
-            self.tape.add(Call(len(self.tape.calls), func, read["args"], read["kwargs"], output, path, lines))
+            self.tape.add(Call(len(self.tape.calls), func, arguments["args"], arguments["kwargs"], output, path, lines))
         return result
 
     def _vmap(self, *args: Any, **kwargs: Any) -> Any:  # as torch has them
@@ -279,7 +289,7 @@ class Recorder(FunctionMode):
         return self.call(vmap, args, kwargs)
 
     def _keep(self, tensor: Tensor) -> None:
-        """A copy of what is about to be changed takes its place on the tape."""
+        """Store a copy on the tape of a tensor that is about to be changed in place."""
         self.tape.values[self._ref(tensor).number] = tensor.detach().clone()
 
 
@@ -287,7 +297,7 @@ _vmapped = apis.vmap_impl
 
 
 def vmap(*args: Any, **kwargs: Any) -> Any:  # as torch has them
-    """What ``torch.vmap(function)(...)`` calls."""
+    """Call ``torch.vmap``'s implementation."""
     return _vmapped(*args, **kwargs)
 
 
@@ -300,9 +310,9 @@ _OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
 
 def call_again(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # as recorded
-    """Make a recorded call with other tensors, none of which it changes."""
+    """Repeat a recorded call with other tensors, none of which it changes in place."""
     if not _in_place(function):
         return function(*args, **kwargs)
-    own = args[0].clone()
-    result = function(own, *args[1:], **kwargs)
-    return own if function is Tensor.__setitem__ else result
+    copy = args[0].clone()
+    result = function(copy, *args[1:], **kwargs)
+    return copy if function is Tensor.__setitem__ else result

@@ -38,7 +38,7 @@ def solved(model_parts: ModelParts, stage: Stage, mark: str, target: Tensor) -> 
     goal = stage.tape.marks[mark]
     if stage.tape[goal].shape != target.shape:
         return None
-    by_result = {one.call.result: one for one in model_parts.linears}
+    by_result = {linear.call.result: linear for linear in model_parts.linears}
     linear, call = by_result.get(goal), stage.tape.maker(goal)
     if linear is None and call is not None and call.name in SUM:  # a bias that is added by itself
         linear = next((by_result[ref] for ref in call.reads if ref in by_result), None)

@@ -98,10 +98,10 @@ class Written:
         name = plain(function)
         if name in ELEMENTWISE:
             step = _Step(name, (*args, *kwargs.values()))
-            for one in (one for one in tree_leaves(made) if isinstance(one, Tensor)):
-                self._made[id(one)] = step
-                self._born.setdefault(id(one), len(self._born))
-                self._kept.append(one)
+            for tensor in (leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)):
+                self._made[id(tensor)] = step
+                self._born.setdefault(id(tensor), len(self._born))
+                self._kept.append(tensor)
 
     def norm(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Norm | None:
         """The norm that a result is, if it is one: after its division, its gain or its bias."""
@@ -128,9 +128,9 @@ class Written:
 
     def _grown(self, name: str, args: tuple[Any, ...]) -> Norm | None:
         """A norm that a gain is multiplied to, or a bias added."""
-        tensors = [one for one in args if isinstance(one, Tensor)]
-        known = next((self._norms[id(one)] for one in tensors if id(one) in self._norms), None)
-        other = next((one for one in tensors if id(one) not in self._norms and one.ndim == 1), None)
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        known = next((self._norms[id(tensor)] for tensor in tensors if id(tensor) in self._norms), None)
+        other = next((tensor for tensor in tensors if id(tensor) not in self._norms and tensor.ndim == 1), None)
         if known is None or other is None:
             return None
         if name == "mul" and known.weight is None and known.bias is None and self._gains(other):
@@ -143,7 +143,7 @@ class Written:
         """Whether a vector is a parameter, or one with a number added."""
         step = self._made.get(id(vector))
         given = () if step is None or step.name != "add" else step.given
-        return id(vector) in self._parameters or any(id(one) in self._parameters for one in given)
+        return id(vector) in self._parameters or any(id(tensor) in self._parameters for tensor in given)
 
     def activation(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Tensor | None:
         """What an activation was written for whose last step this is."""
@@ -158,12 +158,12 @@ class Written:
     def inside(self, args: tuple[Any, ...], given: Tensor) -> set[int]:
         """The ids of the tensors between what an activation was given and its last step."""
         found: set[int] = set()
-        waiting = [one for one in tree_leaves(args) if isinstance(one, Tensor)]
+        waiting = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
         while waiting:
-            one = waiting.pop()
-            if one is not given and id(one) not in found:
-                found.add(id(one))
-                step = self._made.get(id(one))
+            tensor = waiting.pop()
+            if tensor is not given and id(tensor) not in found:
+                found.add(id(tensor))
+                step = self._made.get(id(tensor))
                 waiting += (
                     [] if step is None else [each for each in tree_leaves(step.given) if isinstance(each, Tensor)]
                 )
@@ -178,17 +178,17 @@ class Written:
         while waiting and depth < DEPTH:
             depth += 1
             further: list[Any] = []
-            for one in waiting:
-                if isinstance(one, Tensor) and id(one) not in tensors:
-                    tensors[id(one)] = one
-                    step = None if id(one) in self._norms and depth > 1 else self._made.get(id(one))
+            for tensor in waiting:
+                if isinstance(tensor, Tensor) and id(tensor) not in tensors:
+                    tensors[id(tensor)] = tensor
+                    step = None if id(tensor) in self._norms and depth > 1 else self._made.get(id(tensor))
                     if step is not None:
                         names.add(step.name)
                         further += tree_leaves(step.given)
-                elif isinstance(one, float):
-                    numbers.append(one)
+                elif isinstance(tensor, float):
+                    numbers.append(tensor)
             waiting = further
-        found = [one for one in tensors.values() if id(one) not in self._parameters]
-        found.sort(key=lambda one: self._born.get(id(one), -1))
-        vectors = [one for one in tensors.values() if id(one) in self._parameters and one.ndim == 1]
+        found = [tensor for tensor in tensors.values() if id(tensor) not in self._parameters]
+        found.sort(key=lambda tensor: self._born.get(id(tensor), -1))
+        vectors = [tensor for tensor in tensors.values() if id(tensor) in self._parameters and tensor.ndim == 1]
         return names, found, numbers, vectors

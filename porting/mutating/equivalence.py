@@ -118,8 +118,8 @@ def _trials(model: nn.Module, given: Given) -> Iterator[SampleRun]:
 
 def _with(given: Given, drawn: Given, name: int | str) -> Given:
     """One argument as it was drawn."""
-    args = tuple(drawn[0][place] if place == name else one for place, one in enumerate(given[0]))
-    return args, {key: drawn[1][key] if key == name else one for key, one in given[1].items()}
+    args = tuple(drawn[0][place] if place == name else argument for place, argument in enumerate(given[0]))
+    return args, {key: drawn[1][key] if key == name else argument for key, argument in given[1].items()}
 
 
 def _advice(name: str, value: Tensor) -> str:
@@ -141,17 +141,19 @@ def _double(model: nn.Module, seed: int | None) -> nn.Module:
         return own
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, one in own.named_parameters():
-            gain = one.ndim == 1 and name.endswith("weight")
-            one.copy_((1.0 if gain else 0.0) + 0.2 * torch.randn(one.shape, generator=generator, dtype=torch.float64))
+        for name, parameter in own.named_parameters():
+            gain = parameter.ndim == 1 and name.endswith("weight")
+            parameter.copy_(
+                (1.0 if gain else 0.0) + 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            )
     return own
 
 
 def _floats(given: Given) -> Given:
     """In float64, where they are floating numbers."""
 
-    def exact(one: Any) -> Any:
-        return one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
+    def exact(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
     return tuple(tree_map(exact, given[0])), dict(tree_map(exact, given[1]))
 
@@ -161,27 +163,27 @@ def _drawn(model: nn.Module, given: Given, seed: int) -> Given:
     generator = torch.Generator().manual_seed(seed)
     words = max((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=2)
 
-    def other(one: Any) -> Any:
-        if not isinstance(one, Tensor):
-            return one
-        if one.is_floating_point():
-            return one
-        binary = bool(((one == 0) | (one == 1)).all())
-        if one.ndim != 2:
-            return one
+    def other(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.is_floating_point():
+            return leaf
+        binary = bool(((leaf == 0) | (leaf == 1)).all())
+        if leaf.ndim != 2:
+            return leaf
         if binary:
-            return _mixed(one)
-        return torch.randint(0, words, one.shape, generator=generator).to(one.dtype)
+            return _mixed(leaf)
+        return torch.randint(0, words, leaf.shape, generator=generator).to(leaf.dtype)
 
     return tuple(tree_map(other, given[0])), dict(tree_map(other, given[1]))
 
 
-def _mixed(one: Tensor) -> Tensor:
+def _mixed(tensor: Tensor) -> Tensor:
     """1 and 0 as in a mask: the last rows are shorter, and no row is empty; for one that begins with 0, turned over."""
-    rows, length = one.shape
+    rows, length = tensor.shape
     kept = [max(length - 2 * row, (length + 1) // 2) for row in range(rows)]
     mask = torch.stack([torch.arange(length) < count for count in kept])
-    return (mask if bool(one[:, 0].bool().all()) else ~mask).to(one.dtype)
+    return (mask if bool(tensor[:, 0].bool().all()) else ~mask).to(tensor.dtype)
 
 
 def _outputs(model: nn.Module, args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -189,7 +191,7 @@ def _outputs(model: nn.Module, args: Any, kwargs: Any) -> Iterator[Tensor]:
         torch.manual_seed(0)
         made = model(*args, **kwargs)
     values = made if isinstance(made, Tensor | tuple | list | dict) else vars(made)
-    yield from (one for one in tree_leaves(values) if isinstance(one, Tensor) and one.is_floating_point())
+    yield from (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
 def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
@@ -197,8 +199,8 @@ def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
     if len(expected) != len(found) or any(a.shape != b.shape for a, b in zip(expected, found, strict=True)):
         return math.inf
     apart = 0.0
-    for one, another in zip(expected, found, strict=True):
-        far = float((one - another).abs().nan_to_num(nan=math.inf).max()) if one.numel() else 0.0
-        if far > SAME * float(one.abs().max() if one.numel() else 0.0):
+    for first, another in zip(expected, found, strict=True):
+        far = float((first - another).abs().nan_to_num(nan=math.inf).max()) if first.numel() else 0.0
+        if far > SAME * float(first.abs().max() if first.numel() else 0.0):
             apart = max(apart, far)
     return apart

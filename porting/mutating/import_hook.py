@@ -38,7 +38,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """What the other finders find; the one module is changed after it has run."""
-        for finder in (one for one in sys.meta_path if one is not self):
+        for finder in (finder_ for finder_ in sys.meta_path if finder_ is not self):
             spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 if spec.loader is not None and self._is(fullname, spec.origin):

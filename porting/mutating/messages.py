@@ -94,6 +94,6 @@ class MutationResult:
         if not path.is_file():
             return None
         found = json.loads(path.read_text(encoding="utf-8"))
-        mistakes = {name: MistakeStatus(**one) for name, one in found["mistakes"].items()}
+        mistakes = {name: MistakeStatus(**fields) for name, fields in found["mistakes"].items()}
         lists = {name: tuple(found[name]) for name in ("roles", "inner", "imports")}
         return cls(**{**found, **lists, "mistakes": mistakes})

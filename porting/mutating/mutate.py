@@ -79,7 +79,7 @@ class Score:
     @property
     def survivors(self) -> tuple[Mutation, ...]:
         """What the test does not see."""
-        return tuple(one for one in self.mutations if one.outcome == SURVIVED)
+        return tuple(mutation for mutation in self.mutations if mutation.outcome == SURVIVED)
 
     @property
     def caught(self) -> int:
@@ -131,8 +131,8 @@ def mutate(
         if run.client is not None:
             run.client.prepare(seen.imports)
         limit = timeout or max(SHORTEST, 10 * first.seconds)
-        kinds = {name: one.kind for name, one in seen.mistakes.items()}
-        chosen = [one.name for one in PLANTS if kinds[one.name] == APPLIES and (not only or one.name in only)]
+        kinds = {name: mistake.kind for name, mistake in seen.mistakes.items()}
+        chosen = [plant.name for plant in PLANTS if kinds[plant.name] == APPLIES and (not only or plant.name in only)]
         found = []
         for number, name in enumerate(chosen):
             tell(name, number, len(chosen))
@@ -145,7 +145,7 @@ def mutate(
                 Mutation(name=name, outcome=_outcome(ended), seconds=ended.seconds, looks=_looks(name), advice=advice)
             )
         tell("done", len(chosen), len(chosen))
-    rest = {kind: tuple(name for name, one in kinds.items() if one == kind) for kind in (EQUIVALENT, "absent")}
+    rest = {kind: tuple(name for name, status in kinds.items() if status == kind) for kind in (EQUIVALENT, "absent")}
     return Score(
         tests=tuple(tests),
         into=into,
@@ -248,7 +248,7 @@ def _useful(first: SuiteResult, seen: MutationResult | None, run: _Run) -> Mutat
 
 
 def _refuse_unknown(only: Sequence[str]) -> None:
-    known = [one.name for one in PLANTS]
+    known = [plant.name for plant in PLANTS]
     faults = [
         Fault(code=Code.NOTHING_TO_MUTATE, message=f"there is no mistake called {name!r}", hint=nearest(name, known))
         for name in only
@@ -260,5 +260,5 @@ def _refuse_unknown(only: Sequence[str]) -> None:
 
 def _looks(name: str) -> str:
     """How a mistake looks from outside."""
-    known = {one.name: one.looks for one in CATALOGUE} | {NAME: LOOKS}
-    return next((known[one] for one in truth(name) if one in known), OTHER_LOOKS)
+    known = {cause.name: cause.looks for cause in CATALOGUE} | {NAME: LOOKS}
+    return next((known[cause_name] for cause_name in truth(name) if cause_name in known), OTHER_LOOKS)

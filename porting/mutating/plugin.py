@@ -46,9 +46,9 @@ class Planter:
 
     def start(self) -> None:
         """Before the user's own files are imported, and after pytest has put its folders on the path."""
-        for one in (str(folder_of(self._place)), os.getcwd()):
-            if one not in sys.path:
-                sys.path.insert(0, one)
+        for folder in (str(folder_of(self._place)), os.getcwd()):
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
         self.watch.start()
 
     def _install(self, module: ModuleType) -> None:
@@ -87,8 +87,8 @@ class Planter:
         """Follow this request from now on, also in what the tests have built while they were imported."""
         self.request, self.copied, self._known = request, True, set(sys.modules)
         self.inventory = Inventory(list(request.roles), set(request.inner))
-        for one in self._models:
-            if (model := one()) is not None:
+        for tried in self._models:
+            if (model := tried()) is not None:
                 self._change(model)
 
     def _change(self, model: nn.Module) -> None:
@@ -97,8 +97,10 @@ class Planter:
             self._models.append(weakref.ref(model))
             return
 
-        def tell(one: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._remember(one, args, kwargs)  # a function: a copy of the model tells this planter, and no copy of it
+        def tell(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._remember(
+                module, args, kwargs
+            )  # a function: a copy of the model tells this planter, and no copy of it
 
         model.register_forward_pre_hook(tell, with_kwargs=True)
         for mutation in planted(self.request.mistake):
@@ -107,8 +109,8 @@ class Planter:
             watch(model, self.inventory)
 
     def _remember(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-        if tensors and not any(one.is_meta for one in tensors):
+        tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor)]
+        if tensors and not any(tensor.is_meta for tensor in tensors):
             best = 0 if self.seen is None else _size(self.seen[1], self.seen[2])
             if _size(args, kwargs) > best:
                 self.seen = (model, copy.deepcopy(args), copy.deepcopy(kwargs))
@@ -141,7 +143,7 @@ class Planter:
 
 
 def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    return sum(one.numel() for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+    return sum(argument.numel() for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor))
 
 
 PLANTER = Planter(MutationRequest.read(Path(os.environ[VARIABLE]))) if VARIABLE in os.environ else None

@@ -60,7 +60,7 @@ class Activations(MutableMapping[str, Tensor]):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes, without reading anything."""
-        return {name: tuple(one.shape) for name, one in self._held.items()}
+        return {name: tuple(value.shape) for name, value in self._held.items()}
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         value = value.detach()

@@ -72,7 +72,7 @@ class WrittenOut(FunctionMode):
 
 def whole(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether all tensors that a kernel is given have one size along each axis, and no vmap shows a slice of them."""
-    return all(is_whole(one) for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+    return all(is_whole(argument) for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor))
 
 
 def is_whole(value: Tensor) -> bool:
@@ -252,9 +252,9 @@ def _einsum(equation: Any, *operands: Any) -> Tensor | None:
         return None
     inputs, out = equation.replace(" ", "").split("->")
     left, right = inputs.split(",")
-    free = [[letter for letter in one if letter not in other] for one, other in ((left, right), (right, left))]
+    free = [[letter for letter in axes if letter not in other] for axes, other in ((left, right), (right, left))]
     inner = [letter for letter in left if letter in right and letter not in out]
-    if any(len(set(one)) < len(one) for one in (left, right)) or sorted(out) != sorted({*left, *right} - {*inner}):
+    if any(len(set(axes)) < len(axes) for axes in (left, right)) or sorted(out) != sorted({*left, *right} - {*inner}):
         return None
     if (len(free[0]), len(free[1]), len(inner)) != (1, 1, 1):
         return None

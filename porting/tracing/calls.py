@@ -146,4 +146,4 @@ def argument_names(function: Function) -> tuple[str, ...]:
     if not inspect.isfunction(inspect.unwrap(function)):  # what is written in C tells no signature
         return ()
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return tuple(name for name, one in inspect.signature(function).parameters.items() if one.kind is either)
+    return tuple(name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind is either)

@@ -58,20 +58,20 @@ class Executed:
 
     def lacks(self, other: Executed) -> bool:
         """Whether another has instructions that ran and did not here."""
-        return any(one.offsets - self._offsets(one) for one in other.functions)
+        return any(function.offsets - self._offsets(function) for function in other.functions)
 
     def add(self, other: Executed) -> None:
         """Take over what ran in another."""
-        for one in other.functions:
-            here = self._known.get(id(one.code))
+        for function in other.functions:
+            here = self._known.get(id(function.code))
             if here is None:
-                self._codes.append(one.code)
-                here = self._known[id(one.code)] = Ran(one.code, one.globals)
+                self._codes.append(function.code)
+                here = self._known[id(function.code)] = Ran(function.code, function.globals)
                 self.functions.append(here)
-            here.offsets |= one.offsets
+            here.offsets |= function.offsets
 
-    def _offsets(self, one: Ran) -> set[int]:
-        here = self._known.get(id(one.code))
+    def _offsets(self, function: Ran) -> set[int]:
+        here = self._known.get(id(function.code))
         return set() if here is None else here.offsets
 
     @contextmanager
@@ -172,11 +172,11 @@ def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
         module: the port, for what its attributes hold.
     """
     files: dict[str, list[Ran]] = {}
-    for one in executed.functions:
-        files.setdefault(one.code.co_filename, []).append(one)
+    for function in executed.functions:
+        files.setdefault(function.code.co_filename, []).append(function)
     sources = {file: _Source(file, found) for file, found in files.items()}
-    written = frozenset[str]().union(*(one.parsed.assigned for one in sources.values() if one.parsed))
-    branches = [branch for one in sources.values() for branch in one.branches(module, written)]
+    written = frozenset[str]().union(*(source.parsed.assigned for source in sources.values() if source.parsed))
+    branches = [branch for source in sources.values() for branch in source.branches(module, written)]
     return tuple(dict.fromkeys(branches))
 
 
@@ -188,7 +188,7 @@ def not_watched(executed: Executed, module: nn.Module, ran: Collection[str]) -> 
         module: the port.
         ran: the names of the modules that ran.
     """
-    seen = {id(one.code) for one in executed.functions}
+    seen = {id(function.code) for function in executed.functions}
     found: dict[str, None] = {}
     for path, part in module.named_modules():
         if path and path not in ran:
@@ -246,12 +246,12 @@ class _Source:
     def branches(self, module: nn.Module, written: frozenset[str]) -> Iterator[Branch]:
         if self.parsed is None:
             return
-        for one in self.functions:
-            for code in nested_code(one.code):
+        for function in self.functions:
+            for code in nested_code(function.code):
                 self._every.add(span for _, span in _spans(code))
-            self._ran.add(span for offset, span in _spans(one.code) if offset in one.offsets)
+            self._ran.add(span for offset, span in _spans(function.code) if offset in function.offsets)
         for node, name, kind in self.parsed.definitions:
-            found = next((one for one in self.functions if _is_of(one.code, node)), None)
+            found = next((function for function in self.functions if _is_of(function.code, node)), None)
             if found is not None:
                 yield from self._of(
                     node.body, _Within(name, ConditionEvaluator(node, kind, found.globals, module, written))
@@ -312,7 +312,7 @@ class _Source:
         taken: bool | None = None,
         why: str = "",
     ) -> Iterator[Branch]:
-        first = next((one for one in block if self.compiled(one)), None)
+        first = next((statement for statement in block if self.compiled(statement)), None)
         if first is None:
             return
         if self.ran(first):
@@ -435,7 +435,7 @@ def _definitions(
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, _FUNCTIONS):
             yield node, f"{within}{node.name}", kind
-            yield from ((one, name, "") for one, name, _ in _hidden(node, f"{within}{node.name}."))
+            yield from ((inner, name, "") for inner, name, _ in _hidden(node, f"{within}{node.name}."))
         elif isinstance(node, ast.ClassDef):
             yield from _definitions(node, f"{within}{node.name}.", node.name)
         elif not isinstance(node, ast.expr):
@@ -450,7 +450,7 @@ def _hidden(tree: ast.AST, within: str) -> Iterator[tuple[ast.FunctionDef | ast.
 
 
 def _is_of(code: CodeType, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return code.co_name == node.name and code.co_firstlineno == first
 
 

@@ -93,18 +93,18 @@ class Conditions(FunctionMode):
     @property
     def open(self) -> bool:
         """Whether a condition had one outcome only."""
-        return any(not one.turned for one in self._sites.values())
+        return any(not site.turned for site in self._sites.values())
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The whole numbers that tensors were compared with."""
-        return tuple(sorted({number for one in self._sites.values() for number in one.numbers}))
+        return tuple(sorted({number for site in self._sites.values() for number in site.numbers}))
 
     def branches(self) -> Iterator[Branch]:
         """The outcomes that did not occur, in the order in which the conditions first ran."""
-        for one in self._sites.values():
-            if not one.turned:
-                yield one.branch()
+        for site in self._sites.values():
+            if not site.turned:
+                yield site.branch()
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
@@ -151,8 +151,8 @@ def constants_of(module: nn.Module) -> tuple[int, ...]:
         if kind.__module__.partition(".")[0] in ("torch", "builtins"):
             continue
         place = sys.modules.get(kind.__module__)
-        for one in (*vars(kind).values(), *(vars(place).values() if place is not None else ())):
-            function = getattr(one, "__func__", getattr(one, "fget", one))
+        for attribute in (*vars(kind).values(), *(vars(place).values() if place is not None else ())):
+            function = getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
             code = getattr(function, "__code__", None)
             if isinstance(code, CodeType) and is_own(kind.__module__, code.co_filename, package):
                 codes[code] = getattr(function, "__globals__", {})
@@ -168,11 +168,11 @@ def constants_of(module: nn.Module) -> tuple[int, ...]:
 
 def _whole(values: Iterable[object]) -> Iterator[int]:
     """The whole numbers among values, and in tuples, lists and sets of them."""
-    for one in values:
-        if isinstance(one, int) and not isinstance(one, bool):
-            yield one
-        elif isinstance(one, tuple | list | set | frozenset) and len(one) <= MOST_NUMBERS:
-            yield from (number for number in one if isinstance(number, int) and not isinstance(number, bool))
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield value
+        elif isinstance(value, tuple | list | set | frozenset) and len(value) <= MOST_NUMBERS:
+            yield from (number for number in value if isinstance(number, int) and not isinstance(number, bool))
 
 
 def _outcome(name: str, result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
@@ -187,12 +187,16 @@ def _outcome(name: str, result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
 
 def _constants(args: tuple[Any, ...]) -> Iterator[int]:
     """The whole numbers among the operands; a tensor counts as a list of constants beside a larger one."""
-    most = max((one.numel() for one in args if isinstance(one, Tensor)), default=0)
-    for one in args:
-        if isinstance(one, int) and not isinstance(one, bool):
-            yield one
-        elif isinstance(one, Tensor) and one.dtype is torch.long and one.numel() <= min(MOST_NUMBERS, most - 1):
-            yield from one.flatten().tolist()
+    most = max((argument.numel() for argument in args if isinstance(argument, Tensor)), default=0)
+    for argument in args:
+        if isinstance(argument, int) and not isinstance(argument, bool):
+            yield argument
+        elif (
+            isinstance(argument, Tensor)
+            and argument.dtype is torch.long
+            and argument.numel() <= min(MOST_NUMBERS, most - 1)
+        ):
+            yield from argument.flatten().tolist()
 
 
 def _is_engine(frame: FrameType) -> bool:

@@ -25,8 +25,8 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[..., object]] = {
     ast.GtE: operator.ge,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
-    ast.In: lambda one, many: one in many,
-    ast.NotIn: lambda one, many: one not in many,
+    ast.In: lambda item, many: item in many,
+    ast.NotIn: lambda item, many: item not in many,
 }
 _CALLS: Mapping[str, Callable[..., object]] = {
     "isinstance": isinstance,
@@ -66,20 +66,20 @@ class ConditionEvaluator:
     def value(self, test: ast.expr) -> bool | None:
         """What a condition comes to in every instance; None when inputs decide."""
         instances = [] if self.blind or not self.kind else self._instances
-        found = {self._truth(test, one) for one in instances}
+        found = {self._truth(test, instance) for instance in instances}
         return found.pop() if len(found) == 1 else None
 
     def asks_training(self, test: ast.expr) -> bool:
         """Whether a condition asks for ``training``."""
-        return any(isinstance(one, ast.Attribute) and one.attr == "training" for one in ast.walk(test))
+        return any(isinstance(node, ast.Attribute) and node.attr == "training" for node in ast.walk(test))
 
     def numbers(self, test: ast.expr) -> tuple[int, ...]:
         """The whole numbers in a condition, and those that its attributes hold: lengths at which it may turn."""
         found: dict[int, None] = {}
-        for one in ast.walk(test):
+        for node in ast.walk(test):
             for instance in (*self._instances, None):
                 try:
-                    value = self._value(one, instance) if isinstance(one, ast.expr) else None
+                    value = self._value(node, instance) if isinstance(node, ast.expr) else None
                 except Unknown:
                     continue
                 if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGE:
@@ -89,7 +89,7 @@ class ConditionEvaluator:
     @cached_property
     def _instances(self) -> list[nn.Module]:
         def has(part: nn.Module) -> bool:
-            return any(one.__qualname__.rpartition(".")[2] == self.kind for one in type(part).__mro__)
+            return any(parent.__qualname__.rpartition(".")[2] == self.kind for parent in type(part).__mro__)
 
         alike: dict[object, nn.Module] = {}  # many layers are the same but for their weights
         for part in self.module.modules():
@@ -101,12 +101,12 @@ class ConditionEvaluator:
     def _locals(self) -> set[str]:
         """Names that the function binds itself."""
         inside = list(ast.walk(self.node))
-        found = {one.arg for one in inside if isinstance(one, ast.arg)}
-        return found | {one.id for one in inside if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
+        found = {node.arg for node in inside if isinstance(node, ast.arg)}
+        return found | {node.id for node in inside if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
 
     def _truth(self, test: ast.expr, instance: nn.Module) -> bool | None:
         if isinstance(test, ast.BoolOp):
-            each = [self._truth(one, instance) for one in test.values]
+            each = [self._truth(operand, instance) for operand in test.values]
             decides = isinstance(test.op, ast.Or)
             return decides if decides in each else None if None in each else not decides
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -132,9 +132,9 @@ class ConditionEvaluator:
                     left, right = self._value(node.left, instance), self._value(node.comparators[0], instance)
                     return _COMPARISONS[type(node.ops[0])](left, right)
                 case ast.Call(func=ast.Name(id=name)) if name in _CALLS and not node.keywords:
-                    return _CALLS[name](*(self._value(one, instance) for one in node.args))
+                    return _CALLS[name](*(self._value(argument, instance) for argument in node.args))
                 case ast.Tuple() | ast.List() | ast.Set():
-                    return [self._value(one, instance) for one in node.elts]
+                    return [self._value(element, instance) for element in node.elts]
         except Unknown:
             raise
         except Exception as error:  # a property of the user's own may raise anything
@@ -142,7 +142,7 @@ class ConditionEvaluator:
         raise Unknown
 
     def _named(self, name: str, instance: nn.Module | None) -> object:
-        arguments = [one.arg for one in (*self.node.args.posonlyargs, *self.node.args.args)]
+        arguments = [argument.arg for argument in (*self.node.args.posonlyargs, *self.node.args.args)]
         if arguments and name == arguments[0] and self.kind and instance is not None and not self.blind:
             return instance
         if name in self._locals:
@@ -159,7 +159,7 @@ def _shape(part: nn.Module) -> object:
     plain = tuple(
         (name, value) for name, value in sorted(vars(part).items()) if isinstance(value, str | int | float | None)
     )
-    return type(part), plain, tuple((name, type(one)) for name, one in part._modules.items())
+    return type(part), plain, tuple((name, type(submodule)) for name, submodule in part._modules.items())
 
 
 def assigned(tree: ast.AST) -> frozenset[str]:

@@ -84,7 +84,9 @@ class SameDropout(DispatchMode):
             return value * mask.to(value.dtype) / (1 - rate), mask.bool()
         made = func(*args, **kwargs)
         if func in _UNIFORM and isinstance(made, Tensor) and made.is_floating_point():
-            low, high = (float(one) for one in (*args[1:3], 0.0, 1.0)[:2]) if func is aten.uniform_.default else (0, 1)
+            low, high = (
+                (float(bound) for bound in (*args[1:3], 0.0, 1.0)[:2]) if func is aten.uniform_.default else (0, 1)
+            )
             made.copy_(low + (high - low) * self._numbers("uniform", made.numel()).view(made.shape))
         return made
 

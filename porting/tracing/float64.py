@@ -54,7 +54,7 @@ def running() -> str:
 
 def force_float64(module: nn.Module) -> ForceFloat64:
     """The mode in which nothing computes with less than float64 because it was asked to; it can be entered again."""
-    return ForceFloat64({_address(one) for one in module.buffers()} | {LAZY})
+    return ForceFloat64({_address(buffer) for buffer in module.buffers()} | {LAZY})
 
 
 @contextmanager
@@ -103,10 +103,10 @@ class ForceFloat64(DispatchMode):
             with self:  # a forward under inference_mode: torch sends operations here that are made of others
                 return func.decompose(*args, **kwargs)
         less = kwargs.get("dtype")
-        if less in LESS and any(self._changed(one, less) for one in tree_leaves(args)):
+        if less in LESS and any(self._changed(leaf, less) for leaf in tree_leaves(args)):
             kwargs["dtype"] = torch.float64
             self.found.setdefault(running(), {})[str(func).removesuffix(".default")] = None
-        elif func in _MAKERS and less in {None, torch.float32} and any(_large(one) for one in args):
+        elif func in _MAKERS and less in {None, torch.float32} and any(_large(argument) for argument in args):
             kwargs["dtype"] = torch.float64  # the least number of float64, for a mask, which float32 does not have
         return func(*args, **kwargs)
 
@@ -154,7 +154,9 @@ def spelled_operations(found: Mapping[str, Iterable[str]]) -> str:
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
-_GROUPED = frozenset(one for one in (getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)) if one)
+_GROUPED = frozenset(
+    function for function in (getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)) if function
+)
 
 
 class Decomposed(FunctionMode):
@@ -174,7 +176,7 @@ class Decomposed(FunctionMode):
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            every = {one.dtype for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+            every = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
             if not _MIXED.search(str(error)) or not {torch.float32, torch.float64} <= every:
                 raise
             # a constant that the model makes in float32 whatever its weights are: in float32 they would agree
@@ -211,11 +213,13 @@ def grouped_mm(mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, **other
         ends = [0, *offs.tolist()]
         spans = list(pairwise(ends))
         if mat_a.ndim == 2 and mat_b.ndim == 3:  # axes, as the docstring has them
-            parts = [mat_a[start:end] @ one for (start, end), one in zip(spans, mat_b, strict=True)]
+            parts = [mat_a[start:end] @ matrix for (start, end), matrix in zip(spans, mat_b, strict=True)]
             rest = mat_a.new_zeros(mat_a.shape[0] - ends[-1], mat_b.shape[-1])  # rows of no group
             found = torch.cat([*parts, rest])
         elif mat_a.ndim == 3:  # as above
-            found = torch.cat([one @ mat_b[:, start:end] for (start, end), one in zip(spans, mat_a, strict=True)], 1)
+            found = torch.cat(
+                [matrix @ mat_b[:, start:end] for (start, end), matrix in zip(spans, mat_a, strict=True)], 1
+            )
         else:
             found = torch.stack([mat_a[:, start:end] @ mat_b[start:end] for start, end in spans])
     bias = others.get("bias")

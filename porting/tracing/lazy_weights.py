@@ -88,8 +88,8 @@ class LazyWeight(Tensor):
     ) -> Any:  # whatever torch's operation gives
         """Every operation is given the values."""
         if func in _SAME:
-            (one,) = args
-            return LazyWeight(one.read, one.shape, one.dtype, hollow=one.hollow)
+            (tensor,) = args
+            return LazyWeight(tensor.read, tensor.shape, tensor.dtype, hollow=tensor.hollow)
         args, kwargs = tree_map(_plain, (args, kwargs or {}))
         return func(*args, **kwargs)
 

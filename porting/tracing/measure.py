@@ -102,7 +102,7 @@ def same_rows(value: Tensor, anchor: Anchor) -> bool:
         return False
     value = value.detach()
     direction = torch.randn(value.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ours, theirs = (one[(one @ direction).argsort()] for one in (value, anchor.value))
+    ours, theirs = (rows[(rows @ direction).argsort()] for rows in (value, anchor.value))
     return bool((ours - theirs).abs().max() <= MEANING * anchor.scale)
 
 
@@ -135,10 +135,10 @@ def pooled(errors: Iterable[Error]) -> Error:
     """The errors of one point over all cases: few numbers in one case say little, and all together more."""
     every = list(errors)
     return Error(
-        max((one.largest for one in every), default=0.0),
-        sum(one.squares for one in every),
-        sum(one.floor for one in every),
-        sum(one.count for one in every),
+        max((difference.largest for difference in every), default=0.0),
+        sum(difference.squares for difference in every),
+        sum(difference.floor for difference in every),
+        sum(difference.count for difference in every),
     )
 
 
@@ -207,7 +207,7 @@ def bound(
         turned = (leaked or 0.0) > torch.finfo(torch.float32).eps ** 0.5
         return least if turned else max(least, leaked or 0.0)
     shrunk = ROUNDING * torch.finfo(torch.float64).eps / torch.finfo(dtype).eps
-    explained = [one.largest * shrunk for one in (port, reference) if math.isfinite(one.largest)]
+    explained = [difference.largest * shrunk for difference in (port, reference) if math.isfinite(difference.largest)]
     if single and math.isfinite(reference.largest):
         most = ROUNDING * max(reference.largest, torch.finfo(dtype).eps / 2)
         turned = leak is not None and leak > torch.finfo(dtype).eps ** 0.5

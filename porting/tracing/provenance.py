@@ -48,22 +48,22 @@ class Producers:
         """
         given = _tensors((args, kwargs))
         made = 1 << self._numbers.setdefault(module, len(self._numbers))
-        for one in given:
-            made |= self._bits(one)
-        held = {_values_at(one) for one in given}
-        for one in _written(func, args, kwargs):
-            self._places[_values_at(one)] = {None: made}
-        for one in _tensors(result):
-            if (address := _values_at(one)) in held:  # a view, or the argument itself
-                self._places.setdefault(address, {})[_geometry(one)] = made
+        for tensor in given:
+            made |= self._bits(tensor)
+        held = {_values_at(tensor) for tensor in given}
+        for tensor in _written(func, args, kwargs):
+            self._places[_values_at(tensor)] = {None: made}
+        for tensor in _tensors(result):
+            if (address := _values_at(tensor)) in held:  # a view, or the argument itself
+                self._places.setdefault(address, {})[_geometry(tensor)] = made
             else:
                 self._places[address] = {None: made}
 
     def gave(self, module: str, output: object) -> None:
         """A module has given something: it may have done nothing to it where it should have done something."""
         bit = 1 << self._numbers.setdefault(module, len(self._numbers))
-        for one in _tensors(output):
-            self._places.setdefault(_values_at(one), {})[_geometry(one)] = self._bits(one) | bit
+        for tensor in _tensors(output):
+            self._places.setdefault(_values_at(tensor), {})[_geometry(tensor)] = self._bits(tensor) | bit
 
     def put(self, value: Tensor) -> None:
         """A value that the model goes on with, and that no module made."""
@@ -85,8 +85,8 @@ def _tensors(tree: object) -> list[Tensor]:
     if isinstance(tree, Mapping):
         tree = tree.values()
     elif not isinstance(tree, list | tuple):  # an output of another kind, as a model has
-        return [one for one in tree_leaves(tree) if isinstance(one, Tensor)]
-    return [tensor for one in tree for tensor in _tensors(one)]
+        return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [tensor for branch in tree for tensor in _tensors(branch)]
 
 
 def _written(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -94,9 +94,9 @@ def _written(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
         return
-    for place, one in enumerate(schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(one.name)
-        if one.alias_info is not None and one.alias_info.is_write and isinstance(value, Tensor):
+    for place, argument in enumerate(schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
             yield value
 
 
@@ -192,8 +192,8 @@ class ProvenanceRecorder(DispatchMode):
         if self._aside:
             return result
         self._producers.ran(running(), func, args, kwargs, result)
-        if any(_low(one) for one in tree_leaves(result)) and any(
-            isinstance(one, Tensor) and one.is_floating_point() for one in tree_leaves((args, kwargs))
+        if any(_low(leaf) for leaf in tree_leaves(result)) and any(
+            isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves((args, kwargs))
         ):
             self._lowered.setdefault(running(), {})[str(func).removesuffix(".default")] = None
         return result

@@ -35,15 +35,17 @@ class RoundingNoise(DispatchMode):
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`DispatchMode.dispatch`."""
-        floating = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_floating_point()]
+        floating = [
+            leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        ]
         if func.is_view or func._schema.is_mutable or not floating:
             return func(*args, **kwargs)
         if self._exact:
             args, kwargs = tree_map(self._moved, (args, kwargs))
             return tree_map(self._moved, func(*args, **kwargs))
         result = func(*args, **kwargs)
-        low = [one for one in tree_leaves(result) if _low(one)]
-        if not low or (len(floating) == 1 and any(_same(floating[0], one) for one in low)):
+        low = [leaf for leaf in tree_leaves(result) if _low(leaf)]
+        if not low or (len(floating) == 1 and any(_same(floating[0], tensor) for tensor in low)):
             return result
         if any(map(_low, floating)):
             args, kwargs = tree_map(self._moved, (args, kwargs))
@@ -77,12 +79,12 @@ def _low(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < torch.float64.itemsize
 
 
-def _same(one: Tensor, other: object) -> bool:
+def _same(tensor: Tensor, other: object) -> bool:
     """Whether a tensor was only cast, and no number changed."""
     with _disable_current_modes():
         return (
             isinstance(other, Tensor)
-            and one.dtype != other.dtype
-            and one.shape == other.shape
-            and torch.equal(one.double().nan_to_num(), other.double().nan_to_num())
+            and tensor.dtype != other.dtype
+            and tensor.shape == other.shape
+            and torch.equal(tensor.double().nan_to_num(), other.double().nan_to_num())
         )

@@ -203,7 +203,7 @@ class Side:
         names = {name: value for name, value in given.items() if not name.isdigit()}
         begun = time.perf_counter()
         try:
-            exact = self.lifting and any(one.dtype == torch.float64 for one in self.module.parameters())
+            exact = self.lifting and any(parameter.dtype == torch.float64 for parameter in self.module.parameters())
             nothing: nullcontext[LoweredOperations] = nullcontext({})
             drawn = self.draws.again() if self.draws is not None else nullcontext()
             watched = self.conditions or nullcontext()

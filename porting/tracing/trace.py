@@ -182,7 +182,7 @@ class _Recorder(FunctionMode):
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:  # whatever it returns
         path, call = self._stack.pop()
         if path in self._inner:
-            self._attending = next((one for one in reversed(self._stack) if one[0] in self._inner), None)
+            self._attending = next((frame for frame in reversed(self._stack) if frame[0] in self._inner), None)
         for name in self._outputs.get(path, ()):
             value = select(output, name)
             if value is None:
@@ -357,7 +357,7 @@ def _with(output: Any, name: str, value: object) -> Any:  # as above
         changed = copy(output)
         setattr(changed, name if place is None else list(vars(output))[place], value)
         return changed
-    return type(output)([value if number == place else one for number, one in enumerate(output)])
+    return type(output)([value if number == place else element for number, element in enumerate(output)])
 
 
 def leaves(output: object) -> dict[str, Tensor]:
@@ -394,7 +394,7 @@ def _parts(output: object) -> Iterator[tuple[str, object]]:
         yield from ((str(place), value) for place, value in enumerate(output))
     elif not isinstance(output, nn.Module):
         attributes = _named(list(getattr(output, "__dict__", {}).items()))
-        yield from ((name, one) for name, one in attributes if isinstance(one, Tensor))
+        yield from ((name, attribute) for name, attribute in attributes if isinstance(attribute, Tensor))
 
 
 def _named(items: Sequence[tuple[str, object]]) -> Iterator[tuple[str, object]]:

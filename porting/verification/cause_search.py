@@ -249,11 +249,11 @@ class _Trials:
         found = cause_case.silenced([marks[probe.port] for probe in shown]) if random else []
         named = {point for one in found for point in one.probes}
         search = cause_case.search(CATALOGUE)
-        search.innocent = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
+        search.matching = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
         search.until = self._until
         search.confirms = lambda mark, candidate: self._confirm(cause_case, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
-            cause_case, mark, lambda one, there: one.turns(there, turned)
+            cause_case, mark, lambda one, there: one.is_function_of(there, turned)
         )
         search.confirms_weights = lambda mark, module, matrix: self._all_others(
             cause_case, mark, lambda one, there: one.maps(there, module, matrix)

@@ -7,30 +7,32 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from porting.causes.fitting import Dial, Solution, as_written, geometric, solved_for
+from porting.causes.fitting import FreeParameter, Solution, as_written, geometric, solved_for
 from porting.causes.replay import Rewrite
 
 
-def dial(starts: tuple[float, ...], *, whole: bool = False) -> tuple[Dial, Callable[[Mapping[int, Rewrite]], float]]:
-    """One that tells what it was turned to."""
-    turned: dict[int, float] = {}
+def parameter_of(
+    starts: tuple[float, ...], *, integer: bool = False
+) -> tuple[FreeParameter, Callable[[Mapping[int, Rewrite]], float]]:
+    """A free parameter, and a function that tells for which value its rewrites were made."""
+    values: dict[int, float] = {}
 
-    def turn(value: float) -> Mapping[int, Rewrite]:
+    def rewrites_for(value: float) -> Mapping[int, Rewrite]:
         rewrite: Rewrite = lambda values, call: None  # noqa: E731  # only its identity counts
-        turned[id(rewrite)] = value
+        values[id(rewrite)] = value
         kept.append(rewrite)
         return {0: rewrite}
 
     kept: list[Rewrite] = []
-    one = Dial("layer.0", frozenset({0}), turn, "it is {}".format, starts, whole)
-    return one, lambda rewrites: turned[id(rewrites[0])]
+    parameter = FreeParameter("layer.0", frozenset({0}), rewrites_for, "it is {}".format, starts, integer)
+    return parameter, lambda rewrites: values[id(rewrites[0])]
 
 
 @pytest.mark.parametrize("truth", [3e-6, 1e-12, 2.7182818e-7, 0.0123, 0.37])
 @pytest.mark.parametrize("bend", [0.0, 0.9])
 def test_the_tip_of_a_v_is_found(truth: float, bend: float) -> None:
     """Also where its sides are bent, as those of most errors are."""
-    one, value_of = dial(geometric(1e-14, 10.0, 1))
+    parameter, value_of = parameter_of(geometric(1e-14, 10.0, 1))
     tries = []
 
     def loss(rewrites: Mapping[int, Rewrite]) -> tuple[float, float]:
@@ -40,7 +42,7 @@ def test_the_tip_of_a_v_is_found(truth: float, bend: float) -> None:
         error = apart * (1 + bend * math.sin(3 * apart))
         return error, 2 * error
 
-    found = solved_for([one], loss, 1e-10)
+    found = solved_for([parameter], loss, 1e-10)
     assert found is not None
     assert found.value == pytest.approx(truth, rel=1e-9)
     assert float(found.text) == pytest.approx(truth, rel=1e-9)
@@ -48,7 +50,7 @@ def test_the_tip_of_a_v_is_found(truth: float, bend: float) -> None:
 
 
 def test_what_no_value_explains_is_not_solved() -> None:
-    one, value_of = dial(geometric(1e-3, 1e3, 1))
+    parameter, value_of = parameter_of(geometric(1e-3, 1e3, 1))
     tries = []
 
     def loss(rewrites: Mapping[int, Rewrite]) -> tuple[float, float]:
@@ -56,15 +58,15 @@ def test_what_no_value_explains_is_not_solved() -> None:
         error = 0.1 + abs(math.log(value_of(rewrites) / 7))
         return error, error
 
-    assert solved_for([one], loss, 1e-12) is None
+    assert solved_for([parameter], loss, 1e-12) is None
     assert len(tries) < 250
 
 
 def test_a_whole_number_is_one_of_those_that_are_possible() -> None:
-    one, value_of = dial(tuple(float(step) for step in range(-20, 21)), whole=True)
-    found = solved_for([one], lambda rewrites: (0.0, abs(value_of(rewrites) - 17)), 0.0)
+    parameter, value_of = parameter_of(tuple(float(step) for step in range(-20, 21)), integer=True)
+    found = solved_for([parameter], lambda rewrites: (0.0, abs(value_of(rewrites) - 17)), 0.0)
     assert found == Solution("+17", 17.0)
-    (alteration,) = found.at([one])
+    (alteration,) = found.at([parameter])
     assert (alteration.where, alteration.detail) == ("layer.0", "it is +17")
 
 
@@ -80,6 +82,6 @@ def test_a_whole_number_is_one_of_those_that_are_possible() -> None:
     ],
 )
 def test_a_number_is_spelled_as_a_person_would(value: float, text: str) -> None:
-    found, simple = as_written(value * (1 + 1e-13), lambda one: math.isclose(one, value, rel_tol=1e-12))
+    found, simple = as_written(value * (1 + 1e-13), lambda parameter: math.isclose(parameter, value, rel_tol=1e-12))
     assert found == text
     assert simple == pytest.approx(value, rel=1e-15)
