@@ -20,7 +20,7 @@ from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
 from porting.plan.align import align
-from porting.plan.config import effective, sizes, source_config
+from porting.plan.config import effective, sizes, sizes_under, source_config
 from porting.plan.copies import make_copy
 from porting.plan.inferred_source import imagine
 from porting.plan.leftovers import differs, made_by, make_recipes
@@ -142,7 +142,7 @@ def _kept(
         return plain
     if len(term.axes) != len(info.shape):
         raise Mismatch(f"'{term}' has {len(term.axes)} axes")
-    extents = {**known, **rule.enumerations}
+    extents = {**sizes_under(known, bindings, rule.inner), **rule.enumerations}
     solve_all(list(zip(term.axes, info.shape, strict=True)), extents)
     boxes = [piece for piece in pieces(term.axes, info.shape, extents) if not piece.dropped]
     copies = tuple(

@@ -3,6 +3,9 @@
 An axis is a tree: an index, a product of factors (row-major, the first slowest) or a concatenation of segments.  With
 every size known, a term falls into *pieces*: boxes over indices, each an offset and one stride per index into the
 tensor's row-major elements.  All that a rule does to a tensor is then arithmetic on offsets and strides.
+
+An index may stand in several segments of one concatenation, ``[(g m d|g d|g d) e]``: each piece has it once.
+``f'`` is an index of its own that has the size of ``f``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ MOST_PIECES = 1024
 """Concatenations multiply: a term may fall into at most this many pieces."""
 
 _TOKEN = re.compile(
-    r"[ \t]*(?:((?:(?:[A-Za-z][A-Za-z0-9]*=)?[0-9]{1,9}|_?[A-Za-z][A-Za-z0-9]*|_[0-9]{1,9})(?![A-Za-z0-9_=]))|([()|]))"
+    r"[ \t]*(?:((?:(?:[A-Za-z][A-Za-z0-9]*=)?[0-9]{1,9}|_?[A-Za-z][A-Za-z0-9]*'{0,3}|_[0-9]{1,9})"
+    r"(?![A-Za-z0-9_=']))|([()|]))"
 )
 
 Sizes = Mapping[str, int]
@@ -41,6 +45,11 @@ class Index:
     """An index; one whose name starts with ``_`` has no counterpart on the other side."""
 
     name: str
+
+    @property
+    def sized(self) -> str:
+        """The index whose size it has: ``f`` for ``f'``."""
+        return sized(self.name)
 
     @property
     def given(self) -> int | None:
@@ -129,15 +138,12 @@ def parse_axes(text: str, offset: int = 0, *, rows: bool = False) -> tuple[Axis,
     axes, rest = _sequence(tokens, 0, 0, rows=rows)
     if rest < len(tokens):
         raise NotationError(Code.BAD_AXES, f"{tokens[rest][0]!r} is not expected here", tokens[rest][1])
-    seen: set[str] = set()
-    for token, position in tokens:
-        word = token.partition("=")[0]
-        if word in seen:
-            raise NotationError(Code.INDEX_TWICE, f"index {word!r} stands twice among the axes", position)
-        if (
-            word not in "(|)" and Index(word).given is None and not word.isdigit()
-        ):  # sized parts, _2, may recur: they name nothing
-            seen.add(word)
+    recurring = _recurring(axes)
+    if recurring:
+        at = [position for token, position in tokens if token.partition("=")[0] == recurring]
+        message = f"index {recurring!r} stands twice among the axes"
+        hint = f"{recurring}' is another index of the same size"
+        raise NotationError(Code.INDEX_TWICE, message, at[-1], hint)
     count = math.prod(_count(axis) for axis in axes)
     if count > MOST_PIECES:
         raise NotationError(
@@ -167,6 +173,26 @@ def _count(axis: Axis) -> int:
         case Concatenation(segments=inner):
             return sum(_count(one) for one in inner)
     return 1
+
+
+def _recurring(axes: Sequence[Axis]) -> str:
+    """An index that some piece would have twice; empty when there is none."""
+    found: set[str] = set()
+    for axis in axes:
+        match axis:
+            case Concatenation(segments=segments):
+                twice = next((index for segment in segments if (index := _recurring((segment,)))), "")
+            case Product(factors=factors):
+                twice = _recurring(factors)
+            case _:
+                twice = ""
+        # sized parts, _2, may recur: they name nothing
+        mine = {name for name in (*leaves((axis,)), *row_indices((axis,))) if Index(name).given is None}
+        twice = twice or min(mine & found, default="")
+        if twice:
+            return twice
+        found |= mine
+    return ""
 
 
 def _sequence(
@@ -235,7 +261,12 @@ def leaves(axes: tuple[Axis, ...]) -> Iterator[str]:
 
 def whole(axes: tuple[Axis, ...]) -> set[str]:
     """The indices that are an axis of their own, so that their size is read and not deduced."""
-    return {axis.name for axis in axes if isinstance(axis, Index)}
+    return {axis.sized for axis in axes if isinstance(axis, Index)}
+
+
+def sized(index: str) -> str:
+    """The index whose size an index has: ``f`` for ``f'``, else itself."""
+    return index.rstrip("'")
 
 
 def row_indices(axes: tuple[Axis, ...]) -> Iterator[str]:
@@ -246,8 +277,8 @@ def row_indices(axes: tuple[Axis, ...]) -> Iterator[str]:
 def size_of(axis: Axis, sizes: Sizes) -> int | None:
     """The size of an axis, or None while a size that it needs is unknown."""
     match axis:
-        case Index(name=name):
-            return sizes.get(name) if axis.given is None else axis.given
+        case Index():
+            return sizes.get(axis.sized) if axis.given is None else axis.given
         case One():
             return 1
         case Row(index=index):
@@ -280,10 +311,14 @@ def solve(axis: Axis, total: int, sizes: MutableMapping[str, int]) -> bool:
             raise Mismatch(f"row {row} of {total} rows")
         case Row(index=""):
             return False
-        case Index(name=name) | Row(index=name) if size_of(axis, sizes) is None:
+        case Index(sized=name) | Row(index=name) if size_of(axis, sizes) is None:
             sizes[name] = total
             return True
         case Product(factors=parts) | Concatenation(segments=parts):
+            several = _solved_together(axis, total, sizes)
+            if several is not None:
+                sizes[several[0]] = several[1]
+                return True
             unknown = [part for part in parts if size_of(part, sizes) is None]
             if len(unknown) == 1:
                 known = [size for part in parts if (size := size_of(part, sizes)) is not None]
@@ -296,6 +331,26 @@ def solve(axis: Axis, total: int, sizes: MutableMapping[str, int]) -> bool:
     if expected not in (None, total):
         raise Mismatch(f"{axis} is {expected} and {total}")
     return False
+
+
+def _solved_together(axis: Axis, total: int, sizes: Sizes) -> tuple[str, int] | None:
+    """The one unknown index of an axis that has it in several segments, and its size; None where that is not so.
+
+    Every piece has an index at most once, so that the axis is ``a + b * x`` elements long.
+
+    Raises:
+        Mismatch: no size makes up the total.
+    """
+    unknown = [sized(name) for name in leaves((axis,)) if size_of(Index(name), sizes) is None]
+    if len(unknown) < 2 or len(set(unknown)) > 1:
+        return None
+    first, second = (size_of(axis, {**sizes, unknown[0]: size}) for size in (1, 2))
+    if first is None or second is None:
+        return None
+    each = second - first
+    if each == 0 or total < first or (total - first) % each:
+        raise Mismatch(f"no size of {unknown[0]} makes {axis} {total} long")
+    return unknown[0], (total - first) // each + 1
 
 
 def _divided(axis: Axis, total: int, known: list[int]) -> int:

@@ -1,7 +1,8 @@
 """Arithmetic over the checkpoint's config: ``hidden_size // num_attention_heads``, ``n_embd ** -0.5``.
 
-Names, numbers, parentheses and ``+ - * / // **``: nothing can be called, indexed or looked up, so a table never runs
-code.  Results are bounded, so that ``9 ** 9 ** 9`` is a fault and not a hang.
+Names, numbers, parentheses and ``+ - * / // **``, fields inside of others, ``text_config.hidden_size``, and elements of
+lists, ``depths[2]``; in ``[sizes]`` an index of a name chooses the element, ``num_heads[i]``.  Nothing can be called,
+so a table never runs code.  Results are bounded, so that ``9 ** 9 ** 9`` is a fault and not a hang.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as short
 
 from porting.errors import Code, nearest
 from porting.notation.faults import NotationError
@@ -26,12 +28,18 @@ Number = int | float
 class Expression:
     """A parsed expression.
 
+    Attributes:
+        text: as it was written.
+        names: the fields of the config that it reads, those that are inside of others by the outermost.
+        indices: the names between brackets: indices of a rule, which choose the elements of lists.
+
     >>> Expression.parse("hidden_size // num_attention_heads").evaluate({"hidden_size": 768, "num_attention_heads": 12})
     64
     """
 
     text: str
     names: frozenset[str]
+    indices: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, text: str) -> Expression:
@@ -46,10 +54,17 @@ class Expression:
             )
         body = _parse(text)
         names = set()
+        chosen = [node.slice for node in ast.walk(body) if isinstance(node, ast.Subscript)]
+        inside = {id(node) for one in chosen for node in ast.walk(one) if isinstance(node, ast.Name)}
+        indices = frozenset(node.id for node in ast.walk(body) if isinstance(node, ast.Name) and id(node) in inside)
         for node in ast.walk(body):
             match node:
                 case ast.Name(id=name):
-                    names.add(name)
+                    names |= {name} if id(node) not in inside else set()
+                case ast.Attribute(value=ast.Name() | ast.Attribute() | ast.Subscript()):
+                    pass
+                case ast.Subscript(value=ast.Name() | ast.Attribute() | ast.Subscript()):
+                    pass
                 case ast.Constant(value=int() | float() as value) if _is_number(value) and abs(value) <= LARGEST:
                     pass
                 case ast.BinOp() | ast.UnaryOp(op=ast.USub()) | ast.USub() | ast.Load():
@@ -62,25 +77,31 @@ class Expression:
                         f"{text!r}: {_described(node)} is not allowed; names, numbers and + - * / // ** are",
                         getattr(node, "col_offset", 0) + len(text) - len(text.lstrip()),
                     )
-        return cls(text, frozenset(names))
+        return cls(text, frozenset(names), indices)
 
-    def evaluate(self, values: Mapping[str, object]) -> Number:
+    def evaluate(self, values: Mapping[str, object], bindings: Mapping[str, object] | None = None) -> Number:
         """The expression's value, its names looked up in ``values``.
 
-        Raises:
-            NotationError: a name is missing or not a number, a division by zero, or a result too large.
-        """
-        return _evaluate(_parse(self.text), values)
+        Args:
+            values: the config.
+            bindings: values of the indices that stand between brackets.
 
-    def size(self, values: Mapping[str, object]) -> int:
+        Raises:
+            NotationError: a name is missing or not a number, a division by zero, a list has no such element, or a
+                result too large.
+        """
+        return _evaluate(_parse(self.text), values, bindings or {})
+
+    def size(self, values: Mapping[str, object], bindings: Mapping[str, object] | None = None) -> int:
         """The value as the size of an axis: a positive integer.
 
         Raises:
             NotationError: as :meth:`evaluate`, or the value is no positive integer.
         """
-        value = self.evaluate(values)
+        value = self.evaluate(values, bindings)
         if not isinstance(value, int) or value < 1:
-            raise NotationError(Code.BAD_EXPRESSION, f"{self.text!r} is {value}, expected a positive integer")
+            under = "".join(f" for {index} = {(bindings or {}).get(index)}" for index in sorted(self.indices))
+            raise NotationError(Code.BAD_EXPRESSION, f"{self.text!r} is {value}{under}, expected a positive integer")
         return value
 
 
@@ -103,22 +124,55 @@ def _described(node: ast.AST) -> str:
     return type(node.op if isinstance(node, ast.UnaryOp) else node).__name__
 
 
-def _evaluate(node: ast.expr, values: Mapping[str, object]) -> Number:
+def _evaluate(node: ast.expr, values: Mapping[str, object], bindings: Mapping[str, object]) -> Number:
     match node:
         case ast.Constant(value=int() | float() as value):
             return value
+        case ast.Name() | ast.Attribute() | ast.Subscript():
+            found = _field(node, values, bindings)
+            if not isinstance(found, int | float) or not _is_number(found):
+                message = f"the config's {ast.unparse(node)!r} is {short(found)}, expected a number"
+                raise NotationError(Code.BAD_EXPRESSION, message)
+            return found
+        case ast.UnaryOp(operand=operand):
+            return -_evaluate(operand, values, bindings)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _apply(op, _evaluate(left, values, bindings), _evaluate(right, values, bindings))
+    raise NotationError(Code.BAD_EXPRESSION, f"unexpected {type(node).__name__}")  # parse() lets nothing else through
+
+
+def _field(node: ast.expr, values: Mapping[str, object], bindings: Mapping[str, object]) -> object:
+    """What the config has under a name, in a field of it, or at a place of a list of it."""
+    match node:
         case ast.Name(id=name):
             if name not in values:
                 hint = nearest(name, list(values))
                 raise NotationError(Code.BAD_EXPRESSION, f"the config has no {name!r}", hint=hint)
-            found = values[name]
-            if not isinstance(found, int | float) or not _is_number(found):
-                raise NotationError(Code.BAD_EXPRESSION, f"the config's {name!r} is {found!r}, expected a number")
-            return found
-        case ast.UnaryOp(operand=operand):
-            return -_evaluate(operand, values)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _apply(op, _evaluate(left, values), _evaluate(right, values))
+            return values[name]
+        case ast.Attribute(value=outer, attr=name):
+            fields = _field(outer, values, bindings)
+            if not isinstance(fields, Mapping) or name not in fields:
+                hint = nearest(name, [*map(str, fields)]) if isinstance(fields, Mapping) else ""
+                raise NotationError(Code.BAD_EXPRESSION, f"the config has no {ast.unparse(node)!r}", hint=hint)
+            return fields[name]
+        case ast.Subscript(value=outer, slice=place):
+            elements = _field(outer, values, bindings)
+            lacking = sorted({one.id for one in ast.walk(place) if isinstance(one, ast.Name)} - bindings.keys())
+            if lacking:
+                message = (
+                    f"{ast.unparse(node)!r} needs the index {lacking[0]!r}, which is not in every name of the rule"
+                )
+                raise NotationError(Code.BAD_EXPRESSION, message)
+            number = _evaluate(place, bindings, bindings)
+            if not isinstance(elements, list | tuple):
+                message = f"the config's {ast.unparse(outer)!r} is {short(elements)}, expected a list"
+                raise NotationError(Code.BAD_EXPRESSION, message)
+            if not isinstance(number, int) or not 0 <= number < len(elements):
+                message = (
+                    f"the config's {ast.unparse(outer)!r} has {len(elements)} elements, and none of number {number}"
+                )
+                raise NotationError(Code.BAD_EXPRESSION, message)
+            return elements[number]
     raise NotationError(Code.BAD_EXPRESSION, f"unexpected {type(node).__name__}")  # parse() lets nothing else through
 
 

@@ -10,7 +10,7 @@ from reprlib import repr as short
 from typing import ParamSpec, TypeVar
 
 from porting.errors import Code, Fault, nearest
-from porting.notation.axes import leaves, row_indices
+from porting.notation.axes import leaves, row_indices, sized
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError, TableError
 from porting.notation.field import read_field
@@ -63,7 +63,7 @@ class Reader:
     def refuse_idle_sizes(self, rules: Iterable[Rule], made: Iterable[Term] = ()) -> None:
         """Note the sizes of indices that no rule has; a rule that was at fault might have had them."""
         terms = [*(term for rule in rules for term in (*rule.sources, *rule.targets)), *made]
-        known = {index for term in terms for index in (*leaves(term.axes or ()), *row_indices(term.axes or ()))}
+        known = {sized(index) for term in terms for index in (*leaves(term.axes or ()), *row_indices(term.axes or ()))}
         known |= {index for term in terms for index in term.name.indices}
         for entry in () if self.faults else self.sections.of("sizes"):
             if entry.key not in known:

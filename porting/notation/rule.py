@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from porting.errors import Code
-from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, whole
+from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, row_indices, sized, whole
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
 from porting.notation.name import Decimal, Literal, Name
@@ -89,7 +89,7 @@ class Term:
         """For each piece, the indices it ranges over; None for one without a counterpart."""
         if self.axes is None:
             return [frozenset(self.indices)]
-        ones = dict.fromkeys(leaves(self.axes), 1)
+        ones = {sized(name): 1 for name in leaves(self.axes)}
         return [
             None if piece.dropped else frozenset({*self.name.indices, *piece.strides})
             for piece in pieces(self.axes, (1,) * len(self.axes), ones)
@@ -176,10 +176,18 @@ class Rule:
         return tuple(index for index in self.targets[0].name.indices if index in shared)
 
     @cached_property
+    def inner(self) -> frozenset[str]:
+        """The indices that stand among axes, by which their sizes are known."""
+        terms = (*self.sources, *self.targets)
+        return frozenset(
+            sized(index) for term in terms for index in (*leaves(term.axes or ()), *row_indices(term.axes or ()))
+        )
+
+    @cached_property
     def deduced(self) -> frozenset[str]:
         """The indices that are only ever a part of an axis, so that no shape shows their size."""
         terms = (*self.sources, *self.targets)
-        inner = {index for term in terms for index in leaves(term.axes or ()) if not index.startswith("_")}
+        inner = {sized(index) for term in terms for index in leaves(term.axes or ()) if not index.startswith("_")}
         seen = {index for term in terms for index in (*whole(term.axes or ()), *term.name.indices)}
         return frozenset(inner - seen)
 

@@ -103,7 +103,7 @@ def align(
     written = sort_names(rules, targets, "target", target_prefix)
     faults = [*read.faults, *written.faults]
     astray = Astray(unmatched={"source": read.unmatched, "target": written.unmatched})
-    fitter = Fitter(sources, targets, sizes or {}, fields or {})
+    fitter = Fitter(sources, targets, {} if sizes is None else sizes, fields or {})
     steps: list[Step] = []
     unplaced: list[Lone] = []
     unsourced: list[Lone] = []
@@ -167,7 +167,7 @@ def _step(
         faults.extend(count_members(rule, term, members, outer, "source", counts, astray))
     for term, members in zip(rule.targets, right, strict=True):
         faults.extend(count_members(rule, term, members, outer, "target", counts, astray))
-    moves = fitter.fit(rule, left, right, counts) if len(faults) == before else None
+    moves = fitter.fit(rule, left, right, counts, outer) if len(faults) == before else None
     if moves is None:
         return None
     return Step(

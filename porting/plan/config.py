@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from porting.errors import Code, Fault
+from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
 from porting.notation.field import held, is_plain, spellings, value_of, with_field
 from porting.notation.rule import Rule
@@ -44,17 +45,59 @@ def refused(table: Table, config: Mapping[str, object]) -> list[Fault]:
     return faults
 
 
-def sizes(table: Table, config: Mapping[str, object]) -> tuple[dict[str, int], list[Fault]]:
+class KnownSizes(dict[str, int]):
+    """The sizes that [sizes] gives under one config.
+
+    Attributes:
+        by_layer: the expressions of sizes that depend on indices, ``num_heads[i]``.
+        values_of_config: the config.
+    """
+
+    def __init__(
+        self,
+        found: Mapping[str, int],
+        by_layer: Mapping[str, Expression],
+        values: Mapping[str, object],
+    ) -> None:
+        super().__init__(found)
+        self.by_layer = by_layer
+        self.values_of_config = values
+
+
+def sizes_under(
+    known: Mapping[str, int], bindings: Mapping[str, object], indices: Collection[str] | None = None
+) -> dict[str, int]:
+    """The sizes that hold where the indices of names have these values.
+
+    Args:
+        known: the sizes that [sizes] gives.
+        bindings: the values of indices.
+        indices: those whose size is needed; None for all.
+
+    Raises:
+        NotationError: a list of the config has no such element.
+    """
+    by_layer = known.by_layer if isinstance(known, KnownSizes) else {}
+    values = known.values_of_config if isinstance(known, KnownSizes) else {}
+    needed = {index: one for index, one in by_layer.items() if indices is None or index in indices}
+    return {**known, **{index: expression.size(values, bindings) for index, expression in needed.items()}}
+
+
+def sizes(table: Table, config: Mapping[str, object]) -> tuple[KnownSizes, list[Fault]]:
     """The sizes that [sizes] gives under this config, and its faults."""
     found: dict[str, int] = {}
     faults = []
+    values = effective(table, config)
+    by_layer = {index: expression for index, expression in table.sizes.items() if expression.indices}
     for index, expression in table.sizes.items():
+        if index in by_layer:
+            continue
         try:
-            found[index] = expression.size(effective(table, config))
+            found[index] = expression.size(values)
         except NotationError as error:
             message = f"[sizes] {index} = {expression.text!r}: {error}"
             faults.append(Fault(code=error.code, where=table.where, message=message, hint=error.hint))
-    return found, faults
+    return KnownSizes(found, by_layer, values), faults
 
 
 def uncomputable(rules: Iterable[Rule], values: Mapping[str, object]) -> Iterator[Fault]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from porting.errors import Code, Fault
 from porting.limits import combinations
-from porting.notation.axes import Axis, Index, Mismatch, Piece, leaves, pieces, row_indices, size_of, solve_all
+from porting.notation.axes import Axis, Index, Mismatch, Piece, leaves, pieces, row_indices, size_of, sized, solve_all
+from porting.notation.faults import NotationError
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
+from porting.plan.config import sizes_under
 from porting.plan.copies import Copy, make_copy
 
 Shape = tuple[int, ...]
@@ -83,7 +85,12 @@ class Fitter:
         self._deduced: dict[str, tuple[int, str]] = {}
 
     def fit(
-        self, rule: Rule, left: Sequence[Members], right: Sequence[Members], counts: Mapping[str, int]
+        self,
+        rule: Rule,
+        left: Sequence[Members],
+        right: Sequence[Members],
+        counts: Mapping[str, int],
+        outer: Mapping[str, Value],
     ) -> tuple[Move, ...] | None:
         """The moves, or None when the shapes do not fit: ``faults`` then says why.
 
@@ -91,16 +98,23 @@ class Fitter:
             rule: the rule.
             left, right: for each source and each target term its members.
             counts: the sizes of the indices that stand in names.
+            outer: the values of the indices that every name carries.
         """
+        try:
+            known = sizes_under(self.sizes, outer, rule.inner)
+        except NotationError as error:
+            message = f"[sizes]: {error}, in '{rule}'"
+            self.faults.append(Fault(code=error.code, where=rule.where, message=message, hint=error.hint))
+            return None
         theirs = [[self.sources[name] for name in members.values()] for members in left]
         ours = [[self.targets[name] for name in members.values()] for members in right]
-        key = (id(rule), *map(tuple, theirs), *map(tuple, ours), *counts.items())
+        key = (id(rule), *map(tuple, theirs), *map(tuple, ours), *counts.items(), *sorted(known.items()))
         if key in self._known:
             return self._known[key]
         sources = [_Side(*one) for one in zip(rule.sources, left, theirs, strict=True)]
         targets = [_Side(*one) for one in zip(rule.targets, right, ours, strict=True)]
         try:
-            sizes = self._solve(rule, [*sources, *targets], counts)
+            sizes = self._solve(rule, [*sources, *targets], counts, known)
         except _Misfit as misfit:
             tensors = f"{', '.join(map(str, sources))} -> {', '.join(map(str, targets))}"
             message = f"{tensors}: {misfit}, in '{rule}'"
@@ -111,7 +125,9 @@ class Fitter:
         self._known[key] = tuple(_moves(rule, parts, sizes, counts))
         return self._known[key]
 
-    def _solve(self, rule: Rule, sides: list[_Side], counts: Mapping[str, int]) -> dict[str, int]:
+    def _solve(
+        self, rule: Rule, sides: list[_Side], counts: Mapping[str, int], known: Mapping[str, int]
+    ) -> dict[str, int]:
         for side in sides:
             for name, shape in zip(side.members.values(), side.shapes, strict=True):
                 if shape != side.shape:
@@ -121,8 +137,9 @@ class Fitter:
             if len(side.axes) != len(side.shape):
                 message = f"'{side.term}' has {len(side.axes)} axes, and the tensor {len(side.shape)}"
                 raise _Misfit(Code.SHAPE_MISMATCH, message)
-        inner = {index for side in sides for index in (*leaves(side.axes), *row_indices(side.axes))}
-        sizes = {index: size for index, size in self.sizes.items() if index in inner or index in counts}
+        every = {index for side in sides for index in (*leaves(side.axes), *row_indices(side.axes))}
+        inner = {sized(index) for index in every}
+        sizes = {index: size for index, size in known.items() if index in inner or index in counts}
         for index, count in counts.items():
             if sizes.setdefault(index, count) != count:
                 raise _Misfit(Code.SIZE_CONFLICT, f"{index} is {sizes[index]} in [sizes] and {count} in the names")
@@ -133,8 +150,8 @@ class Fitter:
         unknown = sorted(index for index in inner if size_of(Index(index), sizes) is None)
         if unknown:
             message = f"the size of {', '.join(unknown)} follows from no shape"
-            raise _Misfit(Code.SIZE_UNKNOWN, message, f'give it in [sizes]: {unknown[0]} = "..."')
-        for index in sorted(rule.deduced - self.sizes.keys()):
+            raise _Misfit(Code.SIZE_UNKNOWN, message, _sized_by(unknown))
+        for index in sorted(rule.deduced - known.keys()):
             before, where = self._deduced.setdefault(index, (sizes[index], rule.where))
             if before != sizes[index]:
                 message = f"{index} comes out as {sizes[index]} here and as {before} at {where}"
@@ -142,13 +159,13 @@ class Fitter:
                     "a part of an axis has one size in the whole table: use another index, or give the sizes in [sizes]"
                 )
                 raise _Misfit(Code.SIZE_CONFLICT, message, hint)
-        return sizes
+        return sizes | {index: sizes[sized(index)] for index in every if index.endswith("'")}
 
     def _contradicted(self, rule: Rule, sources: list[_Side], targets: list[_Side]) -> str:
         """What the config says of the extents that the module has and the checkpoint has not."""
         theirs = {extent for side in sources for extent in side.shape}
         ours = {extent for side in targets for extent in side.shape}
-        indices = {index for side in (*sources, *targets) for index in leaves(side.axes)}
+        indices = {sized(index) for side in (*sources, *targets) for index in leaves(side.axes)}
         said = [f"[sizes] gives {index} = {size}" for index, size in self.sizes.items() if index in indices]
         fields = [
             f"config.json has {field} = {value}"
@@ -156,6 +173,12 @@ class Fitter:
             if isinstance(value, int) and not isinstance(value, bool) and value in ours - theirs
         ]
         return "; ".join([*said, *fields])
+
+
+def _sized_by(unknown: Sequence[str]) -> str:
+    """How a table says the size of indices that no shape shows."""
+    equal = f", or, where {unknown[1]} has the size of {unknown[0]}, write it {unknown[0]}'" if unknown[1:] else ""
+    return f'give it in [sizes]: {unknown[0]} = "..."{equal}'
 
 
 def axes_of(term: Term, rank: int) -> tuple[Axis, ...]:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from porting.errors import Code, Fault, Message, Option
 from porting.limits import combinations
 from porting.notation.axes import Axis, Index, Mismatch, Row, leaves, size_of, solve_all
+from porting.notation.faults import NotationError
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
+from porting.plan.config import sizes_under
 from porting.plan.fitting import axes_of
 from porting.plan.members import Members, count_members, members_under, outer_keys, sort_names
 from porting.plan.plan import PlanError
@@ -82,7 +84,11 @@ def _sources(
     faults = [one for term, members in targets for one in count_members(rule, term, members, outer, "target", counts)]
     if faults:
         raise PlanError(faults)
-    known = {**sizes, **rule.enumerations, **counts}
+    try:
+        known = {**sizes_under(sizes, outer, rule.inner), **rule.enumerations, **counts}
+    except NotationError as error:
+        message = f"[sizes]: {error}, in '{rule}'"
+        raise PlanError(Fault(code=error.code, where=rule.where, message=message, hint=error.hint)) from error
     axes: list[tuple[Axis, int]] = []
     rank = 0
     for term, members in targets:

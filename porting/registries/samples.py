@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from porting.errors import Code, Fault
-from porting.notation.axes import Axis, Concatenation, Product, leaves, size_of
+from porting.notation.axes import Axis, Concatenation, Product, leaves, size_of, sized
 from porting.notation.faults import TableError
 from porting.notation.name import Decimal, Enumerated, Literal, Rest, Value
 from porting.notation.rule import Rule, Term
@@ -66,6 +66,9 @@ def sample(table: Table, rule: Rule, *, into: str, equal: bool = False) -> Sampl
     fields = sorted({name for expression in table.sizes.values() for name in expression.names})
     config = {name: 4 * (number + 1) for number, name in enumerate(fields)}
     known, faults = sizes(table, config)
+    faulty = sorted(known.by_layer)
+    if faulty:
+        raise untranslated(rule, rule.where, into, f"the size of {faulty[0]} differs from layer to layer")
     if faults:
         raise untranslated(rule, rule.where, into, f"its sizes cannot be tried: {faults[0].message}")
     terms = (*rule.sources, *rule.targets)
@@ -75,7 +78,7 @@ def sample(table: Table, rule: Rule, *, into: str, equal: bool = False) -> Sampl
     segments = {one for term in terms for axis in term.axes or () for one in _segments(axis)} if equal else set()
     primes = (number for number in count(5) if all(number % divisor for divisor in range(2, number)))
     for term in terms:
-        for index in leaves(term.axes or ()):
+        for index in map(sized, leaves(term.axes or ())):
             if index not in extents:
                 extents[index] = 6 if index in segments else next(primes)
     torch.manual_seed(0)
@@ -94,7 +97,7 @@ def _segments(axis: Axis) -> Iterator[str]:
     """The indices that stand in concatenations."""
     match axis:
         case Concatenation(segments=inner):
-            yield from leaves(inner)
+            yield from map(sized, leaves(inner))
         case Product(factors=inner):
             for one in inner:
                 yield from _segments(one)

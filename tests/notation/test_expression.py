@@ -34,6 +34,37 @@ def test_it_is_arithmetic(text: str, value: float) -> None:
 
 def test_it_knows_its_names() -> None:
     assert Expression.parse("(a + b) // a").names == {"a", "b"}
+    expression = Expression.parse("text.heads[i + 1] * sizes[0]")
+    assert (expression.names, expression.indices) == (frozenset({"text", "sizes"}), frozenset({"i"}))
+
+
+LISTED: dict[str, object] = {"text": {"heads": [2, 3], "width": 8}, "grid": [[1, 2], [3, 4]]}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("text.width", 8), ("text.heads[1]", 3), ("grid[1][0] * 2", 6), ("text.heads[i - 1]", 2)]
+)
+def test_it_reads_inner_fields_and_elements(text: str, value: int) -> None:
+    assert Expression.parse(text).size(LISTED, {"i": 1}) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("text.hight", "the config has no 'text.hight'"),
+        ("text.width.x", "the config has no 'text.width.x'"),
+        ("text.heads", "the config's 'text.heads' is [2, 3], expected a number"),
+        ("text.width[0]", "the config's 'text.width' is 8, expected a list"),
+        ("text.heads[2]", "the config's 'text.heads' has 2 elements, and none of number 2"),
+        ("text.heads[-1]", "the config's 'text.heads' has 2 elements, and none of number -1"),
+        ("text.heads[0.5]", "the config's 'text.heads' has 2 elements, and none of number 0.5"),
+        ("text.heads[j]", "'text.heads[j]' needs the index 'j', which is not in every name of the rule"),
+    ],
+)
+def test_what_is_not_in_the_config_is_refused(text: str, message: str) -> None:
+    with pytest.raises(NotationError) as caught:
+        Expression.parse(text).size(LISTED, {"i": 1})
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
@@ -46,8 +77,11 @@ def test_it_knows_its_names() -> None:
         ("(" * 150, f"'{'(' * 150}' is not an expression"),
         ("\0", r"'\x00' is not an expression"),
         ("__import__('os')", ": Call is not allowed"),
-        ("a.b", ": Attribute is not allowed"),
-        ("a[0]", ": Subscript is not allowed"),
+        ("f(a).b", ": Attribute is not allowed"),
+        ("(1).real", ": Attribute is not allowed"),
+        ("(a + b)[0]", ": Subscript is not allowed"),
+        ("a[0:1]", ": Slice is not allowed"),
+        ("a['b']", "the constant 'b'"),
         ("[1]", ": List is not allowed"),
         ("{}", ": Dict is not allowed"),
         ("a if b else c", ": IfExp is not allowed"),

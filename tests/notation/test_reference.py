@@ -1,4 +1,4 @@
-"""The examples of docs/notation.md, carried out: the text under a table names the tensors that it is tried with."""
+"""The examples of the two pages on the notation, carried out with the tensors that the text under a table names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,26 @@ from porting.plan.config import sizes
 from tests.plan.carrying import drawn, port, same
 from tests.plan.shapes import Shape
 
-PAGE = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(toml|text)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-FOLLOWED = list(zip(BLOCKS, [*BLOCKS[1:], ("", "")], strict=True))
-EXAMPLES = [(table, effect) for (kind, table), (after, effect) in FOLLOWED if (kind, after) == ("toml", "text")]
-ALONE = [table for (kind, table), (after, _) in FOLLOWED if kind == "toml" and after != "text"]
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {name: (DOCS / name).read_text(encoding="utf-8") for name in ("notation.md", "notation-rare.md")}
+
+
+def blocks(page: str) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """The blocks of a page, each with the one that follows it."""
+    found = re.findall(r"^```(toml|text)\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
+    return list(zip(found, [*found[1:], ("", "")], strict=True))
+
+
+def examples(page: str) -> list[tuple[str, str]]:
+    """The tables of a page that have tensors under them."""
+    return [(table, effect) for (kind, table), (after, effect) in blocks(page) if (kind, after) == ("toml", "text")]
+
+
+EXAMPLES = [
+    pytest.param(table, effect, id=f"{page}-{n}") for page in PAGES for n, (table, effect) in enumerate(examples(page))
+]
+ALONE = [table for (kind, table), (after, _) in blocks("notation.md") if kind == "toml" and after != "text"]
+LINKS = [(page, link) for page, text in PAGES.items() for link in re.findall(r"\]\(([^)]+)\)", text)]
 
 
 def tensors(text: str) -> dict[str, Shape]:
@@ -65,7 +80,8 @@ def test_an_example_does_what_it_says(table: str, effect: str) -> None:
 
 
 def test_the_page_has_examples_of_everything() -> None:
-    assert len(EXAMPLES) == 21
+    assert len(examples("notation.md")) == 21
+    assert len(examples("notation-rare.md")) >= 5
     assert len(ALONE) == 1
 
 
@@ -81,11 +97,11 @@ def test_the_table_with_every_section_is_read() -> None:
     assert table.probes
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PAGE))
-def test_links_lead_somewhere(link: str) -> None:
+@pytest.mark.parametrize(("page", "link"), LINKS)
+def test_links_lead_somewhere(page: str, link: str) -> None:
     file, _, heading = link.partition("#")
     if file:
-        assert (Path(__file__).parents[2] / "docs" / file).is_file()
+        assert (DOCS / file).is_file()
     else:
-        titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)]
+        titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", PAGES[page], re.MULTILINE)]
         assert heading in titles

@@ -252,7 +252,8 @@ def test_a_size_that_follows_from_nothing() -> None:
     (fault,) = refused(headers({"a.q": (6, 2), "a.k": (6, 2)}), {"b": (12, 2)}, table)
     assert fault == (
         "toy.toml:2:1: 'a.q' [6, 2] (one of 2) -> 'b' [12, 2]: the size of d, h follows from no shape, in "
-        "'a.{p:q,k} [(h d) e] = b [(h p d) e]' (give it in [sizes]: d = \"...\") [size-unknown]"
+        "'a.{p:q,k} [(h d) e] = b [(h p d) e]' (give it in [sizes]: d = \"...\", "
+        "or, where h has the size of d, write it d') [size-unknown]"
     )
 
 
