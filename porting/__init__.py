@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from porting.errors import PortingError
     from porting.exporting import Exported, export
     from porting.generating import Generated, generate, next_tokens, translate
-    from porting.lineage import provenance
-    from porting.loading import PortingWarning, load
+    from porting.loading import PortingWarning, load, provenance
     from porting.notation import Table, parse_table, read_table
     from porting.plan import Plan
     from porting.plan.check import check
@@ -95,8 +94,7 @@ _HOMES = {
     "porting.errors": ("PortingError",),
     "porting.exporting": ("Exported", "export"),
     "porting.generating": ("Generated", "generate", "next_tokens", "translate"),
-    "porting.lineage": ("provenance",),
-    "porting.loading": ("PortingWarning", "load"),
+    "porting.loading": ("PortingWarning", "load", "provenance"),
     "porting.notation": ("Table", "parse_table", "read_table"),
     "porting.plan": ("Plan", "check"),
     "porting.recordings": ("load_recording", "save_recording"),

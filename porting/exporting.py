@@ -18,8 +18,7 @@ from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import chosen_writer, companions, protected, weight_files
-from porting.lineage import Provenance, provenance
-from porting.loading import PortingWarning, cast, expected, same_bits
+from porting.loading import PortingWarning, Provenance, cast, expected, provenance, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
 from porting.ops import Content

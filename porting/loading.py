@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from porting.architecture import choose, recognise
 from porting.build import bounds, build, filled
 from porting.builder_config import Named, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault
 from porting.limits import moving, spending
-from porting.lineage import Provenance, provenance, remember
 from porting.notation.table import Architecture, Table
 from porting.ops import Content
 from porting.plan.check import check
@@ -29,7 +28,7 @@ from porting.plan.move import compute_whole, forward
 from porting.plan.plan import LeftOut, Plan
 from porting.sharding import Crew, Filled, fill, is_sharded, require_equal, unequal
 from porting.tables import chosen_for, find_table
-from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
+from porting.target import TargetError, assign, choose, import_path, named_tensors, recognise, unwrapped
 
 Into = nn.Module | Callable[..., nn.Module] | None
 
@@ -332,3 +331,43 @@ def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 __all__ = ["PortingWarning", "Provenance", "load", "maker", "prove_left_out", "provenance", "weights"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where a module's weights came from.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        plan: what went where.
+        architecture: the table's architecture that the module is or, for a module of the user's own, that the
+            checkpoint holds; None when the table has none.
+        nbytes_read: the bytes that this process read for its shards; None for a module that is whole, whose weights
+            are views of the mapped files.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan
+    architecture: Architecture | None
+    nbytes_read: int | None = None
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
+
+
+def provenance(module: nn.Module) -> Provenance | None:
+    """Where the weights of ``module`` came from, if :func:`porting.load` filled it in this process.
+
+    A copy of a module has none; one wrapped by ``torch.compile`` or for data parallelism has that of the module inside.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> provenance(porting.load(source)).plan.table.name
+    'bert'
+    """
+    return _KNOWN.get(unwrapped(module))
+
+
+def remember(module: nn.Module, record: Provenance) -> None:
+    """Note where the weights of ``module`` came from."""
+    _KNOWN[unwrapped(module)] = record

@@ -9,11 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from porting.architecture import choose, recognise
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, Message, Option, Wording
-from porting.lineage import provenance
-from porting.loading import prove_left_out
+from porting.loading import prove_left_out, provenance
 from porting.notation.faults import TableError
 from porting.notation.rule import Rule
 from porting.notation.table import Architecture, Table, read_table
@@ -26,7 +24,7 @@ from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described
 from porting.tables import find_table, shipped
-from porting.target import slots
+from porting.target import choose, recognise, slots
 
 ANY_DTYPE = torch.float32
 """Handed to :func:`check` where no dtype of the checkpoint binds the module's: a cast is then declared."""

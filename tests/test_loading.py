@@ -431,7 +431,7 @@ def test_labels_are_counted_by_their_names(tmp_path: Path) -> None:
 
 
 def test_a_module_is_not_kept_alive(source: Path, table: Path) -> None:
-    from porting.lineage import _KNOWN
+    from porting.loading import _KNOWN
 
     gc.collect()
     before = len(_KNOWN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.resources import files
 from typing import Annotated
 
 import typer
@@ -27,8 +29,6 @@ def explain(codes: Codes = None, as_json: options.Json = False) -> None:
       porting explain
     """
     with Screen("explain", as_json=as_json) as screen:
-        from porting.explanations import explanation
-
         known = [one.value for one in Code]
         for one in codes or ():
             if one not in known:
@@ -45,6 +45,17 @@ def explain(codes: Codes = None, as_json: options.Json = False) -> None:
                 screen.line(f"  {line}" if line else "")
             screen.line()
         screen.next("explain")
+
+
+def explanation(code: Code) -> str:
+    """What a fault of this code means, why it is one, how it looks and how to mend it: the page's section in Markdown.
+
+    >>> print(explanation(Code.UNREAD_TENSOR).splitlines()[0])
+    **What** — No rule reads a tensor of the checkpoint, and `[drop]` does not list it.
+    """
+    page = (files("porting") / "errors.md").read_text(encoding="utf-8")
+    _, _, section = page.partition(f"\n## {code.value}\n")
+    return re.split(r"^## ", section, maxsplit=1, flags=re.MULTILINE)[0].strip()
 
 
 def _first_sentence(markdown: str) -> str:

@@ -108,7 +108,7 @@ def load(
 
 def _plan(module: nn.Module) -> Plan:
     """What went where: every module that was loaded remembers it."""
-    from porting.lineage import provenance
+    from porting.loading import provenance
 
     record = provenance(module)
     if record is None:

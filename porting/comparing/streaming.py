@@ -20,8 +20,7 @@ from porting.plan.clipping import window
 from porting.plan.copies import Copy
 from porting.plan.move import Window, compute
 from porting.plan.recipe import Recipe
-from porting.staging import Staging, bytes_of
-from porting.stored import Stored, stored
+from porting.staging import Staging, Stored, bytes_of, stored
 
 PIECE = 1 << 20
 """Bytes of a tensor that are looked at together; longer pieces fall out of the cache."""

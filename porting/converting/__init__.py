@@ -4,8 +4,7 @@ from porting.converting.conversion import Converted, carry_out, convert, prepare
 from porting.converting.draft import Draft
 from porting.converting.integrity import FilesReport, verify_files
 from porting.converting.processes import agreed, joined
-from porting.converting.progress import Progress
-from porting.converting.timing import estimate
+from porting.converting.progress import Progress, estimate
 
 __all__ = [
     "Converted",

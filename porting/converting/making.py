@@ -25,8 +25,7 @@ from porting.plan.copies import Copy
 from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading
 from porting.plan.recipe import Recipe, as_it_is
-from porting.staging import Staging, bytes_of
-from porting.stored import Stored, stored
+from porting.staging import Staging, Stored, bytes_of, stored
 
 LEAST = 1 << 20
 """Bytes of memory that one worker needs."""

@@ -17,7 +17,7 @@ from porting.checkpoint.files import Readable
 from porting.errors import Code, Fault
 from porting.plan.clipping import clip
 from porting.plan.copies import Copy
-from porting.stored import Stored, by_axes, stored
+from porting.staging import Stored, by_axes, stored
 
 PIECE = 1 << 20
 """Bytes of a box that are held beside its place."""

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from porting.architecture import choose
 from porting.build import OWN_CODE
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.atomic import check_destination
@@ -24,6 +23,7 @@ from porting.plan.config import effective
 from porting.printable import dtype_name
 from porting.recordings import EXACT, ISOLATED
 from porting.tables import find_table
+from porting.target import choose
 from porting.tracing.provenance import ProvenanceRecorder
 from porting.tracing.running import Clock, Side, undisturbed, versions
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, like
