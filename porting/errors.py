@@ -441,6 +441,10 @@ class CheckpointError(PortingError):
     """A checkpoint cannot be read or written as asked."""
 
 
+class RankError(PortingError):
+    """Another of several processes that work together could not do its part."""
+
+
 class VerifyError(PortingError):
     """The verification cannot be run: no reference, a module that fails, probes that do not fit."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint, CheckpointError, TensorFile, WeightFile
 from porting.checkpoint.config import CONFIG_NAME, parse_config
-from porting.checkpoint.container import Container
+from porting.checkpoint.container import Container, WriteOptions
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.names import COMPANIONS, split_inner_path
 from porting.checkpoint.registry import ENDINGS, SAFETENSORS, writer_of
@@ -80,7 +80,7 @@ def weight_files(
     """
     writer, part = chosen_writer(to)
     if writer is not SAFETENSORS:
-        made = writer.outline(tensors, metadata=METADATA, shard_size=None, where=where, part=part)
+        made = writer.outline(tensors, WriteOptions(where=where, metadata=METADATA, part=part))
         files: dict[str, Content] = {
             shard.name: TensorFile(tensors={name: tensors[name] for name in shard.tensors}, shard=shard)
             for shard in made.shards

@@ -26,7 +26,7 @@ from porting.plan.check import check
 from porting.plan.config import arguments
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import LeftOut, Plan
-from porting.sharding import Crew, Filled, fill, is_sharded, require_equal, unequal
+from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, unequal
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, choose, import_path, named_tensors, recognise, unwrapped
 
@@ -113,8 +113,8 @@ def load(
     >>> type(model).__name__, model.bert.embeddings.word.weight.shape
     ('BertForPreTraining', torch.Size([4096, 128]))
     """
-    crew = _crew(source, alone=not (isinstance(into, nn.Module) and is_sharded(into)))
-    with crew.step():
+    processes = _processes(source, alone=not (isinstance(into, nn.Module) and is_sharded(into)))
+    with processes.step():
         if isinstance(source, Checkpoint):
             checkpoint = source
         else:
@@ -151,18 +151,18 @@ def _shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled | N
     """
     if not is_sharded(module):
         return None
-    crew = _crew(checkpoint.location)
-    with crew.step():
-        wrong, proven = unequal(plan, checkpoint, crew.rank, crew.count)
+    processes = _processes(checkpoint.location)
+    with processes.step():
+        wrong, proven = unequal(plan, checkpoint, processes.rank, processes.count)
         filled = fill(plan, checkpoint, module)
-    require_equal(plan, (name for some in crew.gather(wrong) for name in some))
+    require_equal(plan, (name for some in processes.gather(wrong) for name in some))
     return replace(filled, nbytes=filled.nbytes + proven)
 
 
-def _crew(source: str | os.PathLike[str] | Checkpoint, *, alone: bool = False) -> Crew:
+def _processes(source: str | os.PathLike[str] | Checkpoint, *, alone: bool = False) -> Processes:
     """The processes that load together; with ``alone``, this one."""
     where = source.location if isinstance(source, Checkpoint) else os.fspath(source)
-    return Crew(where, "nothing was loaded", alone=alone)
+    return Processes(where, "nothing was loaded", alone=alone)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,6 +188,25 @@ class Outline:
         return sum(shard.size for shard in self.shards) + sum(map(len, self.files.values()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """How tensors are laid out in files.
+
+    Attributes:
+        where: the destination, for messages.
+        metadata: strings that are kept where the container has room for them.
+        shard_size: bytes of tensors that one file may hold; a larger tensor has a file of its own.  None for one file.
+        part: the state dict that the tensors are nested in; empty for none.
+        tied: other names of some of the tensors, each with the name that it equals.
+    """
+
+    where: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    shard_size: int | None = None
+    part: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+
 class Container(ABC):
     """A kind of files that hold tensors.
 
@@ -312,26 +331,12 @@ class Container(ABC):
                 faults.add(Code.TENSOR_UNWRITABLE, reason, tensor=name, hint=hint)
         faults.raise_if_any()
 
-    def outline(
-        self,
-        tensors: Mapping[str, Described],
-        *,
-        metadata: Mapping[str, str],
-        shard_size: int | None,
-        where: str,
-        part: str = "",
-        tied: Mapping[str, str] | None = None,
-    ) -> Outline:
+    def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
         """Lay tensors out in files: every byte but those of the elements, and their checksums.
 
         Args:
             tensors: what is to be written, in its order.
-            metadata: strings that are kept where the container has room for them.
-            shard_size: bytes of tensors that one file may hold; a larger tensor has a file of its own.  None for one
-                file.
-            where: the destination, for messages.
-            part: the state dict that they are nested in; empty for none.
-            tied: other names of some of them.
+            options: how.
 
         Raises:
             CheckpointError: a tensor or a name cannot be written.

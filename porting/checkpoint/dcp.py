@@ -27,6 +27,7 @@ from porting.checkpoint.container import (
     Seal,
     Shard,
     UnrecognisedError,
+    WriteOptions,
     divided,
     open_all,
 )
@@ -132,26 +133,17 @@ class Distributed(Container):
         )
         return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=PUT_TOGETHER)
 
-    def outline(
-        self,
-        tensors: Mapping[str, Described],
-        *,
-        metadata: Mapping[str, str],
-        shard_size: int | None,
-        where: str,
-        part: str = "",
-        tied: Mapping[str, str] | None = None,
-    ) -> Outline:
+    def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
         """Every tensor a chunk of its own, and a ``.metadata``; of other names, torch has to know the places as well.
 
         Raises:
             CheckpointError: as of :meth:`Container.outline`; or this torch has no ``torch.distributed``.
         """
-        self.require_writable(tensors, where=f"{where}/{self.main}")
-        groups = divided(tensors, shard_size)
+        self.require_writable(tensors, where=f"{options.where}/{self.main}")
+        groups = divided(tensors, options.shard_size)
         laid = [_shard(f"__0_{number}{self.endings[0]}", group) for number, group in enumerate(groups)]
         ranges = {name: place for _, places in laid for name, place in places.items()}
-        files = {self.main: _metadata(tensors, tied or {}, ranges, part)}
+        files = {self.main: _metadata(tensors, options.tied, ranges, options.part)}
         return Outline(shards=tuple(shard for shard, _ in laid), files=files)
 
 

@@ -23,7 +23,17 @@ from threading import Lock
 import numpy as np
 import torch
 
-from porting.checkpoint.container import Container, FileKind, Outline, Promises, Seal, Shard, UnrecognisedError, nbytes
+from porting.checkpoint.container import (
+    Container,
+    FileKind,
+    Outline,
+    Promises,
+    Seal,
+    Shard,
+    UnrecognisedError,
+    WriteOptions,
+    nbytes,
+)
 from porting.checkpoint.errors import CheckpointError, FaultList, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import (
@@ -165,18 +175,9 @@ class Npz(Container):
         wider = Wording(python="dtype=torch.float32", command="--dtype float32")
         return message, Message("pass ", wider, ", which holds every value of it, or write safetensors")
 
-    def outline(
-        self,
-        tensors: Mapping[str, Described],
-        *,
-        metadata: Mapping[str, str],
-        shard_size: int | None,
-        where: str,
-        part: str = "",
-        tied: Mapping[str, str] | None = None,
-    ) -> Outline:
+    def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
         """One file; every member stored, with the first day that zip knows for its date."""
-        self.require_writable(tensors, where=f"{where}/{self.main}")
+        self.require_writable(tensors, where=f"{options.where}/{self.main}")
         pieces: list[tuple[int, bytes]] = []
         offsets: dict[str, int] = {}
         seals: dict[str, tuple[int, int, int]] = {}

@@ -24,6 +24,7 @@ from porting.checkpoint.container import (
     Promises,
     Shard,
     UnrecognisedError,
+    WriteOptions,
     divided,
     nbytes,
 )
@@ -388,23 +389,14 @@ class Safetensors(Container):
         """As :func:`read_header`; its places cost nothing more."""
         return read_header(source, name=name)
 
-    def outline(
-        self,
-        tensors: Mapping[str, Described],
-        *,
-        metadata: Mapping[str, str],
-        shard_size: int | None,
-        where: str,
-        part: str = "",
-        tied: Mapping[str, str] | None = None,
-    ) -> Outline:
+    def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
         """One file; or several, and an index of them."""
-        self.require_writable(tensors, where=f"{where}/{self.main}")
-        groups = divided(tensors, shard_size)
+        self.require_writable(tensors, where=f"{options.where}/{self.main}")
+        groups = divided(tensors, options.shard_size)
         count = len(groups)
         names = [f"model-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)] if count > 1 else [self.main]
         shards = tuple(
-            shard_of(name, new_header(group, metadata, where=f"{where}/{name}"), group)
+            shard_of(name, new_header(group, options.metadata, where=f"{options.where}/{name}"), group)
             for name, group in zip(names, groups, strict=True)
         )
         if count == 1:

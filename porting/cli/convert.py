@@ -100,11 +100,11 @@ def convert(
       porting convert ./my-checkpoint ./start --table bert --to dcp/model
     """
     with Screen("convert", as_json=as_json, lines=True) as screen:
-        from porting.converting import agreed, carry_out, estimate, joined, prepare
+        from porting.converting import all_or_none, carry_out, estimate, prepare, torchrun_group
 
-        with joined() as team:  # several processes that torchrun started, or this one
-            screen.silent = team.rank > 0
-            with agreed(team):
+        with torchrun_group() as group:  # several processes that torchrun started, or this one
+            screen.silent = group.rank > 0
+            with all_or_none(group):
                 origin, path = options.source_and_destination(source, destination)
                 draft = prepare(
                     origin,
@@ -140,7 +140,7 @@ def convert(
                     sha256=sha256,
                     overwrite=overwrite,
                     tell=tell,
-                    team=team,
+                    group=group,
                 )
             _say_done(screen, draft, done)
             screen.next("verify-files", str(path))

@@ -3,7 +3,7 @@
 from porting.converting.conversion import Converted, carry_out, convert, prepare
 from porting.converting.draft import Draft
 from porting.converting.integrity import FilesReport, verify_files
-from porting.converting.processes import agreed, joined
+from porting.converting.processes import all_or_none, torchrun_group
 from porting.converting.progress import Progress, estimate
 
 __all__ = [
@@ -11,11 +11,11 @@ __all__ = [
     "Draft",
     "FilesReport",
     "Progress",
-    "agreed",
+    "all_or_none",
     "carry_out",
     "convert",
     "estimate",
-    "joined",
     "prepare",
+    "torchrun_group",
     "verify_files",
 ]

@@ -16,7 +16,7 @@ from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
 from porting.converting.draft import Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST
-from porting.converting.processes import Team, agreed, current_team, told_to_all
+from porting.converting.processes import ProcessGroup, all_or_none, current_group, shared_failures
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.proving import prove_same
 from porting.converting.workplace import FILES, workplace
@@ -156,8 +156,8 @@ def convert(
     >>> made.tensors, back.tensors
     (40, 53)
     """
-    team = current_team()
-    with agreed(team):
+    group = current_group()
+    with all_or_none(group):
         draft = prepare(
             source,
             destination,
@@ -175,7 +175,7 @@ def convert(
             overwrite=overwrite,
         )
     options = _Options(threads=threads, memory=memory, sha256=sha256, overwrite=overwrite)
-    return _carry_out(draft, Path(destination), options, team, tell)
+    return _carry_out(draft, Path(destination), options, group, tell)
 
 
 def prepare(
@@ -260,15 +260,15 @@ def carry_out(
     sha256: bool = False,
     overwrite: bool = False,
     tell: Tell | None = None,
-    team: Team | None = None,
+    group: ProcessGroup | None = None,
 ) -> Converted:
     """Do what a draft says; arguments and errors as in :func:`convert`.
 
     Args:
-        team: the processes that do it together, all with the same draft; None for those of ``torch.distributed``.
+        group: the processes that do it together, all with the same draft; None for those of ``torch.distributed``.
     """
     options = _Options(threads=threads, memory=memory, sha256=sha256, overwrite=overwrite)
-    return _carry_out(draft, Path(destination), options, team or current_team(), tell)
+    return _carry_out(draft, Path(destination), options, group or current_group(), tell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,18 +293,18 @@ class _Options:
 
 
 @spending()
-def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Tell | None) -> Converted:
+def _carry_out(draft: Draft, path: Path, options: _Options, group: ProcessGroup, tell: Tell | None) -> Converted:
     options.require()
     draft.checkpoint.allow_time()
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
-    first, overwrite = team.rank == 0, options.overwrite
-    with told_to_all(team), explained(path, draft.outline.size), workplace(path, first=first) as place:
+    first, overwrite = group.rank == 0, options.overwrite
+    with shared_failures(group), explained(path, draft.outline.size), workplace(path, first=first) as place:
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
             prove_same(draft.recipes.same, draft.checkpoint)
         each = options.memory // options.threads
         written = write_files(
-            draft, place, team, threads=options.threads, memory=each, sha256=options.sha256, meter=meter
+            draft, place, group, threads=options.threads, memory=each, sha256=options.sha256, meter=meter
         )
         for checkpoint in (draft.checkpoint, draft.like):
             if checkpoint is not None:
@@ -313,7 +313,7 @@ def _carry_out(draft: Draft, path: Path, options: _Options, team: Team, tell: Te
         meter.look()
         if first:
             publish(FILES, place.folder, path, overwrite=overwrite)
-        team.gather(None)
+        group.gather(None)
     return _converted(draft, path, written, meter.now)
 
 

@@ -13,7 +13,7 @@ import torch
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.config import CONFIG_NAME
-from porting.checkpoint.container import Outline
+from porting.checkpoint.container import Outline, WriteOptions
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.converting.digests import of_bytes
@@ -265,11 +265,7 @@ def _draft(
     size = shard_size if shard_size is not None or not writer.promises.shards else _same_division(checkpoint)
     written = writer.outline(
         {one.name: one for one in recipes.tensors},
-        metadata=metadata,
-        shard_size=size,
-        where=where,
-        part=part,
-        tied=recipes.tied,
+        WriteOptions(where=where, metadata=metadata, shard_size=size, part=part, tied=recipes.tied),
     )
     kept |= written.files
     return Draft(

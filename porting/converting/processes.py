@@ -13,18 +13,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
-from porting.errors import Code, Fault, PortingError
+from porting.errors import Code, Fault, RankError
 
 Value = TypeVar("Value")
 
 
-class TeamError(PortingError):
-    """Another process of a conversion failed."""
-
-
 @dataclass(frozen=True)
 class Failure:
-    """What a process says in place of what the others wait for, when it cannot go on.
+    """What a process that cannot go on sends in place of the value that the others wait for.
 
     Attributes:
         reason: why, in a line.
@@ -33,8 +29,8 @@ class Failure:
     reason: str
 
 
-class Team(Protocol):
-    """The processes of a conversion.
+class ProcessGroup(Protocol):
+    """The processes that share a conversion.
 
     Attributes:
         rank: the number of this one.
@@ -45,22 +41,22 @@ class Team(Protocol):
     size: int
 
     def gather(self, value: Value) -> list[Value]:
-        """What each process gave, in their order; waits for all of them."""
+        """Exchange a value: wait for all processes, and return the value of each in the order of their ranks."""
         ...  # pragma: no cover
 
 
-class Alone:
-    """One process."""
+class SingleProcess:
+    """A group of this process alone."""
 
     rank, size = 0, 1
 
     def gather(self, value: Value) -> list[Value]:
-        """What it gave."""
+        """Return the only value."""
         return [value]
 
 
-class Ranks:
-    """The processes of a group of ``torch.distributed``.
+class DistributedProcesses:
+    """The processes of ``torch.distributed``.
 
     Small Python objects pass between them, by a group of its own on gloo: the default one may be a group of GPUs.
     """
@@ -72,10 +68,10 @@ class Ranks:
         self._group = dist.new_group(backend="gloo")
 
     def gather(self, value: Value) -> list[Value]:
-        """What each process gave.
+        """Exchange a value with the other processes.
 
         Raises:
-            TeamError: one of them has ended, or could not go on: which, and why.
+            RankError: a process has ended, or could not go on; says which, and why.
         """
         import torch.distributed as dist  # noqa: PLC0415  # as above
 
@@ -86,7 +82,7 @@ class Ranks:
             reason = str(error).strip().splitlines()[-1][:120]
             message = f"another process of this conversion has ended: {reason}"
             hint = "its own message says why; the same command goes on from here"
-            raise TeamError(
+            raise RankError(
                 Fault(code=Code.RANK_LOST, where=f"rank {self.rank}", message=message, hint=hint)
             ) from error
         _require_all(found, self.rank)
@@ -96,7 +92,7 @@ class Ranks:
 def _require_all(found: Sequence[object], mine: int) -> None:
     failed = {rank: answer for rank, answer in enumerate(found) if isinstance(answer, Failure) and rank != mine}
     if failed and not isinstance(found[mine], Failure):
-        raise TeamError(
+        raise RankError(
             Fault(
                 code=Code.RANK_LOST,
                 where=f"rank {rank}",
@@ -108,54 +104,54 @@ def _require_all(found: Sequence[object], mine: int) -> None:
 
 
 @contextmanager
-def told_to_all(team: Team) -> Iterator[None]:
-    """What this process cannot do, the others hear of where they wait for it next, and raise as well."""
+def shared_failures(group: ProcessGroup) -> Iterator[None]:
+    """Send a failure of this process to the others, which raise it where they wait for this process next."""
     try:
         yield
-    except TeamError:
+    except RankError:
         raise  # it came from another process: all know
     except Exception as error:  # any error: the other processes are informed, and it is raised again
-        with suppress(TeamError):
-            team.gather(Failure(f"{error}".partition("\n")[0] or type(error).__name__))
+        with suppress(RankError):
+            group.gather(Failure(f"{error}".partition("\n")[0] or type(error).__name__))
         raise
 
 
 @contextmanager
-def agreed(team: Team) -> Iterator[None]:
-    """What each process does by itself; none goes on unless all of them could."""
-    with told_to_all(team):
+def all_or_none(group: ProcessGroup) -> Iterator[None]:
+    """Run a step that each process does by itself, and go on only if all of them could."""
+    with shared_failures(group):
         yield
-    team.gather(None)
+    group.gather(None)
 
 
-def current_team() -> Team:
-    """The processes of the default group of ``torch.distributed`` if there is one of several; else this one alone."""
+def current_group() -> ProcessGroup:
+    """The processes of ``torch.distributed``, if it is initialized with several; else this process alone."""
     import torch.distributed as dist  # noqa: PLC0415  # as above
 
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Ranks()
-    return Alone()
+        return DistributedProcesses()
+    return SingleProcess()
 
 
 @contextmanager
-def joined() -> Iterator[Team]:
-    """The processes that ``torchrun`` describes in the environment, where it does; else this one alone."""
+def torchrun_group() -> Iterator[ProcessGroup]:
+    """The processes that ``torchrun`` describes in the environment, if it does; else this process alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
-        yield Alone()
+        yield SingleProcess()
         return
     import torch.distributed as dist  # noqa: PLC0415  # as above
 
     def ended(number: int, frame: object) -> None:
         message = "this process was told to end, as torchrun does when another one has ended"
         hint = "the message of the other one says why; the same command goes on from here"
-        raise TeamError(Fault(code=Code.RANK_LOST, where=f"rank {os.environ['RANK']}", message=message, hint=hint))
+        raise RankError(Fault(code=Code.RANK_LOST, where=f"rank {os.environ['RANK']}", message=message, hint=hint))
 
     dist.init_process_group("gloo")
     before = signal.signal(signal.SIGTERM, ended)
     try:
-        yield current_team()
+        yield current_group()
     except BaseException:
-        # Its reason is about to be said.  torchrun kills what does not end by itself half a minute later.
+        # The reason is about to be printed.  torchrun kills half a minute later what does not end by itself.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     else:
@@ -165,7 +161,14 @@ def joined() -> Iterator[Team]:
 
 
 def shares(costs: Sequence[int], size: int) -> list[list[int]]:
-    """Jobs divided among processes by their cost, the largest first, each to the one that has least.
+    """Divide jobs among processes by cost: the largest first, each to the process with the least work.
+
+    Args:
+        costs: the cost of each job.
+        size: the number of processes.
+
+    Returns:
+        For each process the numbers of its jobs.
 
     >>> shares([5, 1, 4, 3, 3], 2)
     [[0, 4], [2, 3, 1]]
@@ -180,14 +183,14 @@ def shares(costs: Sequence[int], size: int) -> list[list[int]]:
 
 
 def same_everywhere(values: Iterable[object]) -> None:
-    """See that all processes are about to do the same.
+    """Require that all processes are about to do the same.
 
     Raises:
-        TeamError: they see different inputs, tables or options.
+        RankError: they see different inputs, tables or options.
     """
     values = list(values)
     different = [str(rank) for rank, value in enumerate(values) if value != values[0]]
     if different:
         message = f"rank {', '.join(different)} would convert something else than rank 0"
         hint = "give all of them the same files, table and options, on one shared file system"
-        raise TeamError(Fault(code=Code.RANK_LOST, message=message, hint=hint))
+        raise RankError(Fault(code=Code.RANK_LOST, message=message, hint=hint))

@@ -25,8 +25,7 @@ from pathlib import Path
 from porting.checkpoint.atomic import SHARED, UNFINISHED, reserve, sweep
 from porting.checkpoint.errors import CheckpointError
 from porting.converting.output import write_at
-from porting.converting.processes import TeamError
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, RankError
 from porting.opening import Folder, kind_of
 from porting.printable import quote
 
@@ -37,7 +36,7 @@ EXPECTED = re.compile(rf"{OWNER}|{FILES}/.+|{JOURNALS}/[0-9]+\.jsonl", re.DOTALL
 
 
 class Workplace:
-    """A temporary directory that this process, or another one of its team, has locked.
+    """A temporary directory that this process, or another one of its group, has locked.
 
     Args:
         path: the destination.
@@ -137,7 +136,7 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
     try:
         sweep(path)
         yield place
-    except (KeyboardInterrupt, TeamError):
+    except (KeyboardInterrupt, RankError):
         raise  # the same command goes on from here
     except BaseException:
         if not place.untouched:

@@ -20,7 +20,7 @@ from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
 from porting.converting.making import Made, Maker
 from porting.converting.output import Output, write_at
-from porting.converting.processes import Team, same_everywhere, shares
+from porting.converting.processes import ProcessGroup, same_everywhere, shares
 from porting.converting.progress import Meter
 from porting.converting.record import record_bytes, versions
 from porting.converting.thread_pool import work
@@ -43,14 +43,14 @@ class Written:
 
 
 def write_files(
-    draft: Draft, place: Workplace, team: Team, *, threads: int, memory: int, sha256: bool, meter: Meter
+    draft: Draft, place: Workplace, group: ProcessGroup, *, threads: int, memory: int, sha256: bool, meter: Meter
 ) -> Written:
     """Write every file of a draft.
 
     Args:
         draft: what is to be written.
         place: where; what an earlier process left there is used as far as it is right.
-        team: the processes that share the tensors; the first one does all the rest.
+        group: the processes that share the tensors; the first one does all the rest.
         threads: how many threads work.
         memory: bytes for the buffers of each.
         sha256: record the SHA-256 of every file as well.
@@ -62,27 +62,27 @@ def write_files(
     """
     with reading(str(place.root)):
         settled = draft.key
-    keys = team.gather(settled)
+    keys = group.gather(settled)
     same_everywhere(key["plan"] for key in keys)
     key = keys[0]  # the number of a device is that of one machine: all go by what the first one sees
-    (before, *_) = team.gather(_begin(draft, place, key) if team.rank == 0 else None)
-    journal = Journal(place.journals, f"{team.rank}.jsonl", key)
+    (before, *_) = group.gather(_begin(draft, place, key) if group.rank == 0 else None)
+    journal = Journal(place.journals, f"{group.rank}.jsonl", key)
     try:
         with _opened(draft, place) as shards:
-            task = _Task(draft, team, shards, journal, meter)
+            task = _Task(draft, group, shards, journal, meter)
             crc = any(shard.seals for shard in draft.outline.shards)
-            makers = [lambda: Maker(draft.checkpoint, draft.like, memory, meter.wrote, crc=crc)] * threads
-            task.make(makers, before)
+            make_makers = [lambda: Maker(draft.checkpoint, draft.like, memory, meter.wrote, crc=crc)] * threads
+            task.make(make_makers, before)
             meter.stage = "reading"
-            task.digest_sources(makers)
+            task.digest_sources(make_makers)
     finally:
         journal.close()
-    if team.rank == 0:
+    if group.rank == 0:
         small = _write_small(draft, place)
         _sweep_strangers(draft, place)
         place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
     made = {recipe.name: task.made[recipe.name] for recipe in draft.recipes.tensors}
-    (files, *_) = team.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
+    (files, *_) = group.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
     return Written(made=made, files=files)
 
 
@@ -116,11 +116,13 @@ def _opened(draft: Draft, place: Workplace) -> Iterator[dict[str, int]]:
 class _Task:
     """The tensors that are to be made, and those that are."""
 
-    def __init__(self, draft: Draft, team: Team, shards: Mapping[str, int], journal: Journal, meter: Meter) -> None:
+    def __init__(
+        self, draft: Draft, group: ProcessGroup, shards: Mapping[str, int], journal: Journal, meter: Meter
+    ) -> None:
         self.made: dict[str, Made] = {}
         self.sources: dict[str, str] = {}
         self._draft = draft
-        self._team = team
+        self._group = group
         self._shards = shards
         self._journal = journal
         self._meter = meter
@@ -129,7 +131,7 @@ class _Task:
         self._lock = Lock()
         self._reading = {name: Lock() for name in draft.checkpoint.tensors}
 
-    def make(self, makers: list[Callable[[], Maker]], before: Past | None) -> None:
+    def make(self, make_makers: list[Callable[[], Maker]], before: Past | None) -> None:
         """Make this process's share, except for tensors that an earlier one has made and that are still right."""
         recipes = {recipe.name: recipe for recipe in self._draft.recipes.tensors}
         every = [(shard, recipes[name]) for shard in self._draft.outline.shards for name in shard.tensors]
@@ -138,14 +140,14 @@ class _Task:
         self._meter.expect(len(mine), sum(recipe.nbytes for _, recipe in mine))
         self._waiting.update(name for _, recipe in every for name in recipe.sources)
         jobs = [(recipe.nbytes, partial(self._make, shard, recipe, before)) for shard, recipe in mine]
-        work(jobs, makers, self._meter.look)
-        for made, sources in self._team.gather((self.made, self.sources)):
+        work(jobs, make_makers, self._meter.look)
+        for made, sources in self._group.gather((self.made, self.sources)):
             self.made |= made
             self.sources |= sources
 
     def _share(self, costs: Sequence[int]) -> list[int]:
         """The numbers of the jobs that this process does, in their order."""
-        return sorted(shares(costs, self._team.size)[self._team.rank])
+        return sorted(shares(costs, self._group.size)[self._group.rank])
 
     def _make(self, shard: Shard, recipe: Recipe, before: Past | None, maker: Maker) -> None:
         descriptor, at = self._shards[shard.name], shard.offsets[recipe.name]
@@ -186,12 +188,12 @@ class _Task:
             return None
         return replace(made, crc=found.crc)
 
-    def digest_sources(self, makers: list[Callable[[], Maker]]) -> None:
+    def digest_sources(self, make_makers: list[Callable[[], Maker]]) -> None:
         """The digests of those tensors of the input that were not read from first to last while others were made."""
         left = [info for name, info in self._draft.checkpoint.tensors.items() if name not in self.sources]
         mine = [left[job] for job in self._share([info.nbytes for info in left])]
-        work([(info.nbytes, partial(self._read, info.name)) for info in mine], makers, self._meter.look)
-        for sources in self._team.gather(self.sources):
+        work([(info.nbytes, partial(self._read, info.name)) for info in mine], make_makers, self._meter.look)
+        for sources in self._group.gather(self.sources):
             self.sources |= sources
 
     def _read(self, name: str, maker: Maker) -> None:

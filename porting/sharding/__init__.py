@@ -1,13 +1,12 @@
 """Filling a module whose parameters are spread over processes: each reads the bytes of its own shards alone."""
 
 from porting.sharding.filling import Filled, fill, is_sharded, require_equal, unequal
-from porting.sharding.together import Crew, RankError
+from porting.sharding.processes import Processes
 from porting.sharding.writing import require_made, write_shards
 
 __all__ = [
-    "Crew",
     "Filled",
-    "RankError",
+    "Processes",
     "fill",
     "is_sharded",
     "require_equal",

@@ -34,8 +34,8 @@ from porting.printable import dtype_name
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor
 from porting.sharding.places import PIECE, Layout, Places, layout
+from porting.sharding.processes import Processes
 from porting.sharding.ranges import Ranges
-from porting.sharding.together import Crew
 from porting.target import TargetError, named_tensors
 
 
@@ -71,39 +71,39 @@ def write_shards(
         RankError: another process could not.
         TargetError: the module is on the meta device, or one rule makes tensors of several dtypes.
     """
-    crew = Crew(str(path), "nothing was written")
+    processes = Processes(str(path), "nothing was written")
     with ExitStack() as stack:
         temporary = Path()
-        with crew.step():
+        with processes.step():
             _require_values(module, plan)
             require_made(module, plan)
             placed = layout(weights)
-            if crew.rank == 0:
+            if processes.rank == 0:
                 check_destination(path, overwrite=overwrite, sources=list(sources))
                 needed = sum(placed.sizes.values())
                 temporary = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite)).path
                 _begin(temporary, placed, files)
-        temporary = crew.gather(temporary)[0]
-        with crew.step():
+        temporary = processes.gather(temporary)[0]
+        with processes.step():
             changed = _changed_steps(module, plan, checkpoint)
-        changed = set().union(*crew.gather(changed))
+        changed = set().union(*processes.gather(changed))
         steps = [step for number, step in enumerate(plan.steps) if number in changed or step.rule.exact]
         copies = {left.equals: left.name for left in left_out if left.equals}
-        with crew.step(), Places(placed, temporary) as places:
+        with processes.step(), Places(placed, temporary) as places:
             if placed.same and _has_same_dtypes(module, plan):
                 for old, new in zip(checkpoint.files, placed.sizes, strict=True):
-                    _copy_share(checkpoint, old.name, temporary / new, crew)
+                    _copy_share(checkpoint, old.name, temporary / new, processes)
             else:
-                _lay_share(checkpoint, module, plan, steps, copies, places, crew)
+                _lay_share(checkpoint, module, plan, steps, copies, places, processes)
         infinite = places.infinite
-        with crew.step(), Places(placed, temporary) as places:
+        with processes.step(), Places(placed, temporary) as places:
             for step in steps:
-                _put(step, plan, module, places, copies, crew)
-        with crew.step(), Places(placed, temporary) as sealing:
-            sealing.seal(crew.rank, crew.count)
-        with crew.step():
+                _put(step, plan, module, places, copies, processes)
+        with processes.step(), Places(placed, temporary) as sealing:
+            sealing.seal(processes.rank, processes.count)
+        with processes.step():
             stack.close()
-    total = sum(crew.gather(infinite + places.infinite), start=Counter[str]())
+    total = sum(processes.gather(infinite + places.infinite), start=Counter[str]())
     return tuple(sorted({*files, *placed.sizes})), dict(total)
 
 
@@ -182,11 +182,11 @@ def _begin(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member])
             os.close(descriptor)
 
 
-def _copy_share(checkpoint: Checkpoint, old: str, new: Path, crew: Crew) -> None:
+def _copy_share(checkpoint: Checkpoint, old: str, new: Path, processes: Processes) -> None:
     """This process's share of a file's bytes, as they are."""
     source = checkpoint.file(old)
-    each = -(-source.size // crew.count)
-    start, stop = min(crew.rank * each, source.size), min((crew.rank + 1) * each, source.size)
+    each = -(-source.size // processes.count)
+    start, stop = min(processes.rank * each, source.size), min((processes.rank + 1) * each, source.size)
     descriptor = os.open(new, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.lseek(descriptor, start, os.SEEK_SET)
@@ -205,7 +205,7 @@ def _lay_share(
     steps: Iterable[Step],
     copies: Mapping[str, str],
     places: Places,
-    crew: Crew,
+    processes: Processes,
 ) -> None:
     """This process's share of the checkpoint's elements that no value of the module will take the place of."""
     tensors = dict(named_tensors(module))
@@ -220,10 +220,10 @@ def _lay_share(
     reader = Ranges(checkpoint)
     for name, info in checkpoint.tensors.items():
         numel = math.prod(info.shape)
-        each = -(-numel // crew.count)
+        each = -(-numel // processes.count)
         step_size = max(PIECE // info.dtype.itemsize, 1)
-        for start in range(min(crew.rank * each, numel), min((crew.rank + 1) * each, numel), step_size):
-            stop = min(start + step_size, (crew.rank + 1) * each, numel)
+        for start in range(min(processes.rank * each, numel), min((processes.rank + 1) * each, numel), step_size):
+            stop = min(start + step_size, (processes.rank + 1) * each, numel)
             kept = torch.ones(stop - start, dtype=torch.bool)
             for copy in written.get(name, ()):
                 for part in window(copy, start, stop):
@@ -267,18 +267,20 @@ def _held(recipe: Recipe, tensor: Tensor) -> Iterable[tuple[Box, Tensor]]:
         yield box, local[place].cpu().contiguous()
 
 
-def _put(step: Step, plan: Plan, module: nn.Module, places: Places, copies: Mapping[str, str], crew: Crew) -> None:
+def _put(
+    step: Step, plan: Plan, module: nn.Module, places: Places, copies: Mapping[str, str], processes: Processes
+) -> None:
     """Put the values of a step's targets, what was computed undone, to the places of its sources, or zeros there."""
     tensors = dict(named_tensors(module))
     arithmetic = plan.arithmetic(step)
     returned = {name for number, name in enumerate(step.sources) if arithmetic.returns_to(number)}
     for recipe in forward_recipes(step, plan.sources, plan.targets, arithmetic):
         kept = [copy for copy in recipe.copies if copy.source in returned]
-        if crew.rank == 0:
+        if processes.rank == 0:
             for copy in recipe.copies:
                 if copy.source not in returned:
                     places.clear(copy)
-        if not _writes(tensors[recipe.name], crew):
+        if not _writes(tensors[recipe.name], processes):
             continue
         for box, local in _held(recipe, tensors[recipe.name]):
             values = arithmetic.inverse.applied(local).view(-1)
@@ -289,10 +291,10 @@ def _put(step: Step, plan: Plan, module: nn.Module, places: Places, copies: Mapp
                         places.put(part, values, name=copies[copy.source])
 
 
-def _writes(tensor: Tensor, crew: Crew) -> bool:
+def _writes(tensor: Tensor, processes: Processes) -> bool:
     """Whether this process is the one, of those that hold the same elements, that writes them."""
     if not is_dtensor(tensor):
-        return crew.rank == 0
+        return processes.rank == 0
     coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]  # a DTensor has it
     placements = tensor.placements  # type: ignore[attr-defined]  # as above
     return all(place == 0 for place, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, open_checkpoint
+from porting.checkpoint.container import WriteOptions
 from porting.checkpoint.npz import APART, DTYPES, Npz
 from porting.checkpoint.registry import CONTAINERS
 from porting.checkpoint.zip_file import FULL
@@ -216,7 +217,7 @@ def test_bfloat16_is_refused_with_what_to_do(tmp_path: Path) -> None:
 def test_names_that_would_not_be_read_again_are_not_written(name: str, told: str) -> None:
     for container in (one for one in CONTAINERS if one.promises.writes and not one.single):
         with pytest.raises(CheckpointError, match=told):
-            container.outline({name: torch.ones(3)}, metadata={}, shard_size=None, where="out")
+            container.outline({name: torch.ones(3)}, WriteOptions(where="out"))
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../b", "a\\b", "c:/a", "a/.."])
@@ -250,7 +251,7 @@ def test_a_large_archive_is_laid_out_as_zip_has_it(which: str, tmp_path: Path) -
     """Its frame around holes."""
     made = LARGE_ARCHIVES[which].items()
     tensors = {name: torch.empty(size, dtype=dtype, device="meta") for name, (dtype, size) in made}
-    (shard,) = Npz().outline(tensors, metadata={}, shard_size=None, where="x").shards
+    (shard,) = Npz().outline(tensors, WriteOptions(where="x")).shards
     path = tmp_path / "model.npz"
     with path.open("wb") as file:
         file.truncate(shard.size)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, open_checkpoint, write_directory
-from porting.checkpoint.container import DTYPES, Container, Seal
+from porting.checkpoint.container import DTYPES, Container, Seal, WriteOptions
 from porting.checkpoint.registry import CONTAINERS, MAINS, container_of, named, writer_of
 from porting.comparing import diff, digest
 from porting.converting import convert, verify_files
@@ -144,7 +144,7 @@ def test_dtypes_are_stored_exactly_or_refused(container: Container, tmp_path: Pa
     lost = [one for one in ALL_DTYPES if one not in container.promises.dtypes]
     described = {str(one): torch.zeros(2, dtype=one) for one in lost}
     with pytest.raises(CheckpointError) as caught:
-        container.outline(described, metadata={}, shard_size=None, where="x")
+        container.outline(described, WriteOptions(where="x"))
     assert [fault.message.partition("'")[2].partition("'")[0] for fault in caught.value.faults] == [*described]
 
 

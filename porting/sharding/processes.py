@@ -1,4 +1,4 @@
-"""Steps that all processes take or none: what one of them cannot do, none of them goes on from."""
+"""Steps of several processes: if a process fails in a step, all of them raise."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from porting.errors import Code, Fault, PortingError
+from porting.errors import Code, Fault, RankError
 
-News = TypeVar("News")
-
-
-class RankError(PortingError):
-    """Another process could not do its part."""
+Value = TypeVar("Value")
 
 
-class Crew:
-    """The processes of the default group; one where there is none.
+class Processes:
+    """The processes of the default group of ``torch.distributed``; this process alone where there is no group.
+
+    Args:
+        where: what they work on, for messages.
+        undone: what has not happened if a process fails, such as ``"nothing was loaded"``.
+        alone: whether this process works alone, whatever the group.
 
     Attributes:
-        rank, count: which process this is, and of how many.
-        where: what they work on, for messages.
-        undone: what has not happened when one of them could not go on.
+        rank, count: the number of this process, and how many there are.
     """
 
     def __init__(self, where: str, undone: str, *, alone: bool = False) -> None:
@@ -32,17 +31,17 @@ class Crew:
         alone = alone or not dist.is_available() or not dist.is_initialized()
         self.rank, self.count = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
 
-    def gather(self, news: News) -> list[News]:
-        """What each process says.
+    def gather(self, value: Value) -> list[Value]:
+        """Exchange a value: return that of each process, in the order of their ranks.
 
         Raises:
-            RankError: one of them has ended.
+            RankError: a process has ended.
         """
         if self.count == 1:
-            return [news]
-        gathered: list[News] = [news] * self.count
+            return [value]
+        gathered: list[Value] = [value] * self.count
         try:
-            dist.all_gather_object(gathered, news)
+            dist.all_gather_object(gathered, value)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1][:120]
             message = f"{self.undone}, since another process has ended: {reason}"
@@ -52,16 +51,16 @@ class Crew:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step; it is over when every process has done it.
+        """Run a step, which is over when every process has done it.
 
         Raises:
-            Exception: this process could not do it.
-            RankError: another one could not; says which, and why.
+            Exception: this process failed.
+            RankError: another process failed; says which, and why.
         """
         caught: Exception | None = None
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # whatever it is, the others wait to hear of it
+        except Exception as error:  # noqa: BLE001  # whatever it is, the others wait for this process
             caught = error
         failures = self.gather("" if caught is None else f"{caught}" or type(caught).__name__)
         if caught is not None:
