@@ -8,7 +8,7 @@ import sys
 
 
 def _is_the_program() -> bool:
-    """Whether ``python -m porting`` imports this: the current folder is then in front of all that is installed."""
+    """Whether ``python -m porting`` imports this, so that the current folder is first on the path."""
     words = iter(sys.orig_argv[1:] if sys.argv[:1] == ["-m"] else ())
     for word in words:
         if word in ("-X", "-W"):

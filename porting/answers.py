@@ -1,4 +1,4 @@
-"""What a model says about a text: tokens, predictions with their probabilities, and a page that shows both."""
+"""A model's output for a text: tokens, predictions with their probabilities, and a page that shows both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from porting.tokenizer import TextTokenizer
 
 
 class AnswerError(PortingError):
-    """An answer cannot be written as was asked for."""
+    """An answer cannot be written to the given file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(ABC):
-    """What a model says about a text.  A notebook shows it as a page.
+    """A model's output for a text.  A notebook shows it as a page.
 
     Attributes:
         words: the tokens, special ones included.
@@ -72,12 +72,12 @@ class Answer(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What the page is called."""
+        """The title of the page."""
 
     @property
     @abstractmethod
     def predictions(self) -> tuple[Prediction, ...]:
-        """What is predicted, in the order of the text."""
+        """The predictions, in the order of the text."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Answer(ABC):
         return ""
 
     def to_html(self) -> str:
-        """A page for a browser, one file that needs nothing beside itself: the tokens, and each prediction."""
+        """A self-contained page with the tokens and each prediction."""
         from porting.pages import render_page  # noqa: PLC0415  # jinja2 is for those who look
 
         shown = " ".join(self.tokens[:12]) + (" …" if len(self.words) > 12 else "")
@@ -123,7 +123,7 @@ class Answer(ABC):
         return file
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page, in a frame of its own."""
+        """The page in a frame, for a notebook."""
         from porting.pages import in_frame  # noqa: PLC0415  # as above
 
         return in_frame(self.to_html(), title=self.title, height=560)

@@ -1,4 +1,4 @@
-"""Building a module without filling it, and without touching memory for its weights."""
+"""Building a module without initializing it or allocating its weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from porting.user_state import state_put_back
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """How large a module may become while it is built: a config can ask for anything.
+    """Limits on a module that is being built, since a config can ask for any size.
 
     Attributes:
         parameters: as many parameters may be registered, and as many modules.
@@ -61,7 +61,7 @@ _LAYERS = re.compile(r"(.*_)?(layers?|depth)")
 
 
 def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None = None) -> Bounds:
-    """What a checkpoint of these tensors can be loaded into, a module that takes them apart included.
+    """The limits for a module that a checkpoint of these tensors is loaded into.
 
     Args:
         tensors: the checkpoint's.
@@ -90,7 +90,7 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
 
 
 def _repeated(tensor: Described) -> int:
-    """How many of a tensor's elements are not stored."""
+    """The number of a tensor's elements that are not stored."""
     return tensor.repeated if isinstance(tensor, TensorInfo) else 0
 
 
@@ -137,7 +137,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
 
 
 def filled(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
-    """The module as its builder makes it, with the weights that the builder puts into it.
+    """Build the module with the weights that its builder gives it.
 
     Args:
         make: builds the module.
@@ -162,7 +162,7 @@ def _no_module(made: object) -> TargetError:
 
 
 def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
-    """The module as its builder makes it."""
+    """Call the builder; returns its module."""
     try:
         with torch.device("cpu"), bounded(within):
             return make()
@@ -183,7 +183,7 @@ def _beyond(demand: str, unit: str = "", needed: int = 0) -> TargetError:
 def _attempt(
     make: Callable[[], object], device: str, within: Bounds, mode: _WithoutInitialisation
 ) -> tuple[nn.Module, bool]:
-    """The module, and whether all tensors that it keeps will be filled from a checkpoint."""
+    """Build the module; also returns whether a checkpoint can fill all tensors that it keeps."""
     emptying = nullcontext() if device == "meta" else _without_parameters()
     with torch.device(device), emptying, bounded(within), mode:
         module = make()
@@ -195,7 +195,7 @@ def _attempt(
 
 @contextmanager
 def bounded(within: Bounds) -> Iterator[None]:
-    """Stop a module that is built in this thread from growing beyond bounds.
+    """Limit the size of modules that are built in this thread.
 
     Whatever a checkpoint's config has a say in is built here: through :func:`build`, :func:`filled` or :func:`call`,
     and the reference by transformers.
@@ -252,7 +252,7 @@ STEP = 0.02
 
 
 class _Clock:
-    """The processor time of many small steps, between the parts of a module that a checkpoint's config has a say in."""
+    """Counts the processor time of the many small parts of a module whose number a config can raise."""
 
     def __init__(self, within: Bounds) -> None:
         self._budget = Budget(limits(), part=0.75)
@@ -273,7 +273,7 @@ class _Clock:
 
 
 class _Held(FunctionMode):
-    """Stops what is built from holding tensors of more bytes than its bounds allow: masks, tables of positions.
+    """Limits the bytes of tensors that exist during the build, such as masks and tables of positions.
 
     Parameters count as well, where they take memory.  What is about to be made is asked for on the meta device first,
     where it is filled, counted, or spread out from several tensors.
@@ -325,7 +325,7 @@ LOOKED_AT = 1 << 24
 
 
 def _foreseen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The bytes that a call is going to make, where they can be many and that is known before; else 0."""
+    """The bytes that a call will allocate, if they may be many and can be computed before; else 0."""
     tensors = [argument for argument in args if isinstance(argument, Tensor)]
     if any(map(nn.parameter.is_lazy, tensors)):
         return 0
@@ -354,7 +354,7 @@ def _on_meta(tensors: Sequence[Tensor]) -> dict[str, object]:
 
 @contextmanager
 def _without_parameters() -> Iterator[None]:
-    """Parameters go to the meta device when a module takes them, so that nothing fills them or computes with them."""
+    """Move parameters to the meta device when a module registers them, so that nothing fills or computes them."""
     thread = get_ident()
 
     def empty(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
@@ -371,7 +371,7 @@ def _without_parameters() -> Iterator[None]:
 
 
 class _WithoutInitialisation(FunctionMode):
-    """Leaves tensors without values as they are when a constructor would fill them, and remembers all that are made.
+    """Skips initialisation of tensors on the meta device, and records all tensors that are made.
 
     On the meta device, filling does nothing useful and costs a second: it is decomposed in Python, and the first
     decomposition imports a symbolic algebra package.  It is a mode of functions, which come before that decomposition.
@@ -402,7 +402,7 @@ class _WithoutInitialisation(FunctionMode):
 
 
 def _empty(module: nn.Module) -> None:
-    """Move parameters and persistent buffers to the meta device, but for lazy ones; ties stay ties."""
+    """Move parameters and persistent buffers to the meta device, except lazy ones; ties are kept."""
     kept = {id(tensor): tensor for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor)}
     parameters: dict[int, nn.Parameter] = {}
     empty: dict[int, Tensor] = {}
@@ -430,6 +430,6 @@ def _without_values(part: nn.Module, name: str) -> TargetError:
 
 
 def one_line(error: Exception) -> str:
-    """A message of several lines in one, without torch's own account of its frames."""
+    """An error's message in one line, without torch's C++ frames."""
     text = str(error).partition("Exception raised from")[0].rstrip(" ;\n")
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":; ", ": ")

@@ -1,4 +1,4 @@
-"""What a user's builder is given: the config's fields in its own words, as it wants them.
+"""The arguments of a user's builder: the config's fields under the builder's names and in its types.
 
 A builder is a class or a function that makes a module. It may take each field as a parameter, or one config that it
 reads by key or by attribute, or an object of a class of its own. What a checkpoint's config does not have may stand in
@@ -22,7 +22,7 @@ from porting.target import TargetError
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """A builder reads what its config does not have, as an attribute or by key.
+    """A builder reads a field that its config does not have.
 
     Attributes:
         field: what it reads.
@@ -37,7 +37,7 @@ class UnknownFieldError(AttributeError, KeyError):
 
 
 class Named(dict[str, object]):
-    """A config whose fields are its items and its attributes: a builder may read them either way.
+    """A config whose fields can be read as items and as attributes.
 
     A field that holds further ones is such a config as well, and the name of a dtype is the dtype.
 
@@ -50,7 +50,7 @@ class Named(dict[str, object]):
     __slots__ = ("__dict__", "_into")  # a builder may keep what it computes as attributes, and look through them
 
     def __init__(self, fields: Mapping[str, object] | None = None, into: object = None, **more: object) -> None:
-        """Take the fields, and what builds the module: its own files say what the fields do not."""
+        """Take the fields, and the builder, whose files give the values of other fields."""
         given = {**(fields or {}), **more}
         super().__init__({name: _nested(name, value, into) for name, value in given.items()})
         self._into = into
@@ -72,7 +72,7 @@ def _nested(name: str, value: object, into: object) -> object:
 
 
 def typed(name: str, value: object) -> object:
-    """A field's value as a builder wants it: the dtype that a text names, where the field is one.
+    """Convert a field's value for a builder: the name of a dtype becomes the dtype.
 
     >>> typed("dtype", "float32"), typed("activation", "float32")
     (torch.float32, 'float32')
@@ -88,7 +88,7 @@ def call(
     within: Bounds,
     stored: Mapping[str, object] | None = None,
 ) -> nn.Module:
-    """Call a class or function with what its parameters ask for.
+    """Call a class or function with the arguments that its parameters name.
 
     One called ``config`` gets the config; otherwise each gets the field of its name; a single one that no field is
     named after gets the config.
@@ -127,7 +127,7 @@ def call(
 
 
 def config_class(into: Callable[..., object], parameter: str) -> type | None:
-    """The class that a builder's parameter is annotated with, if it is one that a config may be made of.
+    """The class that a builder's parameter is annotated with, if it can be a config.
 
     Its own defaults are what a checkpoint does not say: ``multiple_of: int = 256``.
 
@@ -172,7 +172,7 @@ def _called(into: Callable[..., nn.Module], config: Callable[[], object], fields
 
 
 def _of_class(into: Callable[..., nn.Module], parameter: str, config: object) -> object:
-    """The fields as the class that the parameter is annotated with, where it needs nothing besides them."""
+    """Make the class that a parameter is annotated with from the fields, if they are enough."""
     kind = config_class(into, parameter)
     if kind is None or not isinstance(config, Named):
         return config
@@ -184,7 +184,7 @@ def _of_class(into: Callable[..., nn.Module], parameter: str, config: object) ->
 
 
 def own_value(into: object, name: str, known: Collection[str], config: object) -> object:
-    """What a builder's own files give for a field that a checkpoint's config does not have.
+    """The value in a builder's own files for a field that the checkpoint's config does not have.
 
     Code that was written after a book keeps it beside the model: ``class Config: drop_rate = 0.1``, an entry of
     ``CONFIG = {"drop_rate": 0.1}``, a property of a config class.
@@ -213,7 +213,7 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
 
 
 def _configs(into: object) -> Iterator[object]:
-    """What may be a config in a builder's own files: its own, and those of what it imports by name."""
+    """Possible configs in the builder's file, and in the user's files that it imports names from."""
     own = sys.modules.get(getattr(inspect.unwrap(into), "__module__", "") if callable(into) else "")
     named = [getattr(value, "__module__", None) for value in vars(own).values()] if own is not None else []
     for module in dict.fromkeys([own, *(sys.modules.get(str(module_name)) for module_name in named)]):
@@ -224,7 +224,7 @@ def _configs(into: object) -> Iterator[object]:
 
 
 def _values(config: object) -> Mapping[str, object]:
-    """The fields that a config class, a config or a dictionary has values for."""
+    """The fields and values of a config class, a config or a dictionary."""
     if isinstance(config, dict):
         return {name: value for name, value in config.items() if isinstance(name, str)}
     kind = config if isinstance(config, type) else type(config)
@@ -237,7 +237,7 @@ def _values(config: object) -> Mapping[str, object]:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a module is the user's own: a file that was not installed, or what is typed into a session."""
+    """Whether a module is the user's own: no installed file, or an interactive session."""
     if name.partition(".")[0] == __name__.partition(".")[0]:  # this library, where it is not installed either
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -248,7 +248,7 @@ _PLAIN = (bool, int, float, str, tuple, list, property, type(None))
 
 
 def make_config(make: Callable[..., object], fields: Mapping[str, object], *, where: str) -> object:
-    """The target's config from its fields.
+    """Make the target's config from its fields.
 
     Args:
         make: its class.
@@ -278,7 +278,7 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
 
 
 def parameters_of(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """The parameters of a class or a function by name, but for ``*args`` and ``**kwargs``."""
+    """The parameters of a class or a function by name, except ``*args`` and ``**kwargs``."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {parameter.name: parameter for parameter in _signature(make) if parameter.kind not in variadic}
 

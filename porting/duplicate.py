@@ -1,4 +1,4 @@
-"""Copying a module, with what it keeps in closures: a copy that calls the original's parts is none."""
+"""Copying a module, closures included, so that the copy never calls parts of the original."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def duplicate(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Mo
 
 
 def _functions(values: Mapping[str, object]) -> Iterator[FunctionType]:
-    """The functions among a module's attributes, and in its lists and dictionaries: hooks are kept in these."""
+    """The functions among a module's attributes, and in its lists and dictionaries, where hooks are."""
     for value in list(values.values()):
         within = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
         yield from (function for function in within if isinstance(function, FunctionType))
 
 
 def _again(function: FunctionType, made: list[tuple[CellType, object]]) -> FunctionType:
-    """The function over cells of its own, which are filled when the copy is there."""
+    """The function with new closure cells, which are filled later."""
     cells = []
     for cell in function.__closure__ or ():
         new = CellType()
@@ -67,14 +67,14 @@ def _again(function: FunctionType, made: list[tuple[CellType, object]]) -> Funct
 
 
 def _known(value: object, memo: Mapping[int, object]) -> object:
-    """What stands for a value in the copy; a method, such as a compiled ``forward``, is bound to its object's copy."""
+    """The copy's value for a value of the original; a method is bound to the copy of its object."""
     if isinstance(value, MethodType) and id(value.__self__) in memo:
         return MethodType(value.__func__, memo[id(value.__self__)])
     return memo.get(id(value), value)
 
 
 def _module(module: nn.Module, memo: dict[int, object]) -> nn.Module:
-    """A module's copy, attribute by attribute."""
+    """Copy a module attribute by attribute."""
     made: nn.Module = module.__class__.__new__(module.__class__)
     memo[id(module)] = made
     for name, value in vars(module).items():
@@ -83,7 +83,7 @@ def _module(module: nn.Module, memo: dict[int, object]) -> nn.Module:
 
 
 def _taken(value: object, memo: dict[int, object]) -> object:
-    """A copy; the thing itself where there can be none, and containers and objects with what can be copied of them."""
+    """Copy a value as far as possible; what cannot be copied is shared."""
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, nn.Module):
@@ -99,7 +99,7 @@ def _taken(value: object, memo: dict[int, object]) -> object:
 
 
 def _parts(value: object, memo: dict[int, object]) -> object:
-    """A container or an object, with what can be copied of what it holds."""
+    """Copy a container or an object, as far as its content can be copied."""
     match value:
         case Tensor():
             return value.detach().clone().requires_grad_(value.requires_grad)

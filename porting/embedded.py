@@ -1,4 +1,4 @@
-"""The checkpoint that ships with the library: small, trained, and what every command takes when it is given none."""
+"""The checkpoint that ships with the library: small, trained, and the default of every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, by name.
+"""Errors, their faults, and the texts of messages.
 
 One root, :class:`PortingError`; each subclass says in whose hands the fault lies, and each :class:`Fault` it
 carries has a stable :class:`Code`, documented in ``docs/errors.md``.  An error carries all the faults found, never only
@@ -236,7 +236,7 @@ LONGEST = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One thing that is wrong, in one line.
+    """A single fault of an input, in one line.
 
     Attributes:
         code: the kind of fault.
@@ -309,7 +309,7 @@ STEPS_EACH = 100
 
 
 class Comparisons:
-    """What one command may spend on looking for the nearest names: beyond that its faults come without these hints.
+    """The budget of a command for finding the nearest names; when it is spent, hints are left out.
 
     Args:
         left: pairs of characters that may be compared.
@@ -320,11 +320,11 @@ class Comparisons:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the budget is spent."""
         return self._left <= 0
 
     def take(self, steps: int) -> bool:
-        """Spend so many; False where that is more than was left, and then nothing is left."""
+        """Spend steps; False if fewer were left, and then none are."""
         self._left -= steps
         return self._left >= 0
 
@@ -344,12 +344,12 @@ Item = TypeVar("Item")
 
 
 def numbers_of(name: str) -> list[str]:
-    """The numbers that stand between the dots, slashes, underscores and quotes of a text."""
+    """The numbers between the dots, slashes, underscores and quotes of a text."""
     return _NUMBER.findall(name)
 
 
 def numberless(name: str) -> str:
-    """A text without these, for comparing it with those of other layers.
+    """Replace these numbers, to compare names of different layers.
 
     >>> numberless("layers.7.weight")
     'layers.#.weight'
@@ -360,7 +360,7 @@ def numberless(name: str) -> str:
 
 
 def alike(faults: Iterable[Fault]) -> list[Fault]:
-    """The faults, those that differ only in the numbers within names told once and counted.
+    """Group faults that differ only in the numbers within names; each group is one fault with its count.
 
     >>> layers = [Fault(code=Code.NO_SOURCE, message=f"'layers.{i}.bias' is missing") for i in range(12)]
     >>> print(*alike(layers))
@@ -371,7 +371,7 @@ def alike(faults: Iterable[Fault]) -> list[Fault]:
 
 
 def grouped_lines(lines: Iterable[str], most: int = MOST_FAULTS) -> tuple[str, ...]:
-    """Lines as they are if they are few; else those that differ in numbers only once, and at most so many.
+    """Shorten a long list of lines: those that differ only in numbers are shown once.
 
     >>> grouped_lines([f"file {i}.bin: it is missing" for i in range(3)], 2)
     ('file 0.bin: it is missing', 'file 1.bin: it is missing', 'and 1 more, not shown')
@@ -387,7 +387,7 @@ def grouped_lines(lines: Iterable[str], most: int = MOST_FAULTS) -> tuple[str, .
 
 
 def _bounded(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """The faults if they are few; else grouped, and the last one counts what is left."""
+    """Bound the number of faults: many are grouped, and the last one counts the rest."""
     every = iter(faults)
     first = tuple(islice(every, MOST_FAULTS + 1))
     if len(first) <= MOST_FAULTS:
@@ -400,7 +400,7 @@ def _bounded(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def _readable(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """The faults as they are if all of them are short; else each without the middle of what makes it long."""
+    """Bound the length of all faults together: the middle of long texts is left out."""
     if sum(len(getattr(fault, field)) for fault in faults for field in FIELDS) <= MOST_TEXT:
         return faults
     most = MOST_TEXT // (2 * len(faults))
@@ -413,7 +413,7 @@ def _readable(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 def _grouped(
     items: Iterable[Item], key: Callable[[Item], Hashable], most: int | None = None
 ) -> tuple[list[tuple[Item, int]], int]:
-    """The first item of each group with their number, for the first groups; and how many items there are besides."""
+    """Group items by key: the first of each group with its count; and the number of items beyond ``most`` groups."""
     groups: dict[Hashable, tuple[Item, int]] = {}
     left = 0
     for item in items:
@@ -450,7 +450,7 @@ class VerifyError(PortingError):
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str:
-    """The candidate that looks most like ``name``, as a hint; empty when none is close.
+    """The candidate that is most similar to ``name``, as a hint; empty if none is close.
 
     >>> nearest("layer.0.wieght", ["layer.0.weight", "pooler.bias"])
     "did you mean 'layer.0.weight'?"
@@ -460,7 +460,7 @@ def nearest(name: str, candidates: Sequence[str]) -> str:
 
 
 def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -> str:
-    """The candidate that looks most like a name, with the same numbers if there is one; empty when none is close.
+    """The candidate that is most similar to a name, preferably with the same numbers; empty if none is close.
 
     Args:
         name: the name.

@@ -19,7 +19,7 @@ from porting.target import TargetError
 def exported_config(
     module: nn.Module, origin: Origin, config: object, architecture: str | None, tensors: Mapping[str, Tensor]
 ) -> bytes:
-    """The content of ``config.json``.
+    """The bytes of the export's ``config.json``.
 
     Args:
         module, config, architecture: as for :func:`porting.export`.
@@ -45,7 +45,7 @@ def exported_config(
 
 
 def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[str, object]:
-    """The checkpoint's fields that the module's config says otherwise."""
+    """The fields of the checkpoint's config that differ in the module's config."""
     table = origin.plan.table
     mine = config if config is not None else _config_object(module)
     if mine is None or origin.checkpoint is None:
@@ -73,7 +73,7 @@ _PASS_CONFIG = Message(
 
 
 def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, object]:
-    """A whole config: the one that was passed, or the target's read backwards through the table.
+    """A complete config: the passed one, or the target's, translated through the table.
 
     Raises:
         TargetError: there is none, or it lacks fields.
@@ -118,5 +118,5 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
 
 
 def _config_object(module: nn.Module) -> object:
-    """The config that the module, or the first part of it that has one, keeps as ``config``."""
+    """The attribute ``config`` of the module, or of its first part that has one."""
     return next((part.config for part in module.modules() if getattr(part, "config", None) is not None), None)

@@ -1,4 +1,4 @@
-"""The files of an export: weights as a followed checkpoint divides them, its config, and what else belongs to it."""
+"""The files of an export: weights divided as in the followed checkpoint, its config, and its other files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WEIGHTS = (
 
 
 def chosen_writer(to: str | None) -> tuple[Container, str]:
-    """What is written, as :func:`porting.checkpoint.registry.writer_of`.
+    """Parse the option ``to``, as :func:`porting.checkpoint.registry.writer_of`.
 
     Raises:
         TargetError: ``to`` says nothing that can be written.
@@ -51,7 +51,7 @@ def chosen_writer(to: str | None) -> tuple[Container, str]:
 
 
 def protected(checkpoint: Checkpoint) -> list[Path]:
-    """What must not be written to: the checkpoint's directory, or the files when they were named themselves."""
+    """The paths that must not be overwritten: the checkpoint's directory, or its files if they were named."""
     if checkpoint.path is None:
         return []
     if is_single_file(checkpoint):
@@ -62,7 +62,7 @@ def protected(checkpoint: Checkpoint) -> list[Path]:
 def weight_files(
     checkpoint: Checkpoint | None, tensors: Mapping[str, Tensor], *, to: str | None, where: str
 ) -> dict[str, Content]:
-    """The tensors as files, divided as the followed checkpoint divides them; of another container, as one file.
+    """Lay out the tensors in files, divided as in the followed checkpoint; in another container, in one file.
 
     A file whose tensors still have the names, dtypes and shapes it had is written with its own header, so that equal
     values give equal bytes.  Pickled files become safetensors.  Tensors that no file had go into the last.  The files
@@ -111,7 +111,7 @@ def weight_files(
 
 
 def _main_name(checkpoint: Checkpoint) -> str:
-    """The name of the file that stands for the weights: the one of the library that the followed checkpoint is of."""
+    """The name of the main file of the weights, as the followed checkpoint's library calls it."""
     followed = checkpoint.index_file.name if checkpoint.index_file is not None else checkpoint.files[0].name
     stem = followed.partition(".")[0]
     return next((name for name in SAFETENSORS.mains if name.partition(".")[0] == stem), SAFETENSORS.main)
@@ -127,7 +127,7 @@ def _weight_file(file: WeightFile, tensors: Mapping[str, Tensor], checkpoint: Ch
 
 
 def _renamed(name: str) -> str:
-    """The name of a shard as safetensors: ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-…safetensors``."""
+    """The name of a shard in safetensors: ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-…safetensors``."""
     stem, ending = os.path.splitext(name)
     return name if ending in SAFETENSORS.endings else f"{stem.removeprefix('pytorch_')}{SAFETENSORS.endings[0]}"
 
@@ -137,7 +137,7 @@ _NO_FILE = {Code.FILE_NOT_REGULAR, Code.FILE_MISSING}
 
 
 def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, ...]]:
-    """The files beside the weights that are copied, the config left out, and the names of those that are not.
+    """The files beside the weights to copy, without the config, and the names of those that are not copied.
 
     From a directory, every small file that is no weights; beside a weight file that was named itself, who knows what
     else is there: only what belongs to a checkpoint by its name.
@@ -168,7 +168,7 @@ def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, .
 
 
 def is_single_file(checkpoint: Checkpoint) -> bool:
-    """Whether a weight file, an index or the ranks' files were named, and not the directory that they lie in."""
+    """Whether the checkpoint was named by a file, an index or ranks, and not by its directory."""
     names = {file.name for file in checkpoint.files}
     names |= {checkpoint.index_file.name} if checkpoint.index_file is not None else set()
     named = Path(split_inner_path(checkpoint.location)[0]).name
@@ -206,7 +206,7 @@ def _directory(checkpoint: Checkpoint) -> Folder:
 
 
 def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
-    """A config with some fields, as a table spells them, changed; byte for byte itself when none is."""
+    """Change fields of a config, as a table spells them; the bytes are the same if nothing changes."""
     config = changed = parse_config(raw, where=CONFIG_NAME)
     for field, value in changes.items():
         if not held(changed, field) or value_of(changed, field) != value:
@@ -215,7 +215,7 @@ def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
 
 
 def new_config(fields: Mapping[str, object]) -> bytes:
-    """A config of these fields.
+    """Make a config of these fields.
 
     Raises:
         CheckpointError: one is nothing that JSON can say.
@@ -237,7 +237,7 @@ def new_config(fields: Mapping[str, object]) -> bytes:
 
 
 def labels(count: int) -> dict[str, object]:
-    """The fields by which transformers knows the number of classes: names, made up, for each."""
+    """The fields by which transformers knows the number of classes, with generated names."""
     names = [f"LABEL_{number}" for number in range(count)]
     return {
         "id2label": {str(number): name for number, name in enumerate(names)},
@@ -246,7 +246,7 @@ def labels(count: int) -> dict[str, object]:
 
 
 def main_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """The floating dtype of most elements, as a config spells it; empty when there are none."""
+    """The floating-point dtype of most elements, as a config spells it; empty if there are none."""
     counts: Counter[torch.dtype] = Counter()
     for tensor in tensors.values():
         if tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""``export``: a module back into a HuggingFace directory, through its table read from right to left."""
+"""``export``: write a module as a HuggingFace directory, through its table in reverse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from porting.target import TargetError, named_tensors, unwrapped
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
         path: the directory.
@@ -188,7 +188,7 @@ def _require_mapped_unchanged(record: Provenance | None, values: Mapping[str, Te
 
 
 def _require_followed(checkpoint: Checkpoint | None) -> Checkpoint:
-    """The checkpoint whose files the processes of a module that is spread write together.
+    """The followed checkpoint, which a sharded module must have.
 
     Raises:
         TargetError: there is none.
@@ -213,7 +213,7 @@ def _from_shards(
     to: str | None,
     overwrite: bool,
 ) -> Exported:
-    """Write a module that is spread over processes, in all of them, into files like those that it came from.
+    """Write a sharded module from all its processes, into files like those that it was loaded from.
 
     Raises:
         TargetError: it follows no checkpoint, or is to become another one than that.
@@ -261,7 +261,7 @@ def _from_shards(
 
 
 def _dtypes(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
-    """What each tensor of the checkpoint is written as: the dtype of the module's, where that holds it."""
+    """The dtype to write each tensor of the checkpoint in: that of the module's tensor, if there is one."""
     tensors = dict(named_tensors(module))
     dtypes = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
     equal = {left.name: dtypes[left.equals] for left in plan.left_out if left.equals in dtypes}
@@ -287,7 +287,7 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _unwritable(tensor: Tensor) -> tuple[str, str] | None:
-    """Why a tensor cannot be written, and what to do about it."""
+    """The reason why a tensor cannot be written, and a hint."""
     if nn.parameter.is_lazy(tensor):
         return "it has no shape before the module has run", "run the module once"
     if tensor.is_meta:
@@ -302,7 +302,7 @@ def _unwritable(tensor: Tensor) -> tuple[str, str] | None:
 def _tensors(
     origin: Origin, values: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], tuple[str, ...], tuple[LeftOut, ...]]:
-    """Every tensor to be written, in the order of the followed checkpoint; names that are copied; what is left out."""
+    """The tensors to write, in the followed checkpoint's order; the names that are copied; those that are left out."""
     plan, checkpoint = origin.plan, origin.checkpoint
     found: dict[str, Tensor] = {}
     for step in plan.steps:
@@ -324,7 +324,7 @@ def _tensors(
 
 
 def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> bool:
-    """Whether what a step cannot undo exactly still has the value that it was loaded with."""
+    """Whether the targets of an inexact step still have the values that they were loaded with."""
     if step.rule.exact:
         return False
     loaded = forward(step, plan.targets, read, plan.arithmetic(step))
@@ -338,7 +338,7 @@ def _require_floating(dtype: torch.dtype) -> None:
 
 
 def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """The tensors in ``dtype``, and how many finite values of each became infinite."""
+    """Cast the tensors to ``dtype``; also returns how many finite values of each became infinite."""
     if dtype is None:
         return dict(tensors), {}
     _require_floating(dtype)
@@ -352,7 +352,7 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dic
 
 
 def _warn(result: Exported) -> None:
-    """Say what is allowed and should be known."""
+    """Warn of what is allowed and should be known."""
     if result.not_written:
         names = ", ".join(left.name for left in result.not_written)
         message = f"{result.path} is a {result.architecture}: {names} of {result.follows} are not in it"

@@ -1,4 +1,4 @@
-"""Where in the user's own code something happened: what a message about it should point at."""
+"""Finding the line of the user's own code that a message should name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", 
 
 
 def users_line(error: BaseException) -> str:
-    """``file:line`` of the innermost frame that is the user's own code; of the innermost of all when there is none."""
+    """``file:line`` of the innermost frame of an error in the user's code; of the innermost frame if there is none."""
     return _innermost(traceback.extract_tb(error.__traceback__))
 
 
 def current_line() -> str:
-    """The same for where the program is now."""
+    """``file:line`` of the user's code that is running now."""
     return _innermost(traceback.extract_stack())
 
 
 def current_lines() -> tuple[str, ...]:
-    """``file:line`` of each frame of the user's own code that this library called, the innermost first."""
+    """``file:line`` of each running frame of the user's code that this library called, the innermost first."""
     frames = traceback.extract_stack()
     inside = dropwhile(lambda frame: not frame.filename.startswith(_HERE), frames)
     own = [frame for frame in inside if _is_own(frame)] or [frame for frame in frames if _is_own(frame)][-1:]
@@ -42,7 +42,7 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def from_here(place: str) -> str:
-    """A file, or ``file:line``, as it is called from the current directory."""
+    """A file, or ``file:line``, relative to the current directory."""
     path = Path(place)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
 
@@ -59,14 +59,14 @@ def is_installed(file: str) -> bool:
 
 
 def _inner(function: Callable[..., object]) -> Callable[..., object]:
-    """What a decorated function, or one with some arguments given, calls in the end."""
+    """The function inside of decorators and partial calls."""
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else inspect.unwrap(function)
     return function
 
 
 def place_of(made: object) -> str:
-    """``file:line`` of a function, a class or a module's forward; empty for what has none."""
+    """``file:line`` of a function, a class or a module's forward; empty if there is none."""
     made = _inner(made) if callable(made) else made
     code = getattr(made, "__code__", None) or getattr(getattr(made, "__func__", None), "__code__", None)
     if code is not None:

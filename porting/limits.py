@@ -1,4 +1,4 @@
-"""One budget for each command: how much the descriptions that strangers wrote may cost.
+"""The budget of a command: what reading untrusted descriptions may cost.
 
 A header, an index, a pickle, a table or a tokenizer says in a few bytes what takes many to hold or long to work out.
 Whoever reads or expands such a text charges what it costs *before* it is spent, in one of the units of :class:`Limits`,
@@ -34,12 +34,12 @@ VARIABLE = "PORTING_LIMITS"
 
 
 class LimitError(PortingError):
-    """What was asked for costs more than the budget has."""
+    """The budget of a command is exceeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one command may spend.
+    """The limits of a command.
 
     Attributes:
         metadata: bytes of headers, indexes, pickles, configs and tables; two or three times as many of a text with
@@ -95,7 +95,7 @@ UNITS = {
 
 
 def limits() -> Limits:
-    """The limits: the usual ones, and what ``PORTING_LIMITS`` raises.
+    """The limits, with the changes of ``PORTING_LIMITS``.
 
     Raises:
         LimitError: the variable is not a list of limits.
@@ -116,7 +116,7 @@ def limits() -> Limits:
 
 
 def raised(unit: str, limit: int) -> str:
-    """How a limit is raised.
+    """The hint that says how to raise a limit.
 
     >>> raised("objects", 9_000_000)
     'PORTING_LIMITS=objects=9000000'
@@ -125,7 +125,7 @@ def raised(unit: str, limit: int) -> str:
 
 
 class Waiting:
-    """The time for which a command waits for the hub, over all its requests; several at a time count once.
+    """The time that a command waits for the hub in all requests; concurrent requests count once.
 
     Args:
         most: seconds for which the hub may give nothing.
@@ -143,7 +143,7 @@ class Waiting:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time in which something is asked."""
+        """Count the time of a request."""
         with self._lock:
             if not self._requests:
                 self._begun = time.monotonic()
@@ -157,24 +157,24 @@ class Waiting:
                     self._before += time.monotonic() - self._begun
 
     def add(self, count: int) -> None:
-        """So many bytes came."""
+        """Add bytes that were received."""
         with self._lock:
             self.received += count
 
     @property
     def waited(self) -> float:
-        """Seconds so far."""
+        """Seconds waited so far."""
         with self._lock:
             return self._before + (time.monotonic() - self._begun if self._requests else 0.0)
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """Seconds left to wait."""
         return self.most + self.received / RATE - self.waited
 
 
 class Budget:
-    """What is left of the limits.
+    """The remaining budget of a command.
 
     Args:
         within: the limits.
@@ -198,7 +198,7 @@ class Budget:
         self._where = ""
 
     def charge(self, unit: str, count: int, where: str) -> None:
-        """Spend, before it is done.
+        """Spend an amount, before the work is done.
 
         Raises:
             LimitError: that is more than is left, and nothing is spent.
@@ -210,11 +210,11 @@ class Budget:
         self._clock.require_time(where)
 
     def grant(self, nbytes: int, where: str) -> None:
-        """Allow the time that a file of so many bytes may take; once."""
+        """Add the time that a file of so many bytes may take; once for each file."""
         self._granted[where] = nbytes / GRANTED
 
     def spend(self, seconds: float, where: str = "") -> None:
-        """Count processor time that another thread took.
+        """Count processor time of another thread.
 
         Raises:
             LimitError: that is more than is left.
@@ -236,7 +236,7 @@ class Budget:
         return self._allowed - spent
 
     def require_time(self, where: str = "") -> None:
-        """Raises: LimitError when no time is left, and it counts."""
+        """Raises: LimitError if the time is limited and none is left."""
         if self.left < 0:
             raise self.exceeded("seconds", where or self._where)
 
@@ -250,14 +250,14 @@ class Budget:
 
     @property
     def _clock(self) -> Budget:
-        """The budget whose time counts."""
+        """The budget that counts the time."""
         if self._outer is not None and self._outer._clock._begun is not None:
             return self._outer._clock
         return self
 
     @contextmanager
     def timed(self, where: str = "") -> Iterator[None]:
-        """Count the processor time of what is done inside.
+        """Count the processor time of the block.
 
         Raises:
             LimitError: in the end no time is left.
@@ -282,7 +282,7 @@ _watching = Event()
 
 
 def _look_after(seconds: float) -> None:
-    """See that the time is looked at after so much of it, where a command asked for that; 0 for not at all."""
+    """Set the signal that checks the time after so many seconds, if a command asked for it; 0 for none."""
     if _watching.is_set() and current_thread() is main_thread():
         signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN if seconds else 0.0)
 
@@ -295,7 +295,7 @@ def _look(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Look at the time also where nothing is charged: a signal stops what takes too long.  For a program of our own.
+    """Check the time by a signal as well, which stops work that charges nothing.  For our own command line.
 
     It stops only what runs within :meth:`Budget.timed`, where nothing is written yet.
     """
@@ -306,7 +306,7 @@ def watched() -> Iterator[None]:
     signal.siginterrupt(signal.SIGPROF, False)  # a call of the system that it meets goes on
 
     def unraisable(args: sys.UnraisableHookArgs) -> None:
-        """Where the signal met a finalizer, the error is lost, and a second later there is another one."""
+        """Repeat the signal a second later if a finalizer swallowed the error."""
         if not issubclass(args.exc_type, LimitError):
             hook(args)
 
@@ -326,7 +326,7 @@ _OPEN: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 @contextmanager
 def _opened(budget: Budget) -> Iterator[Budget]:
-    """Make a budget the one that is open, with what may be spent on hints."""
+    """Open a budget, with its budget for hints."""
     token, comparing = _OPEN.set(budget), COMPARISONS.set(Comparisons())
     try:
         yield budget
@@ -337,7 +337,7 @@ def _opened(budget: Budget) -> Iterator[Budget]:
 
 @contextmanager
 def spending() -> Iterator[Budget]:
-    """Open a budget, or go on with the one that is open.
+    """Open a budget, or use the one that is open.
 
     Raises:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
@@ -352,7 +352,7 @@ def spending() -> Iterator[Budget]:
 
 @contextmanager
 def separately() -> Iterator[Budget]:
-    """Open a budget of its own for what a search does many times over, each time within the limits.
+    """Open a separate budget, for a step that a search repeats within the limits.
 
     Raises:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
@@ -363,7 +363,7 @@ def separately() -> Iterator[Budget]:
 
 @contextmanager
 def untimed() -> Iterator[Budget]:
-    """Open a budget without a limit of time, for a search that has one of its own.
+    """Open a budget without a limit of time, for a search that has its own.
 
     Raises:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
@@ -374,14 +374,14 @@ def untimed() -> Iterator[Budget]:
 
 @contextmanager
 def reading(where: str = "") -> Iterator[Budget]:
-    """The same around what reads a description: its processor time counts."""
+    """Open a budget around reading a description, whose processor time counts."""
     with spending() as budget, budget.timed(where):
         yield budget
 
 
 @contextmanager
 def moving(nbytes: int) -> Iterator[None]:
-    """The same around what moves a tensor: the time counts that one of few bytes takes.
+    """Open a budget around moving a tensor; the processor time of small ones counts.
 
     Raises:
         LimitError: no time is left.
@@ -394,13 +394,13 @@ def moving(nbytes: int) -> Iterator[None]:
 
 
 def grant(nbytes: int, *, where: str) -> None:
-    """Allow the time that a file of so many bytes may take; once for each ``where``."""
+    """Add the time that a file of so many bytes may take to the open budget; once for each ``where``."""
     with spending() as budget:
         budget.grant(nbytes, where)
 
 
 def charge(unit: str, count: int, *, where: str) -> None:
-    """Spend of the open budget, before it is done; see :class:`Limits` for the units.
+    """Spend from the open budget, before the work is done; see :class:`Limits` for the units.
 
     Raises:
         LimitError: that is more than is left.
@@ -410,7 +410,7 @@ def charge(unit: str, count: int, *, where: str) -> None:
 
 
 def charge_text(raw: bytes, *, where: str) -> None:
-    r"""Charge a text in UTF-8, before it is decoded, as bytes of descriptions: by what Python takes to hold it.
+    r"""Charge the memory of a text in UTF-8 before it is decoded, as bytes of descriptions.
 
     One wide character makes all of a string wide: two or four bytes for each character, first in the text and then in
     the strings that are read from it.  Four count as three, since large honest vocabularies hold such characters.
@@ -433,7 +433,7 @@ _WIDEST, _WIDEST_ESCAPED = re.compile(rb"[\xf0-\xff]"), re.compile(rb"\\u[dD][89
 
 
 def combinations(parts: Sequence[Sequence[Value]], *, where: str) -> Iterator[tuple[Value, ...]]:
-    """Every choice of one value out of each part, the last changing first; charged as members.
+    """The product of the parts, the last changing first; charged as members.
 
     Raises:
         LimitError: there are more than are left.

@@ -1,4 +1,4 @@
-"""``load``: a checkpoint into a module, through a table, without copying a weight that need not be copied."""
+"""``load``: load a checkpoint into a module through a table, without needless copies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PortingWarning(UserWarning):
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from looking through all that was ever imported: building makes no garbage."""
+    """Pause the garbage collector, which would scan all imported modules; building makes no garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -145,7 +145,7 @@ def load(
 
 
 def _shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled | None:
-    """This process's part of a module that is spread over several; None of one that is not.
+    """Read this process's part of a sharded module; None if the module is not sharded.
 
     What one of them cannot read, none of them goes on from: all raise.
     """
@@ -192,7 +192,7 @@ def fit(
     fresh: bool = False,
     trust: bool = False,
 ) -> Fitted:
-    """All of :func:`load` that can be done without reading a weight; the arguments are the same.
+    """Do all of :func:`load` that reads no weights; the arguments are the same.
 
     Raises:
         TableError, PlanError, TargetError: as :func:`load`.
@@ -210,7 +210,7 @@ def fit(
 
 @spending()
 def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[str, Tensor]:
-    """The target tensors that the plan writes, by name: views of the checkpoint's files where rules and dtype allow."""
+    """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow."""
     checkpoint.allow_time()
     values: dict[str, Tensor] = {}
     for step in plan.steps:
@@ -227,14 +227,14 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in ``dtype`` if it is one of floating-point numbers, else as it is."""
+    """Cast a floating-point tensor to ``dtype``; any other is returned as it is."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def maker(
     table: Table, checkpoint: Checkpoint, into: Into, architecture: str | None, *, trust: bool
 ) -> tuple[Callable[[], nn.Module], Architecture | None]:
-    """What gives the module, and the architecture that it stands for.
+    """A function that builds the module, and the architecture that it is.
 
     That is the one that was asked for; else the one that ``into`` is by its class; else the one that the checkpoint
     holds.
@@ -268,7 +268,7 @@ def maker(
 
 
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
-    """Read the tensors that are dropped because they equal something, and see that they do, bit for bit.
+    """Require that the tensors that are dropped have the value that the table states, bit for bit.
 
     Raises:
         PlanError: some do not.
@@ -280,7 +280,7 @@ def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
 
 
 def expected(left: LeftOut, plan: Plan, read: Callable[[str], Tensor]) -> Tensor:
-    """What a tensor that is left out is said to equal.
+    """The tensor that a left-out tensor is stated to equal.
 
     Args:
         left: the tensor.
@@ -305,7 +305,7 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The module's own initial values of what the checkpoint does not have, in the dtype that most others have."""
+    """The module's initial values for tensors that the checkpoint does not have, in the dtype of most others."""
     own = {*plan.fresh, *plan.computed}
     if not own:
         return {}
@@ -316,7 +316,7 @@ def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, 
 
 
 def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """See that a module that was passed has values for all that the checkpoint does not fill.
+    """Require that a passed module has values for all tensors that the checkpoint does not fill.
 
     Raises:
         TargetError: it is on the meta device and would stay there in part.
@@ -335,7 +335,7 @@ __all__ = ["PortingWarning", "Provenance", "load", "maker", "prove_left_out", "p
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a module's weights came from.
+    """The origin of a module's weights.
 
     Attributes:
         checkpoint: the checkpoint.
@@ -356,7 +356,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
 
 
 def provenance(module: nn.Module) -> Provenance | None:
-    """Where the weights of ``module`` came from, if :func:`porting.load` filled it in this process.
+    """The origin of a module's weights, if :func:`porting.load` filled it in this process.
 
     A copy of a module has none; one wrapped by ``torch.compile`` or for data parallelism has that of the module inside.
 
@@ -369,5 +369,5 @@ def provenance(module: nn.Module) -> Provenance | None:
 
 
 def remember(module: nn.Module, record: Provenance) -> None:
-    """Note where the weights of ``module`` came from."""
+    """Record the origin of a module's weights."""
     _KNOWN[unwrapped(module)] = record

@@ -1,4 +1,4 @@
-"""The one way to open a file that a stranger may have made, or that lies where a stranger can write.
+"""The only way to open an untrusted file, or one in a directory that others can write to.
 
 What is looked at is what was opened.  A file of a directory is opened by its name relative to the directory's
 descriptor, so that the directory cannot be exchanged in between; a link is not followed, except to where a checkpoint's
@@ -43,7 +43,7 @@ MOST_LINKED = 8
 
 @dataclass(kw_only=True)
 class Opened:
-    """A regular file that was opened for reading; whoever has it closes the descriptor.
+    """A regular file that was opened for reading; the owner closes the descriptor.
 
     Attributes:
         path: what it was asked for by.
@@ -63,7 +63,7 @@ class Opened:
     linked: int = 0
 
     def change(self, descriptor: int) -> str:
-        """How a file differs from the one that was opened; empty when it does not.
+        """How a file differs from the opened one; empty if it does not.
 
         The time of a write can be set back, and then the time of the last change of any kind (ctime) shows it.  A file
         that gains or loses a name changes that time as well.  What was read of it is then read again and compared.
@@ -98,7 +98,7 @@ def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opene
 
 
 def read_file(path: Path, *, where: str = "", limit: int | None) -> bytes:
-    """The whole of a file that the user named; arguments and errors as of :func:`open_file`."""
+    """Read a file that the user named; arguments and errors as of :func:`open_file`."""
     return read_opened(open_file(path, where=where, limit=limit))
 
 
@@ -141,7 +141,7 @@ class Folder:
         return Folder(self.path, follow_links=self._follow_links, inside=self)
 
     def inner(self, name: str) -> Folder:
-        """A directory in it, which is a link only where links to anywhere are followed.
+        """Open a directory in it, which may be a link only with ``follow_links``.
 
         Raises:
             CheckpointError: it is no directory, or may not be read.
@@ -157,7 +157,7 @@ class Folder:
         return self.kind(name) == "a directory"
 
     def listing(self) -> int:
-        """A descriptor for listing, locking and flushing it; whoever has it closes it.
+        """Open a descriptor for listing, locking and flushing it, which the caller closes.
 
         Raises:
             OSError: it may not be read.
@@ -165,7 +165,7 @@ class Folder:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
 
     def names(self) -> list[str]:
-        """What is in it, in no order.
+        """The names in it, in no order.
 
         Raises:
             CheckpointError: it cannot be listed.
@@ -180,7 +180,7 @@ class Folder:
             os.close(listing)
 
     def status(self, name: str) -> os.stat_result:
-        """What stands at a name; of a link, the link.
+        """The status of what has a name; of a link, that of the link.
 
         Raises:
             OSError: nothing does.
@@ -188,7 +188,7 @@ class Folder:
         return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
 
     def kind(self, name: str) -> str:
-        """What stands at a name, by the words of :data:`KINDS`; ``"a file"``, or empty where nothing does."""
+        """The kind of what has a name, by :data:`KINDS`; ``"a file"``, or empty if there is nothing."""
         try:
             status = self.status(name)
         except (OSError, ValueError):
@@ -196,7 +196,7 @@ class Folder:
         return "a file" if stat.S_ISREG(status.st_mode) else kind_of(status)
 
     def open(self, name: str, *, limit: int | None = None) -> Opened:
-        """Open one of its files.
+        """Open a file in it.
 
         Args:
             name: its plain name.
@@ -211,11 +211,11 @@ class Folder:
         return opened
 
     def remember(self, name: str, opened: Opened) -> None:
-        """Note which file was opened at a name, for :meth:`require_in_place`; the first one counts."""
+        """Record which file was opened at a name, for :meth:`require_in_place`; the first one counts."""
         self._seen.setdefault(name, opened)
 
     def require_in_place(self, names: Iterable[str] = ()) -> None:
-        """See that the files that were opened still stand at their names, and are as they were.
+        """Require that the opened files still have their names, and have not changed.
 
         If they are, there was a moment at which all of them stood there: so that what was read is one state of the
         directory, and no mix of two.  Where all are gone, the directory was removed, which mixes nothing.
@@ -244,7 +244,7 @@ class Folder:
             raise CheckpointError(changed)
 
     def _change(self, name: str, opened: Opened) -> str:
-        """How what stands at a name differs from what was opened there; empty when it does not."""
+        """How a name's file differs from the one that was opened there; empty if it does not."""
         now = os.stat(name, dir_fd=self.descriptor)
         if not os.path.samestat(opened.status, now):
             return "another file stands there now"
@@ -281,11 +281,11 @@ class Folder:
         raise _not_followed(path, f"a link to {quote(str(target))}, outside the checkpoint", "the file")
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """The whole of one of its files; arguments and errors as of :meth:`open`."""
+        """Read a file in it; arguments and errors as of :meth:`open`."""
         return read_opened(self.open(name, limit=limit))
 
     def write(self, name: str) -> int:
-        """Open one of its files for reading and writing, or make it; whoever has the descriptor closes it.
+        """Open or make a file in it for reading and writing; the caller closes the descriptor.
 
         Raises:
             CheckpointError: something else than a plain file with one name stands there.
@@ -303,7 +303,7 @@ class Folder:
         return descriptor
 
     def clear(self) -> None:
-        """Remove all that is in it, as far as that can be done; no link is followed."""
+        """Remove its content as far as possible; no link is followed."""
         for name in self.names():
             with suppress(OSError):
                 if stat.S_ISDIR(self.status(name).st_mode):
@@ -313,7 +313,7 @@ class Folder:
 
 
 def remove_directory(name: str, folder: int) -> None:
-    """Remove a directory and all that is in it, as far as that can be done; no link is followed.
+    """Remove a directory and its content as far as possible; no link is followed.
 
     Directories may lie in each other more deeply than any stack goes, and than files may be open.  So one that is not
     empty is emptied into the outermost one: what lay in it is removed from there.
@@ -337,7 +337,7 @@ def remove_directory(name: str, folder: int) -> None:
 
 
 def _removed(name: str, outermost: int) -> list[str]:
-    """Remove what lies at a name; the directories that lay in it now lie beside it: their names."""
+    """Remove what has a name; the directories in it are moved beside it first, and their names returned."""
     if not stat.S_ISDIR(os.stat(name, dir_fd=outermost, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=outermost)
         return []
@@ -389,7 +389,7 @@ class Member:
 
 
 def difference(then: os.stat_result, now: os.stat_result) -> str:
-    """How two states of a file differ; empty when they do not, :data:`LINKED` when only its names changed perhaps."""
+    """How two states of a file differ; empty if they do not, :data:`LINKED` if perhaps only its names changed."""
     states = [(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) for status in (then, now)]
     if states[0] != states[1]:
         return "it was written to since"
@@ -414,12 +414,12 @@ def is_plain(name: str) -> bool:
 
 
 def kind_of(status: os.stat_result) -> str:
-    """What something is that is no regular file."""
+    """The kind of something that is no regular file."""
     return next((name for test, name in KINDS if test(status.st_mode)), "no regular file")
 
 
 def _opened(path: Path, where: str, limit: int | None, name: str, folder: int | None) -> Opened:
-    """Open ``name``, relative to a directory and then without following a link; the open file is what is judged."""
+    """Open ``name``, without following links if it is relative to a directory; the open file is then checked."""
     follow = folder is None
     descriptor = -1
     try:
@@ -439,7 +439,7 @@ def _opened(path: Path, where: str, limit: int | None, name: str, folder: int | 
 
 
 def _walked(folder: int, parts: Sequence[str], path: Path, limit: int | None) -> Opened:
-    """Open what lies some directories below one, none of which may be a link."""
+    """Open a path below a directory; none of its parts may be a link."""
     with ExitStack() as stack:
         for part in parts[:-1]:
             folder = _directory(part, folder, path, stack)
@@ -456,7 +456,7 @@ def _directory(name: str, folder: int | None, path: Path, stack: ExitStack) -> i
 
 
 def read_opened(opened: Opened) -> bytes:
-    """All bytes that the file had when it was opened; closes it."""
+    """Read all bytes that the file had when it was opened, and close it."""
     try:
         content = _read(opened.descriptor, opened.status.st_size)
     except OSError as error:
@@ -511,7 +511,7 @@ def _require_size(status: os.stat_result, where: str, limit: int | None) -> None
 
 
 def open_error(error: OSError | ValueError, path: Path, *, where: str) -> CheckpointError:
-    """What a failed stat or open means to the person who asked for it."""
+    """The error for a failed stat or open."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         message, hint = "no such file", "check the path"
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What an export follows: the checkpoint that a module came from, one that is named, or one that is imagined."""
+"""The origin of an export: the checkpoint that a module was loaded from, a given one, or an inferred one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANY_DTYPE = torch.float32
 
 @dataclass(frozen=True, kw_only=True)
 class Imagined:
-    """A tensor that is to be written."""
+    """A tensor to be written."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Imagined:
 
 @dataclass(frozen=True, kw_only=True)
 class ImaginedCheckpoint:
-    """A checkpoint that is to be written."""
+    """The checkpoint to be written, inferred from a module."""
 
     tensors: Mapping[str, Described]
     config: Mapping[str, object]
@@ -49,7 +49,7 @@ class ImaginedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What an export follows.
+    """The checkpoint that an export follows.
 
     Attributes:
         plan: the checkpoint that is to be written held against the module; it has no ``fresh``.
@@ -71,7 +71,7 @@ class Origin:
 
 
 def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpoint | None) -> Table:
-    """The table that was asked for, or that the module was loaded through, or that names its class.
+    """Find the table: the given one, the one that the module was loaded through, or one that names its class.
 
     Raises:
         TableError: there is none, or it has faults.
@@ -96,7 +96,7 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
 def follow(
     module: nn.Module, table: Table, checkpoint: Checkpoint, architecture: str | None, *, fresh: bool = False
 ) -> Origin:
-    """Follow a checkpoint: its names and spellings, and what the module does not hold.
+    """Follow a checkpoint: use its names, and its values for what the module does not hold.
 
     Args:
         module: the module that is exported.
@@ -138,7 +138,7 @@ def follow(
 
 
 def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[str, ...]:
-    """Those of the module's new tensors that no rule writes: nothing says what a checkpoint calls them.
+    """Require that every new tensor of the module has a rule that gives it a name in a checkpoint.
 
     Args:
         table: the table.
@@ -170,7 +170,7 @@ def _architecture(
     architecture: str | None,
     written: Mapping[str, Described] | None,
 ) -> tuple[str, bool]:
-    """What an export that follows a checkpoint is called, and whether that is another architecture.
+    """The architecture of an export that follows a checkpoint, and whether it is another than the checkpoint's.
 
     Asked for, or known by the module's class; else what the checkpoint is; else, when tensors are ``written`` that the
     checkpoint has not, what these show.
@@ -199,7 +199,7 @@ def _loaded_as(module: nn.Module, checkpoint: Checkpoint) -> Architecture | None
 
 
 def imagined(module: nn.Module, table: Table, config: Mapping[str, object], architecture: str | None) -> Origin:
-    """Follow nothing: the table's own names, in their first spelling.
+    """Follow no checkpoint: use the table's names, in their first spelling.
 
     Args:
         module: the module that is exported.
@@ -248,7 +248,7 @@ def _as_loaded(module: nn.Module, plan: Plan) -> bool:
 def _imagine(
     table: Table, module: nn.Module, names: Iterable[str], config: Mapping[str, object]
 ) -> dict[str, Described]:
-    """The tensors that the module's tensors of these names are written to.
+    """The checkpoint's tensors that the module's tensors of these names are written to.
 
     Raises:
         PlanError: a name, a shape or a value follows from nothing; carries all faults.
@@ -284,7 +284,7 @@ def _irreversible(rule: Rule) -> Fault:
 
 
 def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:
-    """Names that may carry the table's prefix carry it or not, as the others do."""
+    """Add or remove the table's prefix, as most names have it."""
     terms = [term for rule in table.rules for term in rule.sources]
     matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.prefix)
     others = list(others)

@@ -1,4 +1,4 @@
-"""What is shown of what came with a file: text that is fit for a terminal, and names of dtypes."""
+"""Printing untrusted texts: escaped for a terminal, shortened, and names of dtypes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Python calls some of them printable: the fillers of Hangul are letters, and vari
 
 
 def dtype_name(dtype: object) -> str:
-    """What a dtype is called without the package: ``"float32"`` for ``torch.float32``."""
+    """The name of a dtype without the package: ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_printable(text: str) -> bool:
-    r"""Whether each character of a text is seen, moves no cursor, and turns no line.
+    r"""Whether all characters of a text are visible and none controls the terminal.
 
     >>> is_printable("layer.0"), is_printable("a\x9b2J"), is_printable("a\u3164b")
     (True, False, False)
@@ -34,7 +34,7 @@ def is_printable(text: str) -> bool:
 
 
 def safe(text: str) -> str:
-    r"""A text for a terminal or a page: what a file put into a name can neither move the cursor nor turn the line.
+    r"""Escape a text for a terminal or a page, so that a name from a file cannot control it.
 
     Whatever is not seen is spelled out: control characters, line breaks, the marks that set text from right to left,
     and fillers.
@@ -51,7 +51,7 @@ def safe(text: str) -> str:
 
 
 def safe_lines(text: str) -> str:
-    r"""The same of a document of several lines: these, and tabs, stay as they are.
+    r"""Escape a document, except for its line breaks and tabs.
 
     What is not seen is spelled as TOML and JSON spell it in strings.
 
@@ -70,7 +70,7 @@ def _spelled(character: str) -> str:
 
 
 def quote(name: object) -> str:
-    r"""A name for a message: quoted, control characters escaped, and never longer than a line can hold.
+    r"""Quote a name for a message: control characters escaped, a long name shortened.
 
     >>> quote("a\nb")
     "'a\\nb'"
@@ -83,7 +83,7 @@ def quote(name: object) -> str:
 
 
 def shown(value: object) -> str:
-    """``repr`` of a stranger's value, which is never made longer than it is shown.
+    """``repr`` of an untrusted value, built only up to the length that is shown.
 
     A few bytes of a pickle make a tuple that holds itself a million times over, and its ``repr`` takes gigabytes.
 
@@ -101,7 +101,7 @@ def shown(value: object) -> str:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """The ``repr`` of a value in short pieces; each level gives one before it is descended into."""
+    """The ``repr`` of a value in short pieces, so that it can be stopped at any depth."""
     if isinstance(value, str | bytes):
         yield repr(value[: NAME_SHOWN + 1])
     elif isinstance(value, int) and value.bit_length() > NAME_SHOWN * 3:

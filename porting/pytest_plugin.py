@@ -1,4 +1,4 @@
-"""For pytest: a fixture and a marker that prove a port in one line of a test suite of one's own.
+"""A pytest plugin: a fixture and a marker that verify a port.
 
 pytest loads this wherever porting is installed, so it imports nothing that takes time before a test asks for it.
 """
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and see where pages go: both before any test can change the folder."""
+    """Declare the marker and fix the folder of pages, before a test can change the current folder."""
     config.addinivalue_line(
         "markers",
         "porting(source, into=None, table=None, ...): prove a port, as porting.verify is called, then the test",
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def porting_verify(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """Proves a port: it is called as ``porting.verify`` is, and gives its report.
+    """A function with the arguments of ``porting.verify`` that fails the test if the port differs.
 
     The test fails with the report when the port is not faithful, nor approximate as its table declares; and with the
     faults, each in a line, when it cannot be verified.  With ``--porting-html DIR`` the report is a page there, too.
@@ -67,7 +67,7 @@ def porting_verify(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Prove the ports of the test's markers before the test itself runs."""
+    """Verify the ports of the test's markers before the test runs."""
     for marker in reversed(list(item.iter_markers("porting"))):  # as they are written, from the outermost
         _prove(item, marker.args, marker.kwargs)
 
@@ -84,7 +84,7 @@ def _prove(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _verified(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Report | str:
-    """The report, or why there is none: a failure raised in a handler would show the handled error beside it."""
+    """The report, or the reason why there is none (a failure raised in a handler would show both errors)."""
     from porting.errors import PortingError  # noqa: PLC0415  # torch and transformers, from here on
     from porting.printable import safe  # noqa: PLC0415
     from porting.verification import verify  # noqa: PLC0415
@@ -102,7 +102,7 @@ def _verified(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any])
 
 
 def _source(item: pytest.Item, source: object, revision: str | None) -> object:
-    """The checkpoint; one on the hub is asked for once in a run, or once by each worker.
+    """The checkpoint; one on the hub is fetched once in a run, or once by each worker.
 
     Nothing else is kept from one test to the next: a module, a table or a file may have changed in between.
     """
@@ -134,7 +134,7 @@ def _message(item: pytest.Item, report: Report) -> str:
 
 
 def _page_name(item: pytest.Item) -> str:
-    """A file for this test, this proof of it and this worker, whatever the test is called."""
+    """A file name that is unique for a test, its proofs and a worker, whatever the test's name."""
     count = item.stash[_COUNT] = item.stash.get(_COUNT, 0) + 1
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", item.nodeid).strip("-")[-LONGEST:].lstrip("-")
     parts = [readable, hashlib.sha256(item.nodeid.encode(errors="backslashreplace")).hexdigest()[:8]]

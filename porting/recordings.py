@@ -54,7 +54,7 @@ class RecordingError(PortingError):
 
 @dataclass(frozen=True)
 class RecordedArrays:
-    """What a recording holds, as numpy arrays.
+    """The content of a recording as numpy arrays.
 
     Attributes:
         inputs: for each batch, argument -> array.
@@ -80,7 +80,7 @@ def save_recording(
     reference: str = "",
     overwrite: bool = False,
 ) -> Path:
-    """Write what a reference was given and what it computed, for ``porting.verify(..., reference=path)``.
+    """Write a reference's inputs and activations, for ``porting.verify(..., reference=path)``.
 
     Args:
         path: the file to be made, ``trace.safetensors``.
@@ -176,7 +176,7 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedArrays:
 
 
 def named(values: Values, prefix: str = "") -> dict[str, np.ndarray]:
-    """Points and their arrays, from an array or from dicts in dicts.
+    """Name arrays by points, from an array or from nested dicts.
 
     >>> sorted(named({"encoder": {"0": np.ones(1)}, "logits": np.ones(1)}))
     ['encoder.0', 'logits']
@@ -196,7 +196,7 @@ def _each(values: Any) -> list[Any]:  # a batch or a sequence of batches
 def _wrong(
     batches: Sequence[Mapping[str, np.ndarray]], computed: Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong with arrays that are to be written, each with a hint."""
+    """The faults of arrays that are to be written, each with a hint."""
     if not batches or not all(batches):
         yield "there are no inputs", "a batch is a dict from the names of the arguments to arrays"
     for number, batch in enumerate(batches):
@@ -228,7 +228,7 @@ def _wrong_point(subject: str, value: np.ndarray, kind: str, exact: np.ndarray |
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], *, overwrite: bool) -> None:
-    """Write a safetensors file; it appears when all of it is there."""
+    """Write a safetensors file, whole or not at all."""
     if path.exists() and not overwrite:
         hint = "choose another path, or allow that it is replaced (overwrite)"
         raise RecordingError(
@@ -262,7 +262,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, 
 
 
 def _umask() -> int:
-    """The process's mask for the permissions of new files, which can only be read by setting it."""
+    """The process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

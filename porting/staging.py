@@ -31,7 +31,7 @@ OnRead = Callable[[int, Sequence[memoryview]], None]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A part of a move that reads from one file.
+    """A part of a move that reads from one piece of a file.
 
     Attributes:
         file: the file, or what its bytes are decoded to.
@@ -45,7 +45,7 @@ class Stored:
 
 
 def stored(copy: Copy, checkpoint: Checkpoint, *, verify: bool = True) -> Iterator[Stored]:
-    """A move as parts that each read from one piece of its source.
+    """Divide a move into parts that each read from one piece of its source.
 
     Args:
         copy: a move of a plan; or a part of one that went through :func:`by_axes` before it was cut.
@@ -64,7 +64,7 @@ def stored(copy: Copy, checkpoint: Checkpoint, *, verify: bool = True) -> Iterat
 
 
 def by_axes(copy: Copy, checkpoint: Checkpoint) -> Copy:
-    """The same move, each direction within one axis of its source: what is cut of it can still be divided by pieces.
+    """Rewrite a move so that each direction stays within one axis of its source, so that cuts of it fit pieces.
 
     A run over several axes that is cut somewhere is no box of them any more; runs along single axes are.
     """
@@ -76,7 +76,7 @@ def by_axes(copy: Copy, checkpoint: Checkpoint) -> Copy:
 
 
 class Staging:
-    """A piece of memory that parts of moves are read into.
+    """A buffer of fixed size that parts of moves are read into.
 
     Args:
         nbytes: its size.
@@ -95,7 +95,7 @@ class Staging:
     def read(
         self, move: Stored, dtype: torch.dtype, start: int, stop: int, *, most: int = 0, on_read: OnRead | None = None
     ) -> Iterator[tuple[Tensor, Copy]]:
-        """What a move brings into the elements from ``start`` to ``stop`` of its target.
+        """Read the part of a move that lands in the elements from ``start`` to ``stop`` of its target.
 
         Args:
             move: the move.
@@ -129,7 +129,7 @@ class Staging:
                 yield flat.as_strided(part.sizes, how.strides), part
 
     def _divide(self, count: int, size: int, pitch: int) -> list[memoryview]:
-        """The first rows of ``size`` bytes that begin ``pitch`` bytes apart."""
+        """Views of ``size`` bytes of the buffer that begin ``pitch`` bytes apart."""
         if self._divided != (size, pitch) or len(self._rows) < count:
             self._divided = size, pitch
             self._rows = [self.view[at : at + size] for at in range(0, count * pitch, pitch)]

@@ -30,7 +30,7 @@ def find_table(
     *,
     ported: Mapping[str, Described] | None = None,
 ) -> Table:
-    """The table that was asked for, or the one for the config's ``model_type``.
+    """Find the table: the given one, or the one for the config's ``model_type``.
 
     Args:
         table: a table, a file, the name of a shipped table, the text of a table (a string of several lines), an entry
@@ -55,7 +55,7 @@ def find_table(
 
 
 def table_file(table: str | Path) -> Path:
-    """The file of a table: the one that is named, or the shipped one of that name.
+    """The file of a table: a path, or the shipped table of that name.
 
     Raises:
         TableError: it is neither; a file that ends in ``.toml`` need not exist yet.
@@ -93,7 +93,7 @@ def _for_config(config: Mapping[str, object]) -> Table:
 
 @contextmanager
 def chosen_for(table: Table | str | Path | None, into: object, chosen: Table) -> Iterator[None]:
-    """Faults of a module of the user's own get one more when nobody chose the table: that may be all that is wrong."""
+    """Add a fault to those of a user's own module if the table was chosen automatically, which may be the cause."""
     try:
         yield
     except PortingError as error:

@@ -75,7 +75,7 @@ def slots(module: nn.Module) -> dict[str, Slot]:
 
 
 def with_arguments(module: nn.Module, values: Mapping[str, object]) -> nn.Module:
-    """The module with some arguments of its forward given, which every call may leave out then.
+    """The module with default values for some arguments of its forward.
 
     Args:
         module: it stays as it is.
@@ -107,7 +107,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def unsaved_tensors(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Names of tensors that a module keeps and no checkpoint can fill, each with what it would take to change that."""
+    """The tensors of a module that no checkpoint can fill, each with what would change that."""
     for path, part in module.named_modules(remove_duplicate=False):
         stem = f"{path}.".replace("_orig_mod.", "") if path else ""
         for name, value in vars(part).items():
@@ -127,7 +127,7 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a value, and in lists and dictionaries of them, by name."""
+    """The tensors in a value, in lists and in dictionaries, by name."""
     if isinstance(value, Tensor):
         yield name, value
     elif deep and isinstance(value, dict):
@@ -139,7 +139,7 @@ def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tu
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside of what ``torch.compile`` or data parallelism made of it."""
+    """The module inside of the wrappers of ``torch.compile`` and data parallelism."""
     while True:
         inner = getattr(module, "_orig_mod", None)
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -150,7 +150,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Put ``values`` in the place of the tensors of these names, wherever the module shares them.
+    """Replace the tensors of these names by ``values``, wherever the module shares them.
 
     A tensor that has values keeps its identity and its device (an optimizer that holds it goes on working); a
     parameter on the meta device is replaced by one with the same ``requires_grad``.  All or nothing: when one cannot
@@ -201,7 +201,7 @@ def _untrusted(path: str, *, config: bool) -> TargetError:
 
 
 def import_path(path: str, *, trust: bool = False, config: bool = False) -> Callable[..., Any]:
-    """What ``package.file:name`` names.
+    """Import the object that ``package.file:name`` names.
 
     Args:
         path: the import path.
@@ -250,7 +250,7 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
 def choose(
     table: Table, tensors: Container[str], config: Mapping[str, object], architecture: str | None = None
 ) -> Architecture:
-    """The architecture that was asked for, or the one that holds most of a checkpoint.
+    """The given architecture, or the one that covers most of a checkpoint.
 
     Of those whose witnesses are all there, the one with the most; among equals, the one that the config names.
 
@@ -286,7 +286,7 @@ def _holds(table: Table, tensors: Container[str], name: str) -> bool:
 
 
 def recognise(table: Table, module: nn.Module | type[nn.Module]) -> Architecture | None:
-    """The architecture that a module or class is: one that the table names, or made from one by subclassing."""
+    """The architecture of a module or class: one that the table names, or a subclass of one."""
     targets = {entry.target: entry for entry in table.architectures}
     kind = module if isinstance(module, type) else type(module)
     paths = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)

@@ -33,7 +33,7 @@ from porting.trials.logits import LogitsReader, Wanted
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a model is asked for.
+    """A task of a language model.
 
     Attributes:
         endings: how the names of the architectures that do it end, in transformers.
@@ -63,7 +63,7 @@ Source = str | os.PathLike[str] | None
 
 
 class TextError(PortingError):
-    """A checkpoint cannot do with a text what was asked for."""
+    """A checkpoint cannot do the task with this text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Blanks(Answer, Sequence[Blank]):
 
     @property
     def title(self) -> str:
-        """What the page is called."""
+        """The title of the page."""
         return "Masked words"
 
     @property
@@ -113,7 +113,7 @@ class Verdict(Answer):
 
     @property
     def title(self) -> str:
-        """What the page is called."""
+        """The title of the page."""
         return "Next sentence"
 
     @property
@@ -126,7 +126,7 @@ class Verdict(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel:
-    """A checkpoint's model beside its tokenizer.
+    """A checkpoint's model with its tokenizer.
 
     Attributes:
         module: the model, float32, in eval mode.
@@ -163,7 +163,7 @@ class TextModel:
         return self.config.get("is_encoder_decoder") is True
 
     def encode(self, first: str, second: str | None = None) -> Encoding:
-        """The word pieces of one text or of a pair.
+        """Encode a text or a pair of texts.
 
         Raises:
             TextError: the text is empty, spells out a token that the tokenizer adds, is longer than the model's
@@ -176,7 +176,7 @@ class TextModel:
         return encoding
 
     def numbers(self, tokens: Sequence[str]) -> list[int]:
-        """The numbers of word pieces.
+        """The ids of word pieces.
 
         Raises:
             TextError: there is none, the vocabulary lacks some, or there are more than the model's positions.
@@ -212,7 +212,7 @@ class TextModel:
         return positions_of(self.config)
 
     def _fit(self, ids: Sequence[int], type_ids: Sequence[int]) -> None:
-        """Refuse what the model has no room for."""
+        """Refuse ids that the model has no room for."""
         if not ids:
             message = "the tokenizer makes no word pieces of this text"
             raise self._refused(Code.TEXT_REFUSED, message, "give it some words")
@@ -229,7 +229,7 @@ class TextModel:
                 )
 
     def inputs(self, encoding: Encoding) -> dict[str, Tensor]:
-        """What the reference would be given for one text, [1 s] each."""
+        """The reference's inputs for one text, [1 s] each."""
         rows = {
             "input_ids": encoding.ids,
             "attention_mask": encoding.attention_mask,
@@ -252,7 +252,7 @@ class TextModel:
         return for_port(self.table.inputs, inputs, torch.float32)
 
     def logits(self, inputs: Mapping[str, Tensor], wanted: Wanted) -> Tensor:
-        """The logits that are asked for, in the reference's layout.
+        """Run the module and find its logits, in the reference's layout.
 
         Args:
             inputs: what the reference would be given.
@@ -265,7 +265,7 @@ class TextModel:
         return self.reader.read(self.arguments(inputs), wanted)
 
     def run(self, encoding: Encoding, *, output_hidden_states: bool = False) -> Any:  # whatever the module returns
-        """The module's output for one text, a batch of 1, on request with its ``hidden_states`` [1 s e]."""
+        """Run the module on one text, a batch of 1; with its ``hidden_states`` [1 s e] on request."""
         given: dict[str, Any] = {**self.arguments(self.inputs(encoding))}
         if output_hidden_states:
             given["output_hidden_states"] = True
@@ -435,7 +435,7 @@ def next_sentence(
 
 
 def require_top(top: int) -> None:
-    """Refuse to show no guess at all.
+    """Require that at least one guess is shown.
 
     Raises:
         TextError: ``top`` is less than 1.
@@ -445,7 +445,7 @@ def require_top(top: int) -> None:
 
 
 def _architecture(table: Table, checkpoint: Checkpoint, tasks: Sequence[Task]) -> str:
-    """The table's architecture for one of the tasks, if the checkpoint holds what it needs."""
+    """The table's architecture for one of the tasks, if the checkpoint has its head."""
     endings = tuple(ending for task in tasks for ending in task.endings)
     found = next((architecture for architecture in table.architectures if architecture.name.endswith(endings)), None)
     if found is None:

@@ -40,7 +40,7 @@ class TokenizerError(PortingError):
 
 @dataclass(frozen=True, kw_only=True)
 class TextTokenizer:
-    """Text into a model's word pieces.
+    """Encodes texts as a model's word pieces.
 
     Attributes:
         tokenizer: the tokenizer, without truncation and padding.
@@ -60,7 +60,7 @@ class TextTokenizer:
         return self.special.get("mask_token")
 
     def encode(self, first: str, second: str | None = None) -> Encoding:
-        """The word pieces of one text or of a pair, special tokens added; has ``ids``, ``tokens``, ``offsets``.
+        """Encode a text or a pair, special tokens added; the result has ``ids``, ``tokens`` and ``offsets``.
 
         Raises:
             TokenizerError: the tokenizer cannot take these texts apart.
@@ -75,13 +75,13 @@ class TextTokenizer:
             raise _invalid(Path(self.where), f"the tokenizers library cannot use it: {_line(error)}") from error
 
     def spell(self, token: int) -> str:
-        """A word piece by its number; a number that the vocabulary does not use is shown as such."""
+        """The word piece of an id; an unused id is shown as a number."""
         spelled = self.tokenizer.id_to_token(token)
         return f"<{token}>" if spelled is None else spelled
 
 
 def read_tokenizer(directory: Path | None, *, where: str) -> TextTokenizer:
-    """The tokenizer that lies beside a checkpoint's weights.
+    """Read the tokenizer beside a checkpoint's weights.
 
     Args:
         directory: the checkpoint's directory; None when it has none on this machine.
@@ -131,7 +131,7 @@ def _from_json(directory: Path) -> TextTokenizer:
 
 
 def _from_vocabulary(directory: Path) -> TextTokenizer:
-    """Word pieces, one a line: the line is the token's number."""
+    """Make a tokenizer of a ``vocab.txt``: one word piece per line, whose number is the line."""
     path = directory / VOCABULARY
     raw = Folder(directory).read(VOCABULARY, limit=LARGEST)
     charge_text(raw, where=str(path))

@@ -1,4 +1,4 @@
-"""Whether a stranger's ``tokenizer.json`` may be run in this process.
+"""Checking whether an untrusted ``tokenizer.json`` may be run in this process.
 
 A few bytes of it can make gigabytes of a word: texts that replace shorter ones, one behind the other, a template of a
 million parts.  The parts that ordinary tokenizers are made of are known, and cannot.  A file with any other part is
@@ -91,7 +91,7 @@ USUAL_NODES = 500_000
 
 
 def is_known(content: Json) -> bool:
-    """Whether a tokenizer consists of parts that make little of little."""
+    """Whether a tokenizer consists of parts whose output is bounded by their input."""
     if not isinstance(content, dict):
         return True  # it is none, and refused as soon as it is read
     steps = [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor")]
@@ -104,7 +104,7 @@ def is_known(content: Json) -> bool:
 
 
 def _is_plain(model: Json) -> bool:
-    """Whether a model joins its pieces as those of GPT-2 and CLIP do; the library can abort on other joins."""
+    """Whether a model joins its pieces as GPT-2 and CLIP do; the library can abort on other joins."""
     if not isinstance(model, Mapping):
         return True  # it is none, and refused as soon as it is read
     prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
@@ -116,7 +116,7 @@ def _is_plain(model: Json) -> bool:
 
 
 def piece_fault(content: Json) -> str:
-    """What is wrong with the pieces of a vocabulary; empty when nothing is.
+    """The fault of a vocabulary's pieces; empty if there is none.
 
     The library takes them apart and frees them by recursion, a level for each byte.
     """
@@ -127,7 +127,7 @@ def piece_fault(content: Json) -> str:
 
 
 def tree_cost(content: Json) -> int:
-    """What the tree of a Unigram vocabulary costs, in values of descriptions.
+    """The cost of the tree of a Unigram vocabulary, in values of descriptions.
 
     The library makes a node for each beginning of a piece, so that pieces that begin alike share theirs.
     """
@@ -154,7 +154,7 @@ def _pieces(content: Json) -> Iterator[str]:
 
 
 def _parts(step: Json) -> Iterator[Json]:
-    """A part, and the parts that it is a sequence of."""
+    """A part, and the parts of a sequence."""
     waiting = [step]
     while waiting:
         part = waiting.pop()
@@ -189,7 +189,7 @@ def _longest(part: Json) -> int:
 
 
 def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
-    """Try a tokenizer out in a process of its own: reading it, and taking these texts apart.
+    """Try a tokenizer in a process of its own: load it, and encode these texts.
 
     Raises:
         LimitError: it takes more memory or time than is allowed, or makes the library fail.
@@ -220,7 +220,7 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
 
 
 def parsed(raw: bytes) -> Json:
-    """The content of a tokenizer's file, as far as it decides which parts there are."""
+    """The content of a tokenizer's file that determines its parts."""
     try:
         value: Json = json.loads(raw)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the user's own files keep between calls: caches, globals, attributes of classes and functions.
+"""The state of the user's own files: caches, globals, attributes of classes and functions.
 
 A builder is run without values first, to learn its shapes.  What it puts into a cache then are tensors without values,
 and a later run would be given them again: so what its files keep is put back to what it was.
@@ -27,7 +27,7 @@ _KINDS = (dict, list, set, Tensor, type(None))
 
 @contextmanager
 def state_put_back(make: Callable[..., object]) -> Iterator[None]:
-    """What the user's files keep is the same afterwards as before; what functions have cached since is forgotten.
+    """Restore the state of the user's files after the block, and clear what functions have cached in it.
 
     Args:
         make: what builds a module, or calls what does: its own file and those that this imports are looked at.
@@ -48,7 +48,7 @@ def state_put_back(make: Callable[..., object]) -> Iterator[None]:
 
 
 def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
-    """The attributes of the user's modules, of what they define, and the defaults of its functions."""
+    """The attributes of the user's modules and of their classes and functions, and the functions' defaults."""
     open_ = [*_modules_of(make)]
     seen: set[str] = set()
     while open_:
@@ -63,7 +63,7 @@ def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
 
 
 def _modules_of(make: object) -> Iterator[str]:
-    """The modules of a builder, and of what a function that calls it holds on to."""
+    """The modules of a builder and of the functions in its closure."""
     if isinstance(make, partial):
         for callee in (make.func, *make.args, *make.keywords.values()):
             yield from _modules_of(callee)
@@ -108,7 +108,7 @@ def _contents(value: object) -> object:
 
 
 def _fill(value: object, contents: object) -> None:
-    """Put back what a container held, if it holds anything else."""
+    """Restore the content of a container, if it has changed."""
     if isinstance(value, dict) and isinstance(contents, dict) and _ids(value) != _ids(contents):
         value.clear()
         value.update(contents)

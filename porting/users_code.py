@@ -1,4 +1,4 @@
-"""The user's own modules: found in their folder, by them alone, and never in place of what is installed.
+"""Importing the user's own modules: found only for the user's files, and never in place of installed ones.
 
 Whoever works inside a stranger's repository has the stranger's files in the current folder.  If that folder were on
 ``sys.path``, a planted ``transformers.py`` or ``numpy.py`` would run when this library, or a package that it uses,
@@ -24,11 +24,11 @@ from porting.errors import Code, Fault, Message, Option, PortingError
 
 
 class NameClashError(PortingError):
-    """A module of the user's has the name of an installed one."""
+    """A module of the user has the name of an installed one."""
 
 
 class UsersFinder(MetaPathFinder):
-    """Finds modules in the folders of the user, for the user's own files."""
+    """Finds modules in the user's folders, for the user's own files."""
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
@@ -37,7 +37,7 @@ class UsersFinder(MetaPathFinder):
         self._packages: tuple[str, ...] = ()
 
     def note(self, spec: ModuleSpec) -> None:
-        """From now on the module's files may import what lies in the folders."""
+        """Let a module's files import from the user's folders."""
         if spec.origin is not None:
             self._files.add(spec.origin)
         self._packages += tuple(f"{place}{os.sep}" for place in spec.submodule_search_locations or ())
@@ -45,7 +45,7 @@ class UsersFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module, if the user's own code asks for it."""
+        """Find a module, if the user's own code imports it."""
         if path is not None or (fullname != self.named and not self._is_users(_importing_file())):
             return None  # what is inside a package is found through the package
         spec = PathFinder.find_spec(fullname, [str(folder) for folder in self.folders])
@@ -54,7 +54,7 @@ class UsersFinder(MetaPathFinder):
         return spec
 
     def forget(self, name: str, folder: Path) -> None:
-        """Let a module be imported again that was found in another folder of the user's and is in this one, too."""
+        """Unload the modules of other user's folders that this folder has too, so that they are imported again."""
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if spec is not None and spec.origin in self._files and Path(spec.origin).parent not in (folder, folder / name):
             del sys.modules[name]
@@ -68,7 +68,7 @@ _MACHINERY = (str(Path(importlib.__file__).parent), "<frozen importlib", __file_
 
 
 def _importing_file() -> str:
-    """The file in which the import stands that is being carried out."""
+    """The file whose import is running."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_MACHINERY):
         frame = frame.f_back
@@ -76,7 +76,7 @@ def _importing_file() -> str:
 
 
 def search(folder: Path) -> None:
-    """Let the user's modules be found in a folder; of several folders the last one comes first."""
+    """Let the user's modules be found in a folder; the last folder is searched first."""
     folder = Path(os.path.realpath(folder))
     FINDER.folders = [folder, *(other for other in FINDER.folders if other != folder)]
     if FINDER not in sys.meta_path:
@@ -84,7 +84,7 @@ def search(folder: Path) -> None:
 
 
 def import_users(where: str) -> ModuleType:
-    """Import a module that the user named: an installed one, or one in a folder of theirs.
+    """Import a module that the user named: an installed one, or one in a user's folder.
 
     Raises:
         NameClashError: it is both.
@@ -110,7 +110,7 @@ def import_users(where: str) -> ModuleType:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Run a file of the user's as a module; it takes the place of no other.
+    """Run a user's file as a module, which replaces no other.
 
     Raises:
         NameClashError: a module that it imports is in its folder and installed.
@@ -137,14 +137,14 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _in_folder(folder: Path, where: str) -> Path | None:
-    """The file or the folder of a module of this name."""
+    """The file or folder of a module."""
     base = folder.joinpath(*where.split("."))
     candidates = (base.with_name(f"{base.name}.py"), base / "__init__.py", base)
     return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 def _elsewhere(top: str, folder: Path) -> str:
-    """Where a module of this name is that does not lie in the folder; empty when there is none."""
+    """Where another module of this name is, outside of the folder; empty if there is none."""
     FINDER.forget(top, folder)
     module = sys.modules.get(top)
     try:
@@ -159,7 +159,7 @@ def _elsewhere(top: str, folder: Path) -> str:
 
 
 def _check_neighbours(file: Path, folder: Path) -> None:
-    """See that what a file imports is not both beside it and installed: Python would take the one, we the other.
+    """Refuse imports of a file that are both beside it and installed: Python would choose another than we do.
 
     Raises:
         NameClashError: it is.
@@ -173,7 +173,7 @@ def _check_neighbours(file: Path, folder: Path) -> None:
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """The modules, without what is inside of them, that a file imports from outside of its own package."""
+    """The top-level modules that a file imports from outside of its package."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

@@ -39,7 +39,7 @@ UNFINISHED = "files"
 
 
 def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = (), file: bool = False) -> None:
-    """Refuses a destination before anything is written.
+    """Refuse a destination before anything is written.
 
     Args:
         path: what is to be made.
@@ -74,7 +74,7 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
 
 
 def refused(path: Path, message: str, hint: str) -> CheckpointError:
-    """The error for a destination that cannot be used."""
+    """The error for a destination that cannot be written."""
     return CheckpointError(
         Fault(code=Code.DESTINATION_REFUSED, where=str(path), message=f"the destination {message}", hint=hint)
     )
@@ -82,7 +82,7 @@ def refused(path: Path, message: str, hint: str) -> CheckpointError:
 
 @contextmanager
 def explained(path: Path, needed: int) -> Iterator[None]:
-    """Turns what the system says while ``path`` is written into a clear error."""
+    """Turn a system error while ``path`` is written into an error that says what to do."""
     try:
         yield
     except OSError as error:
@@ -106,7 +106,7 @@ def explained(path: Path, needed: int) -> Iterator[None]:
 
 
 def _left_behind(path: Path) -> list[str] | None:
-    """The temporary siblings of ``path`` that are this user's and that no other writer holds; None if nobody knows."""
+    """The temporary siblings of ``path`` of this user that no writer has locked; None if they cannot be listed."""
     try:
         parent = Folder(path.parent)
         names = [name for name in parent.names() if name.startswith(f".{path.name}{MARK}")]
@@ -133,7 +133,7 @@ def _is_left(parent: Folder, name: str) -> bool:
 
 @contextmanager
 def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folder]:
-    """A temporary directory that becomes ``path`` when the block ends well, and vanishes when it does not.
+    """Make a temporary directory: it becomes ``path`` when the block succeeds and is removed when it fails.
 
     Args:
         path: the directory to be made; :func:`check_destination` has approved it.
@@ -162,7 +162,7 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
 
 
 def publish(made: str, folder: Folder, path: Path, *, overwrite: bool) -> None:
-    """Lets a directory appear at ``path`` in one step.
+    """Move a complete directory to ``path`` in one step.
 
     Args:
         made: the directory, by its name in ``folder``; all of it is on the disk.
@@ -195,7 +195,7 @@ def publish(made: str, folder: Folder, path: Path, *, overwrite: bool) -> None:
 
 
 def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
-    """A temporary directory beside ``path``, in its parent, and the descriptor that holds its lock."""
+    """Make a temporary directory beside ``path``; returns it, and the descriptor that holds its lock."""
     while True:
         name = f".{path.name}{MARK}{secrets.token_hex(4)}"
         os.mkdir(name, dir_fd=parent.descriptor)
@@ -235,7 +235,7 @@ def _exchanged_by_others(path: Path) -> CheckpointError:
 
 
 def _locked(descriptor: int) -> bool:
-    """Locks a new sibling; False, and closed, when another process was faster and sweeps it away."""
+    """Lock a new sibling; False, and the descriptor closed, if another process is removing it already."""
     with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_nlink:
@@ -245,7 +245,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Removes the temporary siblings of ``path`` whose makers are dead, but for an interrupted conversion.
+    """Remove the temporary siblings of ``path`` whose writers have died; interrupted conversions stay.
 
     That may be hours of work; the next conversion to the same destination goes on from it, and removes it in the end.
     """
@@ -257,7 +257,7 @@ def sweep(path: Path) -> None:
 
 
 def _sweep_one(parent: Folder, name: str) -> None:
-    """Removes one of them, if it is a directory or a file of this user's whose lock nobody holds.
+    """Remove a temporary sibling if it is this user's directory or file and nobody holds its lock.
 
     The descriptor is what is looked at and emptied: a FIFO does not block, and what takes the name meanwhile stays.
     """
@@ -289,7 +289,7 @@ def _is_unfinished(folder: Folder) -> bool:
 
 
 def _exchange(made: str, folder: Folder, path: Path) -> None:
-    """Puts a directory at ``path``; what stood there before is then where the directory was."""
+    """Exchange a directory with the one at ``path``."""
     if _exchanged(made, folder, path):
         return
     aside = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
@@ -303,7 +303,7 @@ def _exchange(made: str, folder: Folder, path: Path) -> None:
 
 
 def _exchanged(made: str, folder: Folder, path: Path) -> bool:
-    """Swaps two directories in one step, where the system can (Linux: renameat2, RENAME_EXCHANGE)."""
+    """Swap two directories in one step, where the system can (Linux: renameat2, RENAME_EXCHANGE)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False
@@ -313,7 +313,7 @@ def _exchanged(made: str, folder: Folder, path: Path) -> bool:
 
 @contextmanager
 def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
-    """A descriptor of a temporary file that becomes ``path`` when the block ends well, and else vanishes.
+    """Open a temporary file: it becomes ``path`` when the block succeeds and is removed when it fails.
 
     Args:
         path: the file to be made.
@@ -342,7 +342,7 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all; a regular file that stands there is replaced, and a link is not followed.
+    """Write a file, whole or not at all; replaces a regular file and follows no link.
 
     Raises:
         CheckpointError: something else stands there, there is no such directory, or it cannot be written.
@@ -353,7 +353,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _linked(parent: Folder, temporary: str, path: Path) -> bool:
-    """Gives a file a second name, which never takes the place of another file; False where there are no such names."""
+    """Give a file a second name, never that of another file; False where the file system has no hard links."""
     try:
         os.link(temporary, path.name, src_dir_fd=parent.descriptor, dst_dir_fd=parent.descriptor, follow_symlinks=False)
     except FileExistsError as error:
@@ -382,7 +382,7 @@ def _locked_file(parent: Folder, path: Path) -> tuple[str, int]:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Sets room for a file aside, so that a full disk fails before anything is written."""
+    """Reserve the space of a file, so that a full disk fails before anything is written."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -392,14 +392,14 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def write_all(descriptor: int, data: memoryview | bytes) -> None:
-    """Writes all of it."""
+    """Write all bytes to a descriptor."""
     view = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def sync(directory: Folder) -> None:
-    """Makes a directory's entries last."""
+    """Flush a directory's entries to the disk."""
     descriptor = directory.listing()
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The header of a ``pytorch_model.bin``: a zip archive of ``torch.save``, looked at before it is believed.
+"""The header of a ``pytorch_model.bin``: a zip archive of ``torch.save``, every part of it checked.
 
 The archive holds ``data.pkl``, the structure, and one record of raw bytes per storage
 (https://pytorch.org/docs/stable/notes/serialization.html).  Its own table of contents is checked first
@@ -75,7 +75,7 @@ TORCH = Writer(name="torch.save", code=Code.BIN_ARCHIVE, again=SAVE_AGAIN, one_c
 
 
 def read_bin(source: ByteSource, *, name: str, locate: bool = True, part: str | None = None) -> Contents:
-    """What a ``.bin`` file says of its tensors, each checked against the archive.
+    """Read the tensors' names, shapes and places from a ``.bin`` file, each checked against the archive.
 
     Args:
         source: the file's bytes; the table of contents, ``data.pkl`` and the records' small headers are read.
@@ -118,7 +118,7 @@ class Loaded(Generic[Kind]):
 
 
 class Reader(Protocol):
-    """Reads the pickle of a file with a machine of some kind."""
+    """A function that reads the pickle of a file with a given machine."""
 
     def __call__(self, source: ByteSource, kind: type[Kind], *, locate: bool) -> Loaded[Kind]:
         """What it describes; ``locate`` as of :func:`read_bin`."""
@@ -130,7 +130,7 @@ MORE = {Code.BIN_UNSAFE, Code.BIN_PICKLE, Code.BIN_TENSOR}
 
 
 def _state_dict(source: ByteSource, read: Reader, *, locate: bool) -> Loaded[StateMachine] | CheckpointError:
-    """The state dict that a file is, or why it is none."""
+    """Take a file's pickle for a state dict, or raise why it is none."""
     try:
         loaded = read(source, StateMachine, locate=locate)
         require_flat(loaded.value, source)
@@ -144,7 +144,7 @@ def _state_dict(source: ByteSource, read: Reader, *, locate: bool) -> Loaded[Sta
 def _read_inside(
     source: ByteSource, read: Reader, part: str | None, refused: CheckpointError | None, *, name: str, locate: bool
 ) -> Contents:
-    """The state dict at an inner path, or the one of a module.
+    """Read the state dict at an inner path, or that of a module.
 
     Args:
         source, name, locate, part: as of :func:`read_bin`.
@@ -170,7 +170,7 @@ def _read_inside(
 
 
 def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, ...]) -> Extent:
-    """Where in an archive of ``torch.save`` the elements of the one tensor lie that it holds.
+    """Find the elements of the only tensor in an archive of ``torch.save``.
 
     Args:
         source: the archive's bytes, and no others.
@@ -212,7 +212,7 @@ ONE = "tensor"
 
 
 def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Loaded[Kind]:
-    """What the pickle of an archive describes, and where its storages lie."""
+    """Read the pickle of an archive, and where its storages lie."""
     archive = _archive(source)
     entries = archive.entries
     for name, expected in SMALL.items():
@@ -246,7 +246,7 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
 
 
 def _archive(source: ByteSource) -> Archive:
-    """The archive, its entries by their names in its folder, once they are those of torch.save."""
+    """The archive and its entries by their names in its folder; refused unless torch.save made it."""
     if not is_archive(source):
         message = "this is neither a zip archive nor an older file of torch.save"
         fault = Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=FETCH_AGAIN)
@@ -320,7 +320,7 @@ def is_legacy(source: ByteSource) -> bool:
 
 
 def _read_legacy(source: ByteSource, kind: type[Kind], *, locate: bool) -> Loaded[Kind]:
-    """What the pickles in a row describe, and where the storages lie behind them."""
+    """Read the pickles of the older format, and where the storages behind them lie."""
     machine = kind(source, 0, source.size, legacy=True)
     if _is_tar_too(source):
         raise _damaged(source, "it begins as a tar archive does as well, which torch would read instead")
@@ -337,7 +337,7 @@ def _read_legacy(source: ByteSource, kind: type[Kind], *, locate: bool) -> Loade
 
 
 def _is_tar_too(source: ByteSource) -> bool:
-    """Whether a tar archive could begin so: what torch looks for first."""
+    """Whether the file could be a tar archive, which torch tries first."""
     try:
         tarfile.TarInfo.frombuf(source.pread(0, min(source.size, tarfile.BLOCKSIZE)), "utf-8", "surrogateescape")
     except tarfile.TarError:

@@ -1,4 +1,4 @@
-"""A checkpoint that has been opened: what its headers say, and its tensors on request."""
+"""An opened checkpoint: the content of its headers, and its tensors on request."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ class Checkpoint:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
 
     def allow_time(self) -> None:
-        """Allow what goes through it the time that its files are worth, in the budget that is open."""
+        """Extend the open time budget by what reading all of this checkpoint's files may take."""
         allow_time(self.sources.values())
 
     def pieces(self, name: str, *, verify: bool = True) -> tuple[StoredBox, ...]:
-        """Where a tensor's bytes lie: for reading them bit by bit.
+        """Where a tensor's bytes lie, for reading it in parts.
 
         Most tensors lie in one piece.  One of a distributed checkpoint lies in disjoint boxes that cover it.
 
@@ -163,14 +163,14 @@ class Checkpoint:
         return found
 
     def _extent(self, part: Contents, file: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
-        """Where a chunk's elements lie: of tied tensors, whose chunks are the same, it is looked for once."""
+        """Where a chunk's elements lie; tied tensors have the same chunks, which are located once."""
         key = chunk, info.dtype
         if key not in self._archives:
             self._archives[key] = part.locate(file, chunk, info)
         return self._archives[key]
 
     def file(self, name: str, *, tensor: str = "") -> LocalFile:
-        """One of its files of weights.
+        """A file of weights.
 
         Args:
             name: the file's name.
@@ -193,17 +193,17 @@ class Checkpoint:
 
     @property
     def paths(self) -> list[Path]:
-        """Its files of weights and their index; none where only headers were fetched."""
+        """The files of weights and their index; none if only headers were fetched."""
         names = [*(file.name for file in self.files), *([self.index_file.name] if self.index_file is not None else [])]
         return [self.path / name for name in names] if self.path is not None else []
 
     @property
     def in_chunks(self) -> bool:
-        """Whether tensors lie in chunks that were saved by themselves, of which a process may need a few."""
+        """Whether tensors are stored in chunks, of which a process may need a few (distributed checkpoints)."""
         return bool(self._chunks)
 
     def maps(self, name: str) -> bool:
-        """Whether :meth:`read` gives a view of the mapped file, and copies nothing."""
+        """Whether :meth:`read` returns a view of the mapped file without a copy."""
         pieces = self.pieces(name, verify=False)
         if len(pieces) != 1:
             return False
@@ -212,7 +212,7 @@ class Checkpoint:
         return extent.decode is None and aligned and info.nbytes <= extent.stop - extent.start
 
     def require_in_place(self) -> None:
-        """See that its files of weights, where there are several, and their index still stand where they were opened.
+        """Require that the files of weights, if several, and their index were not replaced since they were opened.
 
         Whoever goes through the whole checkpoint asks for it in the end: files that are replaced one by one while that
         is done are noticed then.  What was one file and is replaced has been read as it was.
@@ -226,7 +226,7 @@ class Checkpoint:
             self.folder.require_in_place(names)
 
     def require_unchanged(self, tensors: Iterable[torch.Tensor]) -> None:
-        """See that those of some tensors that are views of its mapped files have the values that they were read with.
+        """Require that the mapped files that some tensors are views of have not changed.
 
         Raises:
             CheckpointError: a file that one of them is a view of was written to or truncated in place.
@@ -244,7 +244,7 @@ class Checkpoint:
                 seen.add(number)
 
     def read(self, name: str, *, own: bool = False) -> torch.Tensor:
-        """One tensor.
+        """Read a tensor.
 
         Args:
             name: its on-disk name.
@@ -285,7 +285,7 @@ class Checkpoint:
         return strided.contiguous() if own or strided.numel() > flat.numel() else strided
 
     def _check(self, contents: tuple[Contents, ...], index: ShardIndex | None) -> tuple[Fault, ...]:
-        """Checks what no single file can show; returns what is only a warning."""
+        """Check the files against each other; returns the warnings."""
         if not self.tensors:
             raise self._fault(Code.CHECKPOINT_EMPTY, self.location, "it holds no tensor", "check how it was saved")
         if index is None:
@@ -299,7 +299,7 @@ class Checkpoint:
         return (warning,) if warning is not None else ()
 
     def _remote_code(self) -> tuple[Fault, ...]:
-        """A warning where the config names code of its own: whoever expects it to run should know that it does not."""
+        """A warning if the config names code of its own, since that code is not run."""
         if "auto_map" not in self.config:
             return ()
         named = self.config["auto_map"]
@@ -309,7 +309,7 @@ class Checkpoint:
         return (Fault(code=Code.REMOTE_CODE, where=self.location, message=message, hint=hint),)
 
     def _check_duplicates(self, contents: tuple[Contents, ...], faults: FaultList) -> None:
-        """Tensors that stand in two shards: which one is meant, nobody can say."""
+        """Note the tensors that are stored in two shards: it is unknown which one is valid."""
         home: dict[str, Contents] = {}
         for part in contents:
             for name, info in part.tensors.items():
@@ -340,7 +340,7 @@ class Checkpoint:
         return same and first_file.same_range(first_extent.start, first_extent.stop, second_file, second_extent.start)
 
     def _verify_checksum(self, source: ByteSource, record: ChecksummedRange | None) -> None:
-        """Reads a record once and compares its CRC-32 with the archive's."""
+        """Read a record once, and compare its CRC-32 with the archive's."""
         if record is None or record.crc is None:
             return
         key = source.where, record.name, record.start
@@ -365,7 +365,7 @@ class Checkpoint:
 
 
 def _moved(info: TensorInfo, other: TensorInfo) -> TensorInfo:
-    """The same tensor in the other's file, for comparing all but the file."""
+    """The tensor as if it were in the other's file, to compare everything but the file."""
     return TensorInfo(
         name=info.name, shape=info.shape, dtype=info.dtype, nbytes=info.nbytes, file=other.file, repeated=info.repeated
     )

@@ -15,7 +15,7 @@ MAX_CONFIG = 16 << 20
 
 
 def read_config(folder: Folder) -> dict[str, object]:
-    """The configuration in a directory; ``{}`` when it has none.
+    """Read ``config.json`` in a directory; ``{}`` when there is none.
 
     Raises:
         CheckpointError: it cannot be read, or is no JSON object.
@@ -26,7 +26,7 @@ def read_config(folder: Folder) -> dict[str, object]:
 
 
 def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
-    """The configuration in a JSON text.
+    """Parse the text of a ``config.json``.
 
     Raises:
         CheckpointError: it is no JSON object.

@@ -1,4 +1,4 @@
-"""What a container of tensors is to the rest of the library: recognised, read and laid out, with promises about that.
+"""The interface of a container of tensors: how its files are recognised, read and laid out, and what it promises.
 
 A container is one file with a subclass of :class:`Container`, and one entry in :mod:`porting.checkpoint.registry`.
 Where its files lie, on this machine or on the hub, it does not know: a :class:`Place` gives it their bytes.
@@ -33,7 +33,7 @@ DTYPES = frozenset(SAFETENSORS_DTYPES.values())
 
 @dataclass(frozen=True, kw_only=True)
 class Promises:
-    """What holds for every file of a container; ``docs/containers.md`` shows it as a table.
+    """The properties of every file of a container; ``docs/containers.md`` has them as a table.
 
     Attributes:
         writes: ``convert`` and ``export`` write it.  The next four are about that.
@@ -62,14 +62,14 @@ class Promises:
 
 
 class FileKind(NamedTuple):
-    """What a file turned out to be, and what to do about it."""
+    """The kind of a file that cannot be read as it is, and what to do about it."""
 
     what: str
     hint: str
 
 
 class UnrecognisedError(CheckpointError):
-    """A file does not begin or end as its container's do: it may be something else.
+    """A file does not begin or end as its container's files do, so it may be of another kind.
 
     Args:
         fault: what was expected there.
@@ -84,7 +84,7 @@ class UnrecognisedError(CheckpointError):
 
 
 class Place(Protocol):
-    """Where the files of a checkpoint lie: a directory, or a model on the hub."""
+    """The location of a checkpoint's files: a directory, or a model on the hub."""
 
     @property
     def location(self) -> str:
@@ -92,7 +92,7 @@ class Place(Protocol):
         ...  # pragma: no cover
 
     def open(self, name: str) -> ByteSource:
-        """The bytes of one of its files.
+        """Open one of the files.
 
         Raises:
             CheckpointError: they cannot be had.
@@ -100,7 +100,7 @@ class Place(Protocol):
         ...  # pragma: no cover
 
     def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
-        """The whole of a small file, and how messages call it.
+        """Read a small file; returns its bytes, and its name for messages.
 
         Raises:
             CheckpointError: it cannot be had, or is larger than ``limit``.
@@ -110,7 +110,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was opened.
+    """The content of opened files.
 
     Attributes:
         contents: what the headers of the files of weights say.
@@ -127,7 +127,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Seal:
-    """A checksum that is known only when a tensor's elements are written.
+    """A checksum in a file that depends on a tensor's elements.
 
     Attributes:
         places: where in the file it stands, 4 bytes each, little-endian.
@@ -138,7 +138,7 @@ class Seal:
     before: int = 0
 
     def of(self, crc: int, nbytes: int) -> bytes:
-        """Its bytes.
+        """The bytes of the checksum.
 
         Args:
             crc: the CRC-32 of the elements.
@@ -149,7 +149,7 @@ class Seal:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of weights that is to be written: all of its bytes but those of the tensors.
+    """A file of weights to be written: all of its bytes except the tensors' elements.
 
     Attributes:
         name: its name.
@@ -172,7 +172,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """All files of weights that are to be written.
+    """All files of weights to be written.
 
     Attributes:
         shards: the files.
@@ -184,7 +184,7 @@ class Outline:
 
     @property
     def size(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of all files."""
         return sum(shard.size for shard in self.shards) + sum(map(len, self.files.values()))
 
 
@@ -208,7 +208,7 @@ class WriteOptions:
 
 
 class Container(ABC):
-    """A kind of files that hold tensors.
+    """A file format that holds tensors.
 
     Attributes:
         name: what ``--to`` and :attr:`WeightFile.format` call it.
@@ -236,16 +236,16 @@ class Container(ABC):
 
     @property
     def mains(self) -> tuple[str, ...]:
-        """All names of the file that stands for the weights in a directory."""
+        """All names that the main file of the weights may have in a directory."""
         return (self.main, *self.also)
 
     def sniff(self, source: ByteSource) -> FileKind | None:
-        """Whether a file is of this container by its bytes: what it is then, and what to do; None when it is not."""
+        """Recognise a file of this container by its bytes: its kind and what to do; None for any other file."""
         return None
 
     @abstractmethod
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """What one file says of its tensors, each checked against the file.
+        """Read the headers of one file, each tensor checked against the file.
 
         Args:
             source: its bytes; only headers are read.
@@ -275,7 +275,7 @@ class Container(ABC):
         return Found(contents=(self.read(sources[main], name=main, locate=locate),), sources=sources)
 
     def require_no_part(self, part: str | None, *, where: str) -> None:
-        """Refuse an inner path, as of a container in which no state dicts are nested.
+        """Refuse an inner path, in a container that does not nest state dicts.
 
         Raises:
             CheckpointError: there is one.
@@ -286,7 +286,7 @@ class Container(ABC):
             raise CheckpointError(Fault(code=Code.INNER_PATH, where=where, message=message, hint=hint))
 
     def others(self, place: Place, main: str) -> tuple[str, ...]:
-        """The files that have to be there beside ``main``.
+        """The files that ``main`` needs beside it.
 
         Raises:
             CheckpointError: ``main`` does not say so.
@@ -294,11 +294,11 @@ class Container(ABC):
         return ()
 
     def fragment(self, name: str, *, where: str) -> Fault | None:
-        """Why a file of that name cannot be opened by itself; None when it can, or is not of this container."""
+        """The fault of a file that is a part of a checkpoint and cannot be opened alone; None for any other name."""
         return None
 
     def incomplete(self, names: Collection[str], *, where: str) -> Fault | None:
-        """Why a directory that holds files of this container and no main one cannot be opened; None when it has none.
+        """The fault of a directory that has files of this container without the main one; None if it has no such files.
 
         Args:
             names: the files that are there.
@@ -307,7 +307,7 @@ class Container(ABC):
         return None
 
     def refusal(self, name: str, dtype: torch.dtype) -> tuple[str, str]:
-        """Why a tensor cannot be written, and what to do about it; the reason is empty when it can.
+        """The reason why a tensor cannot be written, and a hint; the reason is empty if it can.
 
         Args:
             name: the tensor.
@@ -318,7 +318,7 @@ class Container(ABC):
         return f"the format has no name for its dtype {dtype}", "convert it before it is written"
 
     def require_writable(self, tensors: Mapping[str, Described], *, where: str) -> None:
-        """See that every tensor can be written, and read again.
+        """Require that every tensor can be written and read back.
 
         Raises:
             CheckpointError: with every fault.
@@ -345,14 +345,14 @@ class Container(ABC):
 
 
 def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
-    """Every file, or an error that names all that cannot be opened."""
+    """Open every file; the error names all that cannot be opened."""
     sources = dict(open_each(place, names))
     allow_time(sources.values())
     return sources
 
 
 def open_each(place: Place, names: Iterable[str]) -> Iterator[tuple[str, ByteSource]]:
-    """The files one after the other, for whoever needs each once.
+    """Open the files one after the other, and hold one at a time.
 
     Raises:
         CheckpointError: in the end, or after :data:`ENOUGH` of them; names all that cannot be opened.
@@ -378,14 +378,14 @@ def open_each(place: Place, names: Iterable[str]) -> Iterator[tuple[str, ByteSou
 
 
 def allow_time(sources: Iterable[ByteSource]) -> None:
-    """Allow the time that files on this machine may take; a hub can say of its files that they are of any size."""
+    """Extend the time budget by what files on this machine may take; the hub may claim any size for its own."""
     for source in sources:
         if isinstance(source, LocalFile):
             grant(source.size, where=source.inode)
 
 
 def divided(tensors: Mapping[str, Described], shard_size: int | None) -> list[dict[str, Described]]:
-    """Tensors in groups of at most ``shard_size`` bytes; a larger one is a group of its own."""
+    """Divide tensors into groups of at most ``shard_size`` bytes; a larger tensor is a group of its own."""
     groups: list[dict[str, Described]] = [{}]
     filled = 0
     for name, tensor in tensors.items():

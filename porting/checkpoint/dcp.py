@@ -52,7 +52,7 @@ SHOWN = 3
 
 
 class Distributed(Container):
-    """A directory of ``torch.distributed.checkpoint``."""
+    """The format of ``torch.distributed.checkpoint``: a directory."""
 
     name = "dcp"
     title = "a distributed checkpoint"
@@ -64,7 +64,7 @@ class Distributed(Container):
     promises = Promises(writes=True, shards=True, checksums=True)
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """No file of it can be read by itself.
+        """Refuse: a file of a distributed checkpoint cannot be read alone.
 
         Raises:
             CheckpointError: always.
@@ -107,7 +107,7 @@ class Distributed(Container):
         return tuple(_files(read_metadata(place.open(main))))
 
     def fragment(self, name: str, *, where: str) -> Fault | None:
-        """Of a file of one process: that it is one of several."""
+        """The fault of a file that one of several processes wrote."""
         if UNCONSOLIDATED.fullmatch(name):
             message = "this is what one process saved of a distributed model, with parts of tensors in it"
             return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=PUT_TOGETHER)
@@ -118,7 +118,7 @@ class Distributed(Container):
         return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=hint)
 
     def incomplete(self, names: Collection[str], *, where: str) -> Fault | None:
-        """Of a save that did not come to its end, or that was not put together."""
+        """The fault of an incomplete save, or of one whose parts were not consolidated."""
         pieces = [name for name in names if name.endswith(self.endings)]
         if pieces:
             message = f"holds {len(pieces)} files of a distributed checkpoint and no {self.main}, which is written last"
@@ -134,7 +134,7 @@ class Distributed(Container):
         return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=PUT_TOGETHER)
 
     def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
-        """Every tensor a chunk of its own, and a ``.metadata``; of other names, torch has to know the places as well.
+        """Lay out every tensor as one chunk, and a ``.metadata``, in which tied names have places as well.
 
         Raises:
             CheckpointError: as of :meth:`Container.outline`; or this torch has no ``torch.distributed``.
@@ -148,12 +148,12 @@ class Distributed(Container):
 
 
 def _files(found: DistributedContents) -> dict[str, None]:
-    """The files that chunks lie in, each once."""
+    """The files of the chunks, each once."""
     return {chunk.file: None for chunks in found.chunks.values() for chunk in chunks}
 
 
 def _locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
-    """Where the elements of a chunk lie in its file, once the archive around them is seen to hold them.
+    """Locate the elements of a chunk in its file, and check the archive around them.
 
     Raises:
         CheckpointError: it is no archive of ``torch.save``, or holds something else.
@@ -179,7 +179,7 @@ def _locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
 
 
 class _Part:
-    """A range of a file as a source of bytes."""
+    """A range of a file, read as a file of its own."""
 
     def __init__(self, source: LocalFile, chunk: Chunk, where: str) -> None:
         self.where = where
@@ -207,7 +207,7 @@ def _part(found: DistributedContents, part: str, where: str) -> DistributedConte
 
 
 def _parts(found: DistributedContents) -> dict[str, int]:
-    """What the first parts of the names are, and how many tensors have each."""
+    """The first parts of the names, each with the number of its tensors."""
     parts: dict[str, int] = {}
     for name in found.tensors:
         part = name.partition(".")[0]
@@ -216,7 +216,7 @@ def _parts(found: DistributedContents) -> dict[str, int]:
 
 
 def _notes(found: DistributedContents, *, part: str | None, location: str, where: str) -> tuple[Fault, ...]:
-    """What is in it beside a model's tensors, and under which names these were saved."""
+    """Notes on what it holds beside tensors, and on the names that nest the tensors."""
     if part or not (found.entries or found.parts):
         return ()
     several = ", ".join(f"{quote(path)} ({_counted(count)})" for path, count in list(found.parts.items())[:SHOWN])
@@ -245,7 +245,7 @@ def _counted(tensors: int) -> str:
 def _check_ranges(
     found: DistributedContents, sources: Mapping[str, ByteSource], where: str
 ) -> tuple[frozenset[str], ...]:
-    """Check where chunks lie.
+    """Check that the chunks lie in their files and do not overlap; returns the groups of tied tensors.
 
     torch never writes two tensors to one range of a file.  This library's ``convert`` does, for tied tensors: all
     their chunks are the same.  Any other shared byte is a fault, and what ties stand for is charged.
@@ -321,7 +321,7 @@ def _shard(name: str, group: Mapping[str, Described]) -> tuple[Shard, Ranges]:
 
 
 def _metadata(tensors: Mapping[str, Described], tied: Mapping[str, str], ranges: Ranges, part: str) -> bytes:
-    """The pickle of torch's own objects that describes all of it.
+    """The ``.metadata``: the pickle of torch's objects that describes the checkpoint.
 
     Raises:
         CheckpointError: this torch has no ``torch.distributed``.

@@ -1,4 +1,4 @@
-"""What stands around a tensor in a distributed checkpoint: an archive of ``torch.save``, without its elements.
+"""The archive of ``torch.save`` around a tensor in a distributed checkpoint, without the elements.
 
 The archive is a zip file of stored entries (PKWARE's APPNOTE.TXT, section 4.3): the pickle that describes the tensor,
 the byte order, a version, and last the elements.  All of it follows from dtype and shape but for the CRC-32 of the
@@ -42,7 +42,7 @@ class Frame:
 
 
 def frame(dtype: torch.dtype, shape: Sequence[int], *, at: int) -> Frame:
-    """The archive of a contiguous tensor.
+    """The archive of a contiguous tensor, without its elements.
 
     Args:
         dtype, shape: the tensor's.

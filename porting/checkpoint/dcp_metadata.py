@@ -1,4 +1,4 @@
-"""What the ``.metadata`` of a distributed checkpoint says: its tensors, each in chunks, and where every chunk lies.
+"""The ``.metadata`` of a distributed checkpoint: its tensors, the chunks of each, and where every chunk lies.
 
 The classes are those of ``torch.distributed.checkpoint.metadata``: a tensor has a dtype, a size and chunks, boxes that
 make it up; and for each chunk the storage data names a file, an offset and a length, at which an archive of
@@ -72,7 +72,7 @@ class Node:
 
 
 class MetadataMachine(StateMachine):
-    """Reads a ``.metadata``; see :class:`StateMachine` for the arguments."""
+    """A pickle machine for a ``.metadata``; see :class:`StateMachine` for the arguments."""
 
     needed_by: ClassVar[str] = "distributed checkpoint"
     otherwise: ClassVar[str] = "nothing was run; save the model again with torch.distributed.checkpoint.save"
@@ -147,11 +147,11 @@ COMPARISONS_PER_BOX = 16
 
 
 class TangledError(ValueError):
-    """The boxes are so many, and in so little order, that it would take too long to say."""
+    """There are too many boxes in too little order to compare them all."""
 
 
 def overlapping(boxes: Sequence[tuple[Corner, Corner]]) -> tuple[int, int] | None:
-    """Two boxes that share an element, by their places; None when there are none.
+    """Find two boxes that share an element; returns their numbers, or None.
 
     What processes cut is a grid, or grids in the cells of one: along some axis the boxes then fall into rows, and each
     row is looked at by itself.  Where there is no such axis all pairs are compared.
@@ -186,7 +186,7 @@ def overlapping(boxes: Sequence[tuple[Corner, Corner]]) -> tuple[int, int] | Non
 
 
 def _rows(boxes: Sequence[tuple[Corner, Corner]], row: Sequence[int]) -> list[list[int]] | None:
-    """The boxes in several rows, none of which meets another; None where no axis shows any."""
+    """Divide boxes into rows along an axis that do not touch each other; None if no axis has such rows."""
     for axis in range(len(boxes[row[0]][0])):
         ordered = sorted(row, key=lambda number: boxes[number][0][axis])
         rows: list[list[int]] = []
@@ -220,7 +220,7 @@ SAVE_AGAIN = "save it again with torch.distributed.checkpoint.save"
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedContents:
-    """What a distributed checkpoint holds.
+    """The content of a distributed checkpoint.
 
     Attributes:
         tensors: its tensors, in the order of the ``.metadata``.
@@ -242,7 +242,7 @@ Key = tuple[str, tuple[int, ...]]
 
 
 def read_metadata(source: ByteSource) -> DistributedContents:
-    """The content of a ``.metadata``; each tensor's chunks cover it once.
+    """Read a ``.metadata``, and check that the chunks of each tensor cover it once.
 
     Raises:
         CheckpointError: with every fault found.
@@ -265,7 +265,7 @@ def read_metadata(source: ByteSource) -> DistributedContents:
 
 
 class _Reading:
-    """Goes through the objects of a pickle, and notes what is wrong with them."""
+    """Reads the objects of a pickle and collects their faults."""
 
     def __init__(self, where: str) -> None:
         self.faults = FaultList(where)
@@ -296,7 +296,7 @@ class _Reading:
     # ------------------------------------------------------------------------------------------ where chunks lie
 
     def _places(self, storage: dict[object, object]) -> dict[Key, tuple[str, int, int]]:
-        """The file of every chunk, and its range there; entries that are no tensors have none."""
+        """The file and the range of every chunk; entries that are no tensors have none."""
         found: dict[Key, tuple[str, int, int]] = {}
         seen: dict[str, str] = {}
         for key, value in storage.items():
@@ -360,7 +360,7 @@ class _Reading:
     def _chunks(
         self, name: str, size: tuple[int, ...], parts: list[object], places: Mapping[Key, tuple[str, int, int]]
     ) -> Iterator[Chunk]:
-        """The chunks that hold elements, once they are seen to cover the tensor."""
+        """The chunks that hold elements; checks that they cover the tensor."""
         found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         for part in parts:
             fields = _fields(part, "ChunkStorageMetadata")
@@ -389,7 +389,7 @@ class _Reading:
 
 
 def _nested(names: Iterable[str], paths: object) -> dict[str, int]:
-    """How many tensors were saved under each name, by the paths that torch keeps for taking names apart again."""
+    """The number of tensors under each name, by the paths that torch records to restore nested names."""
     found: dict[str, int] = {}
     for name in names:
         path = paths.get(name) if isinstance(paths, dict) else None
@@ -399,7 +399,7 @@ def _nested(names: Iterable[str], paths: object) -> dict[str, int]:
 
 
 def _fields(value: object, kind: str) -> Mapping[str, object]:
-    """What was given to an object of this kind; empty when it is none."""
+    """The arguments of an object of this kind; empty for any other value."""
     if not isinstance(value, Node) or value.kind != kind or not isinstance(value.fields, dict):
         return {}
     return value.fields

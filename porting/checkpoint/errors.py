@@ -14,7 +14,7 @@ class HubError(CheckpointError):
 
 
 class FaultList:
-    """Collects the faults of one file: all are reported at once, and a hostile file cannot report a million.
+    """The faults of one file: all are reported at once, at most :data:`FAULTS_SHOWN` spelled out.
 
     Args:
         where: the file, for the messages.
@@ -30,11 +30,11 @@ class FaultList:
 
     @property
     def full(self) -> bool:
-        """Whether what is added is only counted."""
+        """Whether further faults are only counted."""
         return len(self._faults) >= FAULTS_SHOWN
 
     def add(self, code: Code, message: str, *, tensor: str | None = None, hint: str = "") -> None:
-        """Notes one fault; with ``tensor``, the message says which tensor it is about."""
+        """Add a fault; with ``tensor``, its message names the tensor."""
         if self.full:
             self._unshown += 1
             return
@@ -42,7 +42,7 @@ class FaultList:
         self._faults.append(Fault(code=code, where=self.where, message=about + message, hint=hint))
 
     def faults(self) -> tuple[Fault, ...]:
-        """All the faults, the last one counting those that are not shown."""
+        """All faults; the last one counts those that are not shown."""
         if not self._unshown:
             return tuple(self._faults)
         more = Fault(

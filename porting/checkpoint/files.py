@@ -1,4 +1,4 @@
-"""Handing out the bytes of a file: by position, as a private mapping, or as a copy.
+"""The bytes of a file: read by position, as a private mapping, or as a copy.
 
 A file that changed since it was opened is not read.
 """
@@ -52,7 +52,7 @@ class ByteSource(Protocol):
 
 
 class Readable(ByteSource, Protocol):
-    """What the elements of tensors are read from: a file, or what a part of one is decoded to."""
+    """A source of tensors' elements: a file, or the decoded bytes of a part of one."""
 
     path: Path
 
@@ -69,11 +69,11 @@ class Readable(ByteSource, Protocol):
         ...  # pragma: no cover
 
     def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """The elements from byte ``start`` to ``stop``, 1-D; of a file, a view of its private mapping."""
+        """The elements from byte ``start`` to ``stop``, 1-D; for a file, a view of its private mapping."""
         ...  # pragma: no cover
 
     def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """The same in anonymous memory."""
+        """The elements from byte ``start`` to ``stop`` in memory of their own."""
         ...  # pragma: no cover
 
     def require_unchanged(self) -> None:
@@ -82,7 +82,7 @@ class Readable(ByteSource, Protocol):
 
 
 class _Read:
-    """What was read of a file: runs of bytes with their digests, so that it can be compared later.
+    """The runs of bytes that were read of a file, with their digests, to compare them later.
 
     Attributes:
         lock: held while something is remembered or compared.
@@ -96,7 +96,7 @@ class _Read:
         self._done = array("Q")
 
     def add(self, start: int, rows: Sequence[memoryview | bytes]) -> None:
-        """Remember bytes that lie one after the other, from ``start`` on."""
+        """Record consecutive bytes from ``start`` on."""
         begun, state = self._open.pop(start, (start, None))
         state = xxhash.xxh3_64(seed=KEY) if state is None else state
         for row in rows:
@@ -115,7 +115,7 @@ class _Read:
             self._done.extend((begun, end, state.intdigest()))
 
     def holds(self, descriptor: int, gone: bool) -> bool:
-        """Whether a file has the bytes that were read of it; of views only one without a name is believed."""
+        """Whether a file still has the bytes that were read; after views were given, only for a deleted file."""
         with self.lock:
             if self._full or (self.unknown and not gone):
                 return False
@@ -133,7 +133,7 @@ def _digest(descriptor: int, start: int, stop: int) -> int:
 
 
 class LocalFile:
-    """A regular file, opened for reading; closed when it is no longer referred to.
+    """A regular file, opened for reading; closed when it is garbage-collected.
 
     Views of it stay valid after that, and after the file is deleted: the mapping keeps the file alive.
 
@@ -204,7 +204,7 @@ class LocalFile:
                 offset += count
 
     def _remember(self, offset: int, rows: Sequence[memoryview | bytes], linked: int) -> None:
-        """Remember what was read, begun when the names of the file had changed so often."""
+        """Record bytes that were read, with the number of changes of names at the beginning of the read."""
         with self._read.lock:
             self._read.add(offset, rows)
         if self._opened.linked != linked and not self._read.holds(self._fd, False):
@@ -227,12 +227,12 @@ class LocalFile:
         )
 
     def fileno(self) -> int:
-        """The descriptor, for calls of the system that copy from file to file; it stays this object's."""
+        """The descriptor, for system calls that copy between files; this object closes it."""
         return self._fd
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """Which file it is and which state of it, as it was when it was opened.
+        """The file's identity and state when it was opened.
 
         Device, inode, time of the last change of any kind, time of the last write, and size.  The first three cannot be
         set by whoever unpacks or copies a file, as the last two can.
@@ -242,7 +242,7 @@ class LocalFile:
 
     @property
     def inode(self) -> str:
-        """Which file it is, under whatever name: links and several names lead to one."""
+        """The file's identity under any of its names."""
         return f"inode {self._first.st_dev}:{self._first.st_ino}"
 
     def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
@@ -267,7 +267,7 @@ class LocalFile:
         return torch.frombuffer(self._mapping, dtype=dtype, count=count, offset=start)
 
     def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """The same in anonymous memory, by reading: nothing that later happens to the file can reach it."""
+        """A copy in anonymous memory, which no later change of the file reaches."""
         self.require_unchanged()
         tensor = torch.empty((stop - start) // dtype.itemsize, dtype=dtype)
         buffer = memoryview((ctypes.c_char * (stop - start)).from_address(tensor.data_ptr()) if stop > start else b"")
@@ -277,7 +277,7 @@ class LocalFile:
 
     @property
     def mapped(self) -> tuple[int, int] | None:
-        """The addresses between which the file is mapped: what becomes of it may become of tensors there."""
+        """The addresses between which the file is mapped: a change of the file may change tensors there."""
         if self._mapping is None:
             return None
         first = torch.frombuffer(self._mapping, dtype=torch.uint8, count=1).data_ptr()

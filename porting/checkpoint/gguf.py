@@ -1,4 +1,4 @@
-"""GGUF, the container of llama.cpp: settings, then what each tensor is, then the elements.
+"""GGUF, the container of llama.cpp: settings, then the descriptions of the tensors, then their elements.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  Settings (the vocabulary among them) are walked over and
 not kept.  Sizes stand with the fastest axis first, the other way round than here.  Elements of the floating-point and
@@ -70,7 +70,7 @@ class Gguf(Container):
         return FileKind(self.title, "rename it to end in .gguf") if begins else None
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """What the header says of its tensors."""
+        """Read the tensors' descriptions from the header."""
         with reading(source.where):
             return _read(source, name)
 
@@ -126,7 +126,7 @@ def _read(source: ByteSource, name: str) -> Contents:
 
 
 class _Header:
-    """What stands in front of the elements, read from the first byte on.
+    """The header in front of the elements, read from the first byte on.
 
     Args:
         source: the file.
@@ -151,7 +151,7 @@ class _Header:
         return self._buffer[begin : begin + count]
 
     def skip(self, count: int) -> None:
-        """Leave bytes out."""
+        """Skip bytes."""
         self._require(count)
         self.position += count
 
@@ -172,7 +172,7 @@ class _Header:
             raise self.error(f"a name that is not UTF-8 before byte {self.position}") from error
 
     def setting(self) -> int:
-        """Go over a setting; the alignment where it is that, else 0."""
+        """Skip a setting; returns the alignment if it is that setting, else 0."""
         key, kind = self.string(1 << 16), self.number("<I")
         if key == ALIGNMENT:
             alignment = self.number("<I") if kind == UINT32 else 0
@@ -198,7 +198,7 @@ class _Header:
             self.skip(self.number("<Q"))
 
     def tensor(self) -> tuple[str, int, tuple[int, ...], int]:
-        """What the next tensor is: its name, its type, its sizes and its place."""
+        """Read the description of the next tensor: its name, type, sizes and place."""
         name, axes = self.string(LONGEST_TENSOR_NAME), self.number("<I")
         if axes > MOST_AXES:
             raise self.error(f"a tensor of {axes} dimensions")

@@ -1,4 +1,4 @@
-"""Models on the hub: finding the commit that a name stands for, and fetching the files that are needed of it.
+"""Models on the hub: resolving a name to a commit, and fetching the files that are needed.
 
 A revision such as ``main`` may move while files are being fetched, so it is resolved to a commit once and
 every file is asked for at that commit.  Files go through huggingface_hub's own cache, with its layout, locks
@@ -51,7 +51,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteModel:
-    """A model of which only headers are read: a place of files, with the one that stands for its weights."""
+    """A model on the hub of which only headers are read, and the main file of its weights."""
 
     location: str
     repo: str
@@ -61,11 +61,11 @@ class RemoteModel:
     config: Mapping[str, object] = field(default_factory=dict)
 
     def open(self, name: str) -> ByteSource:
-        """One of its files, by range requests."""
+        """Open one of the files, to be read by range requests."""
         return RemoteFile(self.repo, name, commit=self.commit, token=self.token)
 
     def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
-        """The whole of a small file, and how messages call it."""
+        """Read a small file; returns its bytes, and its name for messages."""
         file = self.open(name)
         if file.size > limit:
             message = f"{file.size} bytes, where at most {limit} can be meant"
@@ -74,7 +74,7 @@ class RemoteModel:
 
 
 def is_offline(local_files_only: bool) -> bool:
-    """Whether the hub is not to be asked."""
+    """Whether the hub must not be asked."""
     return local_files_only or constants.HF_HUB_OFFLINE
 
 
@@ -85,7 +85,7 @@ def download(
     cache_dir: str | os.PathLike[str] | None,
     local_files_only: bool,
 ) -> Snapshot:
-    """Fetches a model's weights, configuration and tokenizer, as far as they are not cached.
+    """Fetch a model's weights, configuration and tokenizer, unless they are cached.
 
     When the hub gives no answer, a complete snapshot in the cache stands in for it.
 
@@ -113,7 +113,7 @@ def download(
 
 
 def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
-    """A model whose headers are to be read by range requests.
+    """Open a model whose headers are read by range requests.
 
     Raises:
         HubError: the hub does not give access to it.
@@ -129,7 +129,7 @@ def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
 
 
 def _resolve(model: ModelId, token: str | bool | None) -> tuple[RemoteModel, set[str]]:
-    """The commit that the revision stands for now, and the files at its top."""
+    """The current commit of the revision, and the files at its top level."""
     with explained(str(model)):
         commit, names = guarded(lambda: _listed(model, token), Guard(str(model)))
     return RemoteModel(location=str(model), repo=model.repo, commit=commit, token=token), names
@@ -162,7 +162,7 @@ class _CachedPlace:
 
 
 def _others(place: _CachedPlace, main: str) -> tuple[str, ...]:
-    """The files that belong to the one that stands for the weights."""
+    """The files that the main file of the weights needs."""
     container = container_of(main)
     return container.others(place, main) if container is not None else ()
 
@@ -179,7 +179,7 @@ class Fetcher:
         self._cache_dir = cache_dir
 
     def __call__(self, names: Iterable[str]) -> Path:
-        """Fetches the files, a few at a time; returns the directory that they lie in.
+        """Fetch the files, a few at a time; returns their directory.
 
         The threads share the budget that is open here.  After an error no other file is begun.
         """
@@ -207,7 +207,7 @@ class Fetcher:
         return Path(path)
 
     def _mark(self, name: str, cache: Path) -> Path:
-        """A marker file in the cache, from before a download starts until the digest of the file was compared.
+        """A marker file in the cache, from the start of a download until its digest was compared.
 
         The client moves a file into the cache before its digest is compared here, and a process may end in between.
         """
@@ -225,7 +225,7 @@ class Fetcher:
 
 
 def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapshot:
-    """The snapshot in the cache, if it is whole.
+    """The snapshot in the cache; refused if it is incomplete.
 
     Raises:
         HubError: it is not there, or files of it are missing.
@@ -250,7 +250,7 @@ def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapsho
 
 
 def _remember(root: Path, revision: str, commit: str) -> None:
-    """Notes in the cache what the revision stood for, as huggingface_hub does, so that offline mode finds it.
+    """Record the commit of the revision in the cache, as huggingface_hub does, for offline mode.
 
     Every file was asked for by its commit, so nothing else has noted it.  A cache that cannot be written to
     is no fault.

@@ -1,4 +1,4 @@
-"""What went wrong between this machine and the hub, in one line each, with what to do about it."""
+"""Errors of the hub and of the way to it, each in one line with what to do about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BEGINNING = 60
 
 @dataclass
 class Exchange:
-    """The last request of a call, and what came.
+    """The last request of a call and its response.
 
     Attributes:
         asked: the method and the URL; empty when no response came.
@@ -63,12 +63,12 @@ class CallError(Exception):
 
 
 class MalformedAnswerError(HubError):
-    """What answered is no hub, or what it sent cannot be read: perhaps a proxy or a login page."""
+    """The answer is not that of a hub, or cannot be read: a proxy or a login page may have sent it."""
 
 
 @contextmanager
 def explained(model: str, *, file: str = "") -> Iterator[None]:
-    """Turns what the client raises while it works on ``model`` into a :class:`HubError`."""
+    """Turn what the client raises while it works on ``model`` into a :class:`HubError`."""
     where = f"{model}: {file}" if file else model
     try:
         yield
@@ -85,12 +85,12 @@ def explained(model: str, *, file: str = "") -> Iterator[None]:
 
 
 def is_unreachable(error: HubError) -> bool:
-    """Whether the hub gave no answer that can be read, so that what the cache holds may stand in for it."""
+    """Whether the hub gave no readable answer, so that the cache may be used instead."""
     return isinstance(error, MalformedAnswerError) or all(fault.code is Code.HUB_UNREACHABLE for fault in error.faults)
 
 
 def _known(error: BaseException, model: str, where: str) -> Fault | None:
-    """The fault that an exception of the client stands for; None where it does not understand the answer."""
+    """The fault for an exception of the client; None if the client did not understand the answer."""
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
         return _known(error.__cause__, model, where)  # the file is not cached *because* of that
     if isinstance(error, errors.FileMetadataError) or _breaks_the_protocol(error):
@@ -105,7 +105,7 @@ def _known(error: BaseException, model: str, where: str) -> Fault | None:
 
 
 def _breaks_the_protocol(error: BaseException) -> bool:
-    """Whether what came is no HTTP, or ends too early, for the parser that the HTTP client uses (h11)."""
+    """Whether the answer is no HTTP, or ends too early, for the HTTP client's parser (h11)."""
     seen: BaseException | None = error
     while seen is not None:
         if type(seen).__module__.partition(".")[0].startswith("h11"):

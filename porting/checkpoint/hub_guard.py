@@ -1,4 +1,4 @@
-"""What a hub may answer: each response is judged before the client uses it, its body is counted, and time is limited.
+"""Limits on a hub's answers: each response is checked before the client uses it, its bytes and the time are limited.
 
 huggingface_hub makes file names of headers: it joins ``ETag`` and ``X-Repo-Commit`` to folders of its cache, so that a
 hub, or a mirror, that answers ``ETag: "/home/me/.bashrc"`` writes that file.  docs/hostile-inputs.md has what its
@@ -63,7 +63,7 @@ SyncByteStream: Any = sys.modules[HTTP_ERROR.__module__.partition(".")[0]].SyncB
 
 
 class Guard:
-    """What the responses to one call of the client have to be.
+    """The requirements on the responses to one call of the client.
 
     Args:
         where: the model and its file, for messages.
@@ -87,7 +87,7 @@ class Guard:
             self.hub = budget.hub
 
     def check(self, response: Any) -> None:  # Any: httpx's response, or its successor's
-        """Judge a response by its headers, and count its body.
+        """Check a response's headers, and count its body.
 
         Raises:
             HubError: no hub answers so.
@@ -153,7 +153,7 @@ class Guard:
         return count
 
     def check_digest(self, path: Path, *, again: bool = False) -> None:
-        """See that a file that just came has the SHA-256 that its name in the cache says, if that is one.
+        """Require that a downloaded file has the SHA-256 that is its name in the cache, if it is one.
 
         Args:
             path: the file.
@@ -173,7 +173,7 @@ class Guard:
             raise self._refused(f"bytes whose SHA-256 is {digest}, and announced {blob.name}")
 
     def expired(self) -> HubError:
-        """The error for a server that gave nothing, or too slowly."""
+        """The error for a server that sends nothing, or too slowly."""
         message = f"{self.hub.received} bytes of all files came in {self.hub.waited:.0f} seconds, and then it was left"
         hint = f"try again; for a line slower than {RATE} bytes a second: {raised('waiting', 100 * self.hub.most)}"
         return HubError(Fault(code=Code.HUB_UNREACHABLE, where=self.where, message=message, hint=hint))
@@ -205,7 +205,7 @@ _INSTALLING = Lock()
 
 
 def guarded(work: Callable[[], Value], guard: Guard) -> Value:
-    """Call the client; give up on it when the time is over, whatever it waits for.
+    """Call the client, and give up when the time is over, whatever it waits for.
 
     Its processor time is charged while it goes on: to one budget for all calls of a command, since several may be kept
     busy at a time, and an index can name thousands of small files.
@@ -264,13 +264,13 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
 
 
 def _close(session: object) -> None:
-    """Close the client's session, unless it has another one by now."""
+    """Close the client's session, unless it was replaced."""
     if get_session() is session:
         huggingface_hub.close_session()
 
 
 def _busy(thread: Thread) -> float:
-    """Seconds of processor time that a thread took so far; 0 where the system does not say."""
+    """Seconds of processor time that a thread has taken; 0 if the system does not tell."""
     try:
         content = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()
         user, system = content.rpartition(b")")[2].split()[11:13]
@@ -280,7 +280,7 @@ def _busy(thread: Thread) -> float:
 
 
 def _install() -> None:
-    """See that the clients which huggingface_hub makes from now on have the hooks."""
+    """Give the hooks to all clients that huggingface_hub makes from now on."""
     with _INSTALLING:
         factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
         if not isinstance(factory, _Factory):
@@ -288,7 +288,7 @@ def _install() -> None:
 
 
 class _Factory:
-    """Makes the client that another factory makes, with the hooks."""
+    """A factory that adds the hooks to another factory's clients."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
         self._factory = factory

@@ -1,4 +1,4 @@
-"""The index of a sharded checkpoint: which tensor lies in which shard.
+"""The index of a sharded checkpoint: the shard of each tensor.
 
 Only what the index names is ever opened.  Shards that an older save left behind are never found by their
 looks.
@@ -41,7 +41,7 @@ WRITE_AGAIN = "fetch the index again, or save the checkpoint again"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """An index as it stands on disk.
+    """An index as it is stored.
 
     Attributes:
         name: its file's name inside the checkpoint.
@@ -61,7 +61,7 @@ class ShardIndex:
 
 
 def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
-    """The index in a JSON text.
+    """Parse the JSON text of an index.
 
     Raises:
         CheckpointError: with every fault: no JSON, no ``weight_map``, shards that are no plain file names.
@@ -109,7 +109,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
 
 
 def shard_fault(shard: str) -> str:
-    """Why a string is no plain file name; empty when it is one."""
+    """The reason why a string is no plain file name; empty if it is one."""
     if PLAIN.fullmatch(shard):
         return ""
     reasons = {
@@ -130,7 +130,7 @@ def _total_size(content: Mapping[str, Json]) -> int | None:
 
 
 def check_against_shards(index: ShardIndex, found: Mapping[str, Mapping[str, TensorInfo]], *, where: str) -> FaultList:
-    """What the index says, against what the shards' headers say.
+    """Compare the index with the shards' headers.
 
     Args:
         index: the index.
@@ -162,7 +162,7 @@ def check_against_shards(index: ShardIndex, found: Mapping[str, Mapping[str, Ten
 
 
 def total_size_warning(index: ShardIndex, tensors: Mapping[str, TensorInfo], *, where: str) -> Fault | None:
-    """A total that disagrees with the shards: no value depends on it, so it is a warning and no error."""
+    """A warning if the total size is wrong; no value depends on it."""
     total = sum(info.nbytes for info in tensors.values())
     if index.total_size is None or index.total_size == total:
         return None
@@ -196,7 +196,7 @@ class ShardedIndex(Container):
         self.promises = of.promises
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """An index holds no tensor; its shards do.
+        """Refuse: an index holds no tensors, its shards do.
 
         Raises:
             CheckpointError: always.
@@ -204,7 +204,7 @@ class ShardedIndex(Container):
         raise _invalid(source.where, "an index of shards holds no tensor itself")
 
     def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:
-        """Open every shard, as what its ending says."""
+        """Open every shard, in the container of its file ending."""
         self.require_no_part(part, where=place.location)
         index = _read(place, main)
         # Of a model on the hub only headers are wanted: each file is let go once it was read.

@@ -1,4 +1,4 @@
-"""A pickle that holds more than a state dict, read without importing or calling anything that it names.
+"""Pickles that hold more than a state dict, read without importing or calling anything.
 
 What people save is often ``{"model": state_dict, "optimizer": ..., "args": Namespace(...)}``, or a whole module.  This
 machine reads such a pickle as :class:`~porting.checkpoint.state_pickle.StateMachine` reads a state dict.  In the place
@@ -42,7 +42,7 @@ TOGETHER = 1 << 10
 
 @dataclass(eq=False, slots=True)
 class Stub:
-    """An object of a class that is never imported.
+    """A stand-in for an object whose class is never imported.
 
     Attributes:
         kind: the name of the class or function, with its module.
@@ -60,7 +60,7 @@ class Stub:
 
     @property
     def attributes(self) -> Mapping[object, object]:
-        """The attributes that it would have: the last state that was given to it, where that is a dictionary."""
+        """The object's attributes: the last state that was set, if it is a dictionary."""
         state = self.given[-1] if self.given else None
         if isinstance(state, tuple) and len(state) == 2:  # attributes, and those of slots
             return {
@@ -73,17 +73,17 @@ class Stub:
 
     @property
     def is_module(self) -> bool:
-        """Whether it is a ``torch.nn.Module``, or one of TorchScript, by what it was given."""
+        """Whether the object is a ``torch.nn.Module``, or one of TorchScript, by its attributes."""
         attributes = self.attributes
         return self.is_script or all(isinstance(attributes.get(part), dict) for part in MODULE_PARTS)
 
     @property
     def is_script(self) -> bool:
-        """Whether it is of a class of TorchScript."""
+        """Whether the object's class is one of TorchScript."""
         return self.kind.startswith("__torch__.")
 
     def tensors_of_module(self) -> Iterator[tuple[object, object]]:
-        """What ``state_dict()`` goes through: parameters, buffers that are saved, and modules."""
+        """The entries that ``state_dict()`` visits: parameters, persistent buffers, and modules."""
         attributes = self.attributes
         if self.is_script:
             yield from attributes.items()
@@ -104,14 +104,14 @@ MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 
 
 def _elements(stub: Stub) -> list[object]:
-    """What is in a set: it is called with a list, or gets its elements one by one."""
+    """The elements of a set, which is called with a list or gets them one by one."""
     first = stub.given[0] if stub.given else None
     inside = first[0] if isinstance(first, tuple) and first else None
     return [*stub.elements, *(inside if isinstance(inside, list) else ())]
 
 
 class Unnamed:
-    """A key of a dictionary by which nothing can be named; it is compared by what it is, so that none is hashed."""
+    """A key of a dictionary that cannot be part of a name; compared by identity, so that nothing is hashed."""
 
 
 def _drop(machine: StateMachine) -> None:
@@ -128,7 +128,7 @@ def _new_by_names(machine: StateMachine) -> None:
 
 
 class InertMachine(StateMachine):
-    """Reads a pickle that holds anything; see :class:`StateMachine` for the arguments.
+    """A pickle machine for any content; see :class:`StateMachine` for the arguments.
 
     Attributes:
         named: the classes and functions that it names and that are not known, in their order; each with the one string
@@ -169,7 +169,7 @@ class InertMachine(StateMachine):
         self._push(found)
 
     def _stub(self, kind: object, given: object) -> None:
-        """Push what stands for an object, which was made with ``given``."""
+        """Push a stand-in for an object that was made with ``given``."""
         named = _spelled(kind) if isinstance(kind, Global) else describe(kind)
         named = self.named.get(named, named)
         tensor = OTHER_TENSORS.get(kind.name, "") if isinstance(kind, Global) and kind.module == UTILS else ""

@@ -1,4 +1,4 @@
-"""Inner paths: which state dict is meant of those that a file of ``torch.save`` holds.
+"""Inner paths: choosing one of the state dicts in a file of ``torch.save``.
 
 The keys on the way to a tensor, joined by dots, are its full name.  An inner path stands for the tensors whose full
 names begin with it, by the names that are left: ``file.pt#model`` has ``encoder.weight`` for ``model.encoder.weight``,
@@ -81,12 +81,12 @@ class InnerPathNeededError(CheckpointError):
         super().__init__(Fault(code=Code.INNER_PATH, where=source.where, message=message, hint=hint))
 
     def at(self, location: str) -> InnerPathNeededError:
-        """The same error for what the user passed."""
+        """The same error for the location that the user passed."""
         return InnerPathNeededError(self.source, self.places, location=location, format=self.format, notes=self.notes)
 
 
 class Tree:
-    """What a pickle describes, as a tree of names.
+    """The content of a pickle as a tree of names.
 
     Args:
         root: the value of the pickle.
@@ -103,7 +103,7 @@ class Tree:
 
     @property
     def is_module(self) -> bool:
-        """Whether all of it is one module."""
+        """Whether the root is a module."""
         return isinstance(self.root, Stub) and self.root.is_module and bool(self._count(self.root)[0])
 
     def places(self) -> tuple[InnerPath, ...]:
@@ -127,7 +127,7 @@ class Tree:
         return (*(place for _, place in found), *whole)
 
     def _descended(self, path: str, node: object) -> tuple[str, object]:
-        """From a place that holds one other place and no tensor on to that one."""
+        """Follow places that hold one other place and no tensor."""
         for _ in range(DEEPEST):
             inside = [(key, child) for key, child in _children(node) if self._count(child)[0]]
             if isinstance(node, Stub) or len(inside) != 1 or not _is_container(inside[0][1]):
@@ -139,7 +139,7 @@ class Tree:
         return path, node
 
     def state_dict(self, path: str) -> tuple[dict[str, TensorSpec], tuple[Fault, ...]]:
-        """The tensors below an inner path by the names that are left, and what should be known of the rest.
+        """The tensors below an inner path, by their names from there on, and notes about the rest.
 
         Args:
             path: the inner path; empty for everything.
@@ -171,7 +171,7 @@ class Tree:
         return tensors, not_read(others, self._where)
 
     def notes(self) -> tuple[Fault, ...]:
-        """Which classes and functions the file names."""
+        """A note with the classes and functions that the file names."""
         named = list(self._machine.named)
         if not named:
             return ()
@@ -181,7 +181,7 @@ class Tree:
     def _below(
         self, node: object, full: str, begin: str, above: tuple[int, ...], plain: set[int] | None, faults: FaultList
     ) -> Iterator[tuple[str, object]]:
-        """What is below an inner path: the names that are left, and values that hold no tensor or are one.
+        """The values below an inner path, by their names from there on: tensors, and values that hold none.
 
         Args:
             node: where it is looked for.
@@ -217,7 +217,7 @@ class Tree:
                 yield sub.removeprefix(begin), child
 
     def _charge(self, letters: int) -> None:
-        """Charge a name before it is made of keys, many of them at once."""
+        """Charge a name before it is joined from keys, several names at once."""
         self._steps += 1
         self._letters += letters
         if self._steps % TOGETHER == 0:
@@ -227,7 +227,7 @@ class Tree:
             self._letters = 0
 
     def _count(self, root: object) -> tuple[int, int]:
-        """How many tensors are below an object, and how many of them are reached by names alone; at most :data:`MOST`.
+        """The number of tensors below an object, and of those reached by names alone; at most :data:`MOST`.
 
         What is in itself is not counted twice.
         """
@@ -259,7 +259,7 @@ class Tree:
         return CheckpointError(Fault(code=Code.INNER_PATH, where=self._where, message=message, hint=known))
 
     def _require_untouched(self, plain: set[int]) -> None:
-        """See that no object whose class is not known is given what is read: the class may change it.
+        """Refuse what an object of an unknown class was given, since the class may change it.
 
         Raises:
             CheckpointError: one is.
@@ -294,7 +294,7 @@ def _is_tensor(node: object) -> bool:
 
 
 def _children(node: object) -> Iterator[tuple[str | int, object]]:
-    """What is in an object, by names and numbers; of a module, what its state dict is made of."""
+    """The entries of an object by names and numbers; of a module, those of its state dict."""
     entries: Iterable[tuple[object, object]] = ()
     if isinstance(node, Stub) and node.is_module:
         entries = (entry for entry in node.tensors_of_module() if _is_container(entry[1]) or _is_tensor(entry[1]))

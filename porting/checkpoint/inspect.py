@@ -1,4 +1,4 @@
-"""What is in a checkpoint, at a glance: tensors grouped by the pattern of their names, from headers only."""
+"""A summary of a checkpoint from its headers: tensors grouped by the pattern of their names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class TensorGroup:
-    """Tensors of one shape and dtype whose names differ in numbers only.
+    """Tensors of one shape and dtype whose names differ only in numbers.
 
     Attributes:
         pattern: the names; a number that varies is written as its range, ``layer.{0..11}.weight``.
@@ -54,7 +54,7 @@ class FileSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What :func:`inspect_checkpoint` found.
+    """The summary that :func:`inspect_checkpoint` makes.
 
     Attributes:
         location: what was inspected.
@@ -86,12 +86,12 @@ class Inspection:
     inner_paths: tuple[InnerPath, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """The same as dictionaries, lists, strings and numbers, for JSON."""
+        """The summary as dictionaries, lists, strings and numbers, for JSON."""
         return asdict(self)
 
 
 class _Family(NamedTuple):
-    """What the tensors of a group have in common: the text between the numbers of their names, shape and dtype."""
+    """The common properties of a group: the text between the numbers of the names, shape and dtype."""
 
     literals: tuple[str, ...]
     shape: tuple[int, ...]
@@ -107,7 +107,7 @@ def inspect_checkpoint(
     local_files_only: bool = False,
     follow_links: bool = False,
 ) -> Inspection:
-    """Groups a checkpoint's tensors; only headers are read, and of a model on the hub nothing else is fetched.
+    """Summarize a checkpoint; only headers are read, and of a model on the hub only headers are fetched.
 
     Args:
         source: as for :func:`porting.checkpoint.open_checkpoint`, and so are the other arguments.
@@ -172,7 +172,7 @@ def _inspection(checkpoint: Checkpoint) -> Inspection:
 
 
 def _of_inner_paths(found: InnerPathNeededError, location: str) -> Inspection:
-    """The state dicts inside of a file that was opened without an inner path."""
+    """The summary of a file that needs an inner path: its state dicts."""
     count = sum(place.tensors for place in found.places)
     file = FileSummary(
         name=Path(found.source.where).name, format=found.format, size=found.source.size, count=count, metadata={}
@@ -194,7 +194,7 @@ def _of_inner_paths(found: InnerPathNeededError, location: str) -> Inspection:
 
 
 def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
-    """The tensors grouped by name, shape and dtype, in the order of each group's first tensor.
+    """Group tensors by name, shape and dtype, in the order of each group's first tensor.
 
     A group's pattern stands for exactly its tensors: where the numbers of two places do not combine freely,
     there are several groups.
@@ -230,7 +230,7 @@ Box = tuple[tuple[str, ...], ...]
 
 
 def _boxes(numbers: Sequence[tuple[str, ...]]) -> list[Box]:
-    """Combinations that together give exactly these numbers: those that share their other numbers are joined.
+    """Join combinations of numbers to as few products of sets as possible.
 
     >>> _boxes([("0", "0"), ("0", "1"), ("1", "0"), ("1", "1"), ("2", "5")])
     [(('0', '1'), ('0', '1')), (('2',), ('5',))]

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: tensors, the files they lie in, and where in them."""
+"""The parts of a checkpoint: tensors, their files, and their places in these."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MAX_BYTES = 2**63 - 1
 
 
 def shape_fault(shape: Sequence[int], dtype: torch.dtype) -> str:
-    """Why no tensor can have a shape; empty when one can.
+    """The reason why no tensor can have a shape; empty if one can.
 
     >>> shape_fault([1 << 40, 0, 1 << 40], torch.float32)
     'its shape [1099511627776, 0, 1099511627776] overflows 64 bits'
@@ -71,7 +71,7 @@ def shown_sizes(sizes: Sequence[int]) -> str:
 
 
 class Described(Protocol):
-    """What is known of a tensor before it is read or written."""
+    """The shape and dtype of a tensor, known before it is read or written."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorInfo:
-    """One tensor as its file's header describes it.
+    """A tensor as its file's header describes it.
 
     Attributes:
         name: the on-disk key.
@@ -122,7 +122,7 @@ class ChecksummedRange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
-    """Where one tensor's elements lie in its file.
+    """Where a tensor's elements lie in its file.
 
     Attributes:
         start: the first byte, counted from the beginning of the file.
@@ -142,7 +142,7 @@ class Extent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """A box of a tensor that a distributed checkpoint keeps by itself, in a small archive of its own.
+    """A box of a tensor that a distributed checkpoint stores in an archive of its own.
 
     Attributes:
         starts: where the box begins in the tensor, axis by axis.
@@ -161,7 +161,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFile:
-    """One file of weights.
+    """A file of weights.
 
     Attributes:
         name: its name inside the checkpoint, such as ``model-00001-of-00002.safetensors``.
@@ -188,7 +188,7 @@ def _nowhere(file: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """All that the header of one weight file says.
+    """The content of a weight file's header.
 
     Attributes:
         file: the file.

@@ -18,7 +18,7 @@ REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(?:/[A-Za-z0-9][\w.+-]*)*")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelId:
-    """A model on the hub: ``org/name``, and the branch, tag or commit that is meant."""
+    """A model on the hub: ``org/name``, and a branch, tag or commit."""
 
     repo: str
     revision: str
@@ -28,7 +28,7 @@ class ModelId:
 
 
 def split_inner_path(text: str) -> tuple[str, str | None]:
-    """A path or a model's name, and the inner path behind its ``#``; None when there is none.
+    """Split a path or a model's name from the inner path behind its ``#``; None if there is none.
 
     What exists under the whole text is meant by it, whatever it is called.
 
@@ -50,7 +50,7 @@ def exists(text: str) -> bool:
 
 
 def expanded(text: str) -> Path:
-    """A path with the home folder in the place of ``~``; of nobody's home, the path as it is."""
+    """Replace ``~`` by the home folder; the path as it is if there is no such user."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -58,7 +58,7 @@ def expanded(text: str) -> Path:
 
 
 def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = ()) -> ModelId | None:
-    """The model that a text names; None when it can be no model's name.
+    """Parse the name of a model on the hub; None if it cannot be one.
 
     Args:
         text: the name, with the revision behind an ``@`` or without.
@@ -120,7 +120,7 @@ RENAME = "rename it and write the file again"
 
 
 def check_names(names: Iterable[str], faults: FaultList) -> None:
-    """Notes empty names, overlong names, control characters, and names that differ only by Unicode normalisation."""
+    """Note empty and overlong names, control characters, and names that differ only by Unicode normalisation."""
     seen: dict[str, str] = {}
     for name in names:
         if 0 < len(name) <= LONGEST_TENSOR_NAME and name.isascii() and name.isprintable():

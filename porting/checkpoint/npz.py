@@ -127,7 +127,7 @@ class Npz(Container):
         return FileKind(self.title, "rename it to end in .npz") if first_name(source).endswith(".npy") else None
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """What the archive says of its arrays; the beginning of each member is read, since the shape stands there."""
+        """Read the arrays' headers; the beginning of each member is read, since the shape is stored there."""
         if not is_archive(source):
             message = "this is no zip archive, so not one that numpy.savez wrote"
             fault = Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=FETCH_AGAIN)
@@ -163,7 +163,7 @@ class Npz(Container):
         return Contents(file=file, tensors=tensors, extents=extents)
 
     def refusal(self, name: str, dtype: torch.dtype) -> tuple[str, str]:
-        """Of a dtype that numpy lacks, and of a name that is no place inside of an archive."""
+        """Refuse dtypes that numpy lacks, and names that leave the archive."""
         parts = name.split("/")
         if ".." in parts or not parts[0] or "\\" in name or ":" in parts[0] or "\0" in name:
             return "an archive's member of that name would lie outside of it", "rename it"
@@ -176,7 +176,7 @@ class Npz(Container):
         return message, Message("pass ", wider, ", which holds every value of it, or write safetensors")
 
     def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
-        """One file; every member stored, with the first day that zip knows for its date."""
+        """Lay out one file; every member is stored, dated with the first day that zip knows."""
         self.require_writable(tensors, where=f"{options.where}/{self.main}")
         pieces: list[tuple[int, bytes]] = []
         offsets: dict[str, int] = {}
@@ -204,7 +204,7 @@ class Npz(Container):
 
 
 def _header(described: Described, at: int) -> bytes:
-    """What stands in front of an array's elements (version 1.0), filled with spaces to a multiple of :data:`ALIGNED`.
+    """The header of an array (version 1.0), padded with spaces to a multiple of :data:`ALIGNED`.
 
     Args:
         described: the array.
@@ -238,7 +238,7 @@ class _Member:
 
 @dataclass(frozen=True)
 class _Array:
-    """What the beginning of a member says.
+    """The header of a member's array.
 
     Attributes:
         shape, dtype: of the tensor.
@@ -254,7 +254,7 @@ class _Array:
     swapped: bool
 
     def extent(self, member: _Member, places: _Places) -> Extent:
-        """Where the elements lie: in the file, or in what the member is decoded to."""
+        """Where the elements lie: in the file, or in the decoded member."""
         stride = None
         if self.columns and len(self.shape) > 1:
             stride = tuple(math.prod(self.shape[:axis]) for axis in range(len(self.shape)))
@@ -267,7 +267,7 @@ class _Array:
 
 
 def _array(source: _Inflated, name: str, faults: FaultList) -> _Array | None:
-    """What a member says of its array; None when it has a fault, which is then noted."""
+    """Read the header of a member's array; None if it has a fault, which is noted."""
     try:
         text, start = _text(source, name)
         return _parsed(text, start, source.size)
@@ -286,7 +286,7 @@ class _ArrayError(Exception):
 
 
 def _text(source: _Inflated, name: str) -> tuple[bytes, int]:
-    """The dictionary in front of an array, and where the elements begin."""
+    """The dictionary of an array's header, and where the elements begin."""
     begin = source.pread(0, min(source.size, 12))
     if not begin.startswith(MAGIC) or len(begin) < 12 or begin[6] not in {1, 2, 3}:
         raise _ArrayError("it does not begin as an .npy file of version 1, 2 or 3 does")
@@ -326,7 +326,7 @@ def _parsed(text: bytes, start: int, size: int) -> _Array:
 
 
 def _dtype(descr: object) -> tuple[torch.dtype, bool]:
-    """The dtype that a header means, and whether its elements are big-endian."""
+    """The dtype of a header, and whether its elements are big-endian."""
     if isinstance(descr, list):
         raise _ArrayError("its elements are records of several fields", "save each field as an array of its own")
     parts = re.fullmatch(r"([<>|])([A-Za-z])([0-9]{0,9})", descr) if isinstance(descr, str) else None
@@ -343,14 +343,14 @@ def _dtype(descr: object) -> tuple[torch.dtype, bool]:
 
 
 class _Places:
-    """States of inflating the members of one file, from which it can go on; a bounded number of them."""
+    """Saved states of decompressing the members of a file, bounded in number."""
 
     def __init__(self) -> None:
         self._states: OrderedDict[tuple[str, int], _State] = OrderedDict()
         self._lock = Lock()
 
     def keep(self, name: str, state: _State) -> None:
-        """Remember a state of a member."""
+        """Save a state of a member."""
         with self._lock:
             self._states.setdefault((name, state.position // APART), state.copy())
             if len(self._states) > MOST_PLACES:
@@ -367,7 +367,7 @@ class _Places:
 
 @dataclass
 class _State:
-    """Inflating, somewhere in a member.
+    """A state of decompressing a member.
 
     Attributes:
         stream: what inflates.
@@ -382,12 +382,12 @@ class _State:
     left: bytes = b""
 
     def copy(self) -> _State:
-        """One that goes on by itself."""
+        """An independent copy."""
         return replace(self, stream=self.stream.copy())
 
 
 class _Inflated:
-    """The bytes of a member, as they are before it is compressed.
+    """The decompressed bytes of a member.
 
     Args:
         source: the file.
@@ -420,7 +420,7 @@ class _Inflated:
         return bytes(found)
 
     def _at(self, offset: int) -> _State:
-        """Inflating, gone on to ``offset``."""
+        """The state at ``offset``."""
         state, kept = self._state, self._places.before(self._member.name, offset)
         if state is not None and state.position > offset:
             state = None
@@ -434,7 +434,7 @@ class _Inflated:
         return state
 
     def _next(self, state: _State, most: int) -> bytes:
-        """Between 1 and ``most`` bytes more."""
+        """Decompress between 1 and ``most`` more bytes."""
         again = state.position < self._farthest
         before = state.position
         found = b""
@@ -511,7 +511,7 @@ class _Decoded(_Inflated):
             offset += len(row)
 
     def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """The elements in memory of their own: there is nothing that could be mapped."""
+        """The elements in memory of their own, since decoded bytes cannot be mapped."""
         return self.copy(start, stop, dtype)
 
     def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:

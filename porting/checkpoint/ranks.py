@@ -1,4 +1,4 @@
-"""Several files that are the ranks of one model, read as one checkpoint.
+"""The files of several ranks of a model, read as one checkpoint.
 
 With tensor parallelism each rank saves its own file: ``consolidated.00.pth``, ``mp_rank_00_model_states.pt``,
 ``model_00/model.pt``.  The same names stand in each.  A path with ``{r}`` in the place of the number means all of them,
@@ -45,7 +45,7 @@ class Rank:
 
 
 def home_of(pattern: str) -> Path:
-    """The directory below which the ranks' paths differ.
+    """The directory that the paths of all ranks share.
 
     >>> home_of("run/model_{r}/weights.pt").as_posix()
     'run'
@@ -54,7 +54,7 @@ def home_of(pattern: str) -> Path:
 
 
 def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
-    """What the ranks saved, in their order.
+    """Find the files or directories of the ranks, in their order.
 
     Args:
         pattern: a path with ``{r}`` in the place of the rank's number, which may have zeros in front.
@@ -99,7 +99,7 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
 def joined(
     location: str, home: Path, ranks: Iterable[Rank], opened: Iterable[Checkpoint], config: Mapping[str, object]
 ) -> Checkpoint:
-    """What the ranks saved as one checkpoint.
+    """Join the ranks' checkpoints to one.
 
     Args:
         location: what the user passed.
@@ -152,7 +152,7 @@ class Folders:
 
 
 def _renamed(contents: Contents, rank: Rank) -> Contents:
-    """What a file of a rank holds, with the rank in front of every name."""
+    """The content of a rank's file, with the rank in front of every name."""
     front, label = f"rank{rank.number}.", rank.label
     names = {name: front + name for name in contents.file.names}
 

@@ -1,4 +1,4 @@
-"""The containers, in the order in which a directory is searched for them; the one list of them that there is.
+"""The list of all containers, in the order in which a directory is searched for them.
 
 All that opens, writes, compares or checks weights asks here which container is meant.  A new one is a file with a
 subclass of :class:`~porting.checkpoint.container.Container` and its entry in :data:`CONTAINERS`.
@@ -57,14 +57,14 @@ def named(name: str) -> Container:
 
 
 def container_of(file: str) -> Container | None:
-    """The container of a file, by its name; None when it is of none."""
+    """The container of a file, by its name; None for any other name."""
     return next(
         (container for container in CONTAINERS if file == container.main or file.endswith(container.endings)), None
     )
 
 
 def writer_of(to: str | None) -> tuple[Container, str]:
-    """The container that is written, and the state dict in it that tensors are put under; empty for none.
+    """Parse the option ``to``: the container to write, and the state dict to nest tensors in (may be empty).
 
     Args:
         to: its name, for some with a slash and the name of the state dict behind; None for safetensors.
@@ -97,7 +97,7 @@ def writer_of(to: str | None) -> tuple[Container, str]:
 
 
 def choose(names: Collection[str], place: Place) -> str:
-    """Which file of a checkpoint stands for its weights.
+    """Choose the main file of a checkpoint's weights.
 
     Args:
         names: the files that are there.
@@ -135,14 +135,14 @@ def choose(names: Collection[str], place: Place) -> str:
 
 
 def sniff(source: ByteSource) -> FileKind | None:
-    """What a file is by its bytes; None when they do not say."""
+    """The kind of a file by its bytes; None if they do not tell."""
     return next((kind for container in CONTAINERS if (kind := container.sniff(source)) is not None), None) or foreign(
         source
     )
 
 
 def explained(error: UnrecognisedError) -> CheckpointError:
-    """The error that says what a file is instead of what it should be; the same where that cannot be told."""
+    """The error with the kind that the file seems to be; the error itself if that is unknown."""
     kind = sniff(error.source)
     if kind is None or kind.what == error.title:
         return error
@@ -150,13 +150,13 @@ def explained(error: UnrecognisedError) -> CheckpointError:
 
 
 def wrong_kind(source: ByteSource, kind: FileKind, expected: str) -> Fault:
-    """The fault that says what a file is instead of ``expected``."""
+    """The fault of a file that is of another kind than ``expected``."""
     message = f"this is {kind.what}, not {expected}"
     return Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=kind.hint)
 
 
 def read(container: Container, source: ByteSource, *, name: str) -> Contents:
-    """What one file says of its tensors; an error says what it is instead.
+    """Read the headers of one file; an error says which kind of file it is instead.
 
     Raises:
         CheckpointError: with every fault found.

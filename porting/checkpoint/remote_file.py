@@ -1,4 +1,4 @@
-"""A file on the hub, read by HTTP range requests: its header is seen without downloading it."""
+"""A file on the hub, read by HTTP range requests, so that its header needs no download."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RemoteFile:
         return raw[offset - start : offset - start + count]
 
     def _fetch(self, start: int, count: int) -> int:
-        """Remembers the bytes from ``start`` on, at most ``count``; returns the size of the whole file."""
+        """Fetch and keep at most ``count`` bytes from ``start`` on; returns the size of the file."""
         headers = build_hf_headers(token=self._token)
         headers["range"] = f"bytes={start}-{start + count - 1}"
         headers["accept-encoding"] = "identity"  # ranges count the file's own bytes
@@ -68,7 +68,7 @@ class RemoteFile:
         return size
 
     def _answer(self, headers: dict[str, str], start: int, count: int) -> tuple[int, bytes]:
-        """The size of the whole file, and the bytes that came."""
+        """The size of the whole file, and the bytes of the answer."""
         with get_session().stream(
             "GET",
             self._url,
@@ -90,7 +90,7 @@ class RemoteFile:
             return size, bytes(raw)
 
     def _size(self, status: int, content_range: str | None, start: int) -> int | None:
-        """The whole file's size, as an answer to a range request says; None when it is no such answer."""
+        """The size of the whole file according to the answer; None if that is no answer to a range request."""
         if status != 206:
             if start:
                 raise self._odd("the server does not answer range requests")

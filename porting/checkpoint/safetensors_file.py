@@ -1,4 +1,4 @@
-"""The header of a safetensors file: read strictly, and written as the same text for the same tensors.
+"""The header of a safetensors file: read strictly, and written deterministically.
 
 The format (https://github.com/huggingface/safetensors, "Format"): eight bytes of length, little-endian; a
 JSON object of that length, name to ``{"dtype", "shape", "data_offsets"}``, padded with spaces; then the
@@ -57,7 +57,7 @@ EXPECTED = frozenset(FIELDS)
 
 
 def read_header(source: ByteSource, *, name: str) -> Contents:
-    """What the header of a safetensors file says, checked against the file's size.
+    """Read the header of a safetensors file, and check it against the file's size.
 
     Args:
         source: the file's bytes; only the header is read.
@@ -71,7 +71,7 @@ def read_header(source: ByteSource, *, name: str) -> Contents:
 
 
 def parse_header(raw: bytes, *, where: str, name: str, size: int | None = None) -> Contents:
-    """What the JSON text of a header says.
+    """Parse the JSON text of a header.
 
     Args:
         raw: the text with its padding, without the length in front.
@@ -175,7 +175,7 @@ def _metadata(value: Json, faults: FaultList) -> dict[str, str]:
 
 
 def _entry(key: str, entry: Json, file: str, faults: FaultList) -> tuple[TensorInfo, int, int] | None:
-    """One tensor of the header with its range; None when it has a fault, which is then noted."""
+    """A tensor of the header with its range; None if it has a fault, which is noted."""
     if not isinstance(entry, dict):
         message = f"a JSON {_kind(entry)} where an object is expected"
         faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=FETCH_AGAIN)
@@ -215,7 +215,7 @@ def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
 
 
 def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> str:
-    """Why a range cannot hold the shape: no range, rank, overflow, or another number of bytes; else empty."""
+    """The reason why a range cannot hold the shape: no range, rank, overflow, or size; empty if it can."""
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         return f"its data_offsets {shown_sizes(offsets)} are no range"
     reason = shape_fault(shape, dtype)
@@ -229,7 +229,7 @@ def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> st
 
 
 def _sizes(key: str, field: str, value: Json, faults: FaultList) -> list[int] | None:
-    """A value as a list of sizes; None when it is none, which is then noted."""
+    """Take a value for a list of sizes; None if it is none, which is noted."""
     reason = ""
     sizes: list[int] = []
     if not isinstance(value, list):
@@ -257,7 +257,7 @@ def _dtype_fault(name: Json) -> str:
 
 
 def _check_coverage(extents: dict[str, Extent], start: int, size: int, faults: FaultList) -> None:
-    """The ranges must follow each other from the header's end to the file's, without hole or overlap."""
+    """Check that the ranges fill the file from the header's end on, without hole or overlap."""
     end = start
     last = ""
     for name, extent in sorted(extents.items(), key=lambda item: (item[1].start, item[1].stop)):
@@ -303,7 +303,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """A header and the place that it gives to each tensor.
+    """A header and the place of each tensor.
 
     Attributes:
         text: the JSON text with its padding, without the eight bytes of length that stand in front of it.
@@ -317,7 +317,7 @@ class Header:
 
     @property
     def prefix(self) -> bytes:
-        """All that stands in front of the data."""
+        """All bytes in front of the data."""
         return len(self.text).to_bytes(8, "little") + self.text
 
     @property
@@ -386,11 +386,11 @@ class Safetensors(Container):
         return FileKind(self.title, "rename it to end in .safetensors")
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """As :func:`read_header`; its places cost nothing more."""
+        """Read the header (:func:`read_header`)."""
         return read_header(source, name=name)
 
     def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
-        """One file; or several, and an index of them."""
+        """Lay out one file; or several, and their index."""
         self.require_writable(tensors, where=f"{options.where}/{self.main}")
         groups = divided(tensors, options.shard_size)
         count = len(groups)

@@ -1,4 +1,4 @@
-"""What a file is that no container reads, by its first bytes."""
+"""Recognising files of other formats by their first bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOML = re.compile(rb"\[\[?[a-z_]+\]\]?\s|[a-z_]+ *= ")
 
 
 def foreign(source: ByteSource) -> FileKind | None:
-    """What the file is that is of no container; None when its first bytes say nothing."""
+    """The kind of a file that no container reads; None if its first bytes do not tell."""
     head = source.pread(0, min(source.size, 1024))
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:

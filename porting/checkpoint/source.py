@@ -49,7 +49,7 @@ def open_checkpoint(
     weights: bool = True,
     follow_links: bool = False,
 ) -> Checkpoint:
-    """Opens a checkpoint and checks the headers of all its files; no tensor is read yet.
+    """Open a checkpoint and check the headers of all its files; no tensor is read.
 
     Args:
         source: a directory; a file of any container (docs/containers.md); the index of a sharded checkpoint; or a
@@ -125,7 +125,7 @@ def _open(
 
 
 def _meant_path(path: Path, text: str) -> Iterator[Fault]:
-    """A fault more for what may have been meant as a path: its folder exists, or a neighbour has almost its name."""
+    """A fault for a source that may have been meant as a path: its folder exists, or a neighbour has a similar name."""
     try:
         neighbours = os.listdir(path.parent)
     except OSError:
@@ -155,7 +155,7 @@ class LocalPlace:
         return LocalFile(self._opened(name))
 
     def read(self, name: str, *, limit: int) -> tuple[bytes, str]:
-        """The whole of a small file, and how messages call it."""
+        """Read a small file; returns its bytes, and its name for messages."""
         return read_opened(self._opened(name, limit)), str(self.folder.path / name)
 
     def _opened(self, name: str, limit: int | None = None) -> Opened:
@@ -178,7 +178,7 @@ def _open_directory(folder: Folder, *, location: str, part: str | None, commit: 
 
 
 def _in_folders(place: LocalPlace, names: list[str]) -> Iterator[Fault]:
-    """A fault more for a directory of several models, such as a pipeline of diffusers: which of its folders are one."""
+    """A fault for a directory of several models, such as a pipeline of diffusers: names its folders of weights."""
     found: list[str] = []
     for name in sorted(names):
         if len(found) < SHOWN and place.folder.kind(name) == "a directory":
@@ -192,7 +192,7 @@ def _in_folders(place: LocalPlace, names: list[str]) -> Iterator[Fault]:
 
 
 def _open_ranks(pattern: str, *, location: str, part: str | None, follow_links: bool) -> Checkpoint:
-    """Open what the ranks saved: from the one directory that the user named on, as the directory's own files."""
+    """Open the files of all ranks below the directory that their paths share."""
     with reading(location):
         home = Folder(home_of(pattern), follow_links=follow_links)
         ranks = find_ranks(pattern, home)
@@ -229,7 +229,7 @@ def _open_file(place: LocalPlace, name: str, *, part: str | None) -> Checkpoint:
 
 
 def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commit: str | None = None) -> Checkpoint:
-    """Open the weights of a directory that a file stands for.
+    """Open the weights whose main file is given.
 
     Args:
         place: the directory.
@@ -260,7 +260,7 @@ def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commi
 
 
 def _open_remote(model: RemoteModel, *, part: str | None) -> Checkpoint:
-    """Opens the headers of a model on the hub."""
+    """Open the headers of a model on the hub."""
     with reading(model.location):
         found = _found(model, model.main, part=part, locate=False)
         return Checkpoint(

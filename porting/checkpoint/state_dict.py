@@ -1,4 +1,4 @@
-"""From the description of a saved state dict to tensors with checked extents."""
+"""The tensors of a saved state dict, their extents checked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WIDEST = 16
 
 
 def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source: ByteSource, *, name: str) -> Contents:
-    """The tensors of a state dict, each checked against the storage record that it lies in; None stands for none.
+    """Read the tensors of a state dict, each checked against its storage record; entries of None are skipped.
 
     Args:
         value: what the pickle described.
@@ -76,7 +76,7 @@ def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source:
 
 
 def require_flat(value: object, source: ByteSource) -> dict[str, TensorSpec | None]:
-    """What a pickle described, which has to be names to tensors, or to None.
+    """Require that a pickle described names with tensors, or with None.
 
     Raises:
         CheckpointError: it is something else.
@@ -115,7 +115,7 @@ def not_read(names: Sequence[str], where: str) -> tuple[Fault, ...]:
 
 
 def require_stored(specs: Iterable[TensorSpec], records: Mapping[str, ChecksummedRange], source: ByteSource) -> None:
-    """See that tensors that are not read lie in their storages as well: torch would refuse the file otherwise.
+    """Require that tensors that are not read fit their storages too, as torch does.
 
     Raises:
         CheckpointError: with every fault found.
@@ -127,7 +127,7 @@ def require_stored(specs: Iterable[TensorSpec], records: Mapping[str, Checksumme
 
 
 def made_of(specs: Iterable[object], records: Mapping[str, ChecksummedRange]) -> int:
-    """The bytes that tensors may become beyond what is stored, in the widest dtype that they are cast to."""
+    """The bytes that tensors may take in memory beyond what is stored, in the widest dtype that they are cast to."""
     elements, widths = 0, dict.fromkeys(records, 1)
     for spec in specs:
         if isinstance(spec, TensorSpec):
@@ -138,7 +138,7 @@ def made_of(specs: Iterable[object], records: Mapping[str, ChecksummedRange]) ->
 
 
 def _steps(spec: TensorSpec) -> int:
-    """From its first element to its last, as many elements of the storage."""
+    """The number of elements of the storage between a tensor's first element and its last."""
     if not _count(spec):
         return 0
     return sum((size - 1) * step for size, step in zip(spec.size, spec.stride, strict=True)) + 1
@@ -152,7 +152,7 @@ def _count(spec: TensorSpec) -> int:
 
 
 def _extent(key: str, spec: TensorSpec, records: Mapping[str, ChecksummedRange], faults: FaultList) -> Extent | None:
-    """Where the tensor's elements lie; None when they cannot, which is then noted."""
+    """Where the tensor's elements lie; None if they do not fit, which is noted."""
     reason = _shape_fault(spec)
     if reason:
         faults.add(Code.BIN_TENSOR, reason, tensor=key, hint=FETCH_AGAIN)
@@ -227,7 +227,7 @@ def _is_contiguous(spec: TensorSpec) -> bool:
 
 
 def _shared(extents: Mapping[str, Extent]) -> tuple[frozenset[str], ...]:
-    """The groups of names that stand for one and the same range of a storage: tied weights."""
+    """The groups of names that share a range of a storage: tied weights."""
     groups: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for name, extent in extents.items():
         if extent.stop > extent.start:

@@ -1,4 +1,4 @@
-"""A machine for the part of pickle that a saved state dict needs; it builds descriptions and nothing else.
+"""A pickle machine for saved state dicts: it builds descriptions and runs nothing.
 
 ``torch.save`` writes the structure of a state dict as a pickle
 (https://docs.python.org/3/library/pickletools.html lists the opcodes).  A pickle is a program that may call
@@ -67,7 +67,7 @@ OTHER_TENSORS = {
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """One of the few functions and classes that a state dict may name."""
+    """A function or class that a pickle names."""
 
     module: str
     name: str
@@ -99,17 +99,17 @@ REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebu
 
 
 def is_whole(sizes: Sequence[object]) -> bool:
-    """Whether all are whole numbers."""
+    """Whether all values are integers."""
     return all(type(size) is int for size in sizes)
 
 
 def is_shape(sizes: Sequence[object]) -> bool:
-    """Whether they are the sizes of a tensor; a call copies them, so that a long list would be copied by each call."""
+    """Whether a value is a tuple of a tensor's sizes; a long one is refused, since each call copies it."""
     return len(sizes) <= MAX_RANK and is_whole(sizes)
 
 
 def is_known(module: str, name: str) -> bool:
-    """Whether a state dict may name it: what builds tensors and ordered dictionaries."""
+    """Whether a state dict may name this: what builds tensors and ordered dictionaries."""
     return (
         (module == "collections" and name == "OrderedDict")
         or (module == "torch" and (name in STORAGES or name in DTYPES or name == "Size"))
@@ -119,7 +119,7 @@ def is_known(module: str, name: str) -> bool:
 
 
 def describe(value: object) -> str:
-    """A value of a pickle in a few words."""
+    """A short description of a pickle's value."""
     names: dict[type, str] = {
         dict: "a dictionary",
         list: "a list",
@@ -160,7 +160,7 @@ Action = Callable[["StateMachine"], None]
 
 
 class StateMachine:
-    """Runs pickles that stand one after the other in a file.
+    """Runs the pickles of a file, which may follow each other.
 
     Args:
         source: the file.
@@ -199,7 +199,7 @@ class StateMachine:
         self._tensors: list[TensorSpec] = []
 
     def load(self) -> object:
-        """The value of the next pickle; :attr:`position` then stands behind it.
+        """Read the next pickle; :attr:`position` is then behind it.
 
         Raises:
             CheckpointError: the pickle is damaged, or asks for what no state dict needs.
@@ -224,16 +224,16 @@ class StateMachine:
 
     @property
     def storages(self) -> Mapping[str, StorageRef]:
-        """The storages that were described, by their keys."""
+        """The described storages by their keys."""
         return self._storages
 
     @property
     def tensors(self) -> Iterable[TensorSpec]:
-        """The tensors that were described, whoever holds them."""
+        """All described tensors, whatever holds them."""
         return self._tensors
 
     def require_used(self, value: object, records: Iterable[str]) -> None:
-        """See that nothing is described or stored but what is needed: torch makes the rest too, and may refuse it.
+        """Require that nothing else is described or stored: torch would make that too, and may refuse it.
 
         Args:
             value: the state dict, or the one tensor.
@@ -256,7 +256,7 @@ class StateMachine:
         return self.error(f"the opcode 0x{opcode[0]:02x} at byte {at}, which no {self.needed_by} needs", self.unsafe)
 
     def error(self, message: str, code: Code | None = None, hint: str = "") -> CheckpointError:
-        """The error for a pickle that is not a state dict's."""
+        """The error for a pickle that is no state dict."""
         return CheckpointError(
             Fault(
                 code=code or self.damaged,
@@ -296,7 +296,7 @@ class StateMachine:
         return self._read(count)
 
     def _hold(self, count: int) -> None:
-        """Charge the bytes that Python takes for a string, many of them at once."""
+        """Charge the bytes of a string, several strings at once."""
         self._strings += count
         if self._strings >= TOGETHER:
             charge("metadata", self._strings, where=self.source.where)
@@ -371,7 +371,7 @@ class StateMachine:
             target[key] = value
 
     def _require_key(self, key: object) -> None:
-        """A key of nested tuples would be hashed by recursion in C, deeper than any stack; large numbers collide."""
+        """Refuse keys that cannot be hashed safely: nested tuples recurse in C, large numbers collide."""
         if not isinstance(key, str | int | bytes | None) or (isinstance(key, int) and not -SMALL <= key < SMALL):
             raise self.error(f"{describe(key)} as the key of a dictionary")
 
@@ -444,7 +444,7 @@ class StateMachine:
                 raise self.error(f"{describe(other)} where a storage is expected")
 
     def _storage(self, found: StorageRef) -> StorageRef:
-        """The storage, the same each time that its key occurs: torch takes the first and looks at no other."""
+        """The storage of a key: the first description counts, as for torch."""
         first = self._storages.setdefault(found.key, found)
         if first != found and (first.count or found.count):
             raise self.error(f"the storage {quote(found.key)} twice, with other elements or another number of them")
@@ -497,7 +497,7 @@ class StateMachine:
             raise self.error(f"a tensor of {dtype_name(dtype)} with a gradient")
 
     def _lazy(self, metadata: object) -> str:
-        """How the elements are to be read, as the last argument of a tensor says it."""
+        """The lazy conjugation and negation that the last argument of a tensor asks for."""
         if metadata is None:
             return ""
         if not isinstance(metadata, dict) or any(

@@ -1,4 +1,4 @@
-"""JSON without its leniencies: every key once, text in UTF-8, nesting and numbers bounded."""
+"""Strict JSON: every key once, text in UTF-8, nesting and numbers bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT, NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
 
 
 class JsonError(ValueError):
-    """A text is not the JSON it should be; the message says where and why, in a phrase."""
+    """A text is no valid JSON; the message says where and why."""
 
 
 DEEPEST = 100
@@ -28,7 +28,7 @@ VALUES = (b",", b":", b"{", b"[")
 
 
 def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False, signed_zero: bool = False) -> Json:
-    """The value of a JSON text in UTF-8.
+    """Parse a JSON text in UTF-8.
 
     Args:
         raw: the text.
@@ -106,7 +106,7 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _or_float(pairs: list[tuple[str, Json]]) -> Json:
-    """An object, or the number that it stands for."""
+    """The float that an object stands for; any other object as it is."""
     (key, value), *more = pairs or [("", None)]
     if key == FLOAT and not more and isinstance(value, str) and value in NOT_FINITE:
         return float(value)
@@ -114,7 +114,7 @@ def _or_float(pairs: list[tuple[str, Json]]) -> Json:
 
 
 def encoded(value: object) -> object:
-    """A value in which objects stand for the numbers that JSON has no word for, as transformers writes them.
+    """Encode NaN and infinities as objects, as transformers writes them.
 
     >>> encoded({"time_step_limit": [0.0, float("inf")]})
     {'time_step_limit': [0.0, {'__float__': 'Infinity'}]}

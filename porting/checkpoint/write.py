@@ -1,4 +1,4 @@
-"""Writing checkpoints: the same bytes each time, streamed from the tensors, whole or not at all."""
+"""Writing checkpoints: deterministic bytes, streamed from the tensors, whole or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PIECE = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
-    """What a file of weights is to hold: a safetensors file, or one that a container has laid out.
+    """The content of a file of weights: a safetensors file, or a file that a container has laid out.
 
     Attributes:
         tensors: names to tensors, in the order in which the header is to list them.
@@ -59,7 +59,7 @@ def write_safetensors(
     header: bytes | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes one safetensors file; the same tensors in the same order give the same bytes.
+    """Write a safetensors file; the same tensors in the same order give the same bytes.
 
     Args:
         path: the file to be made.
@@ -86,7 +86,7 @@ def write_directory(
     sources: Iterable[str | os.PathLike[str]] = (),
     confirm: Callable[[], None] | None = None,
 ) -> None:
-    """Writes a directory of files, all of them or none.
+    """Write a directory of files, all of them or none.
 
     Args:
         path: the directory to be made.
@@ -112,7 +112,7 @@ def write_directory(
 
 
 def files_like(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> dict[str, Content]:
-    """The weight files of a checkpoint with other values in them, for :func:`write_directory`.
+    """The weight files of a checkpoint with other values, for :func:`write_directory`.
 
     Tensors that agree with the checkpoint's in names, dtypes and shapes give its very files: shards, headers
     and index byte for byte.  Otherwise, and for other containers than safetensors, they give a single
@@ -156,7 +156,7 @@ class _Plan:
     seals: Callable[[], Iterable[tuple[int, bytes]]] = tuple
 
     def write(self, descriptor: int) -> None:
-        """Write all of it."""
+        """Write all pieces."""
         for piece in self.pieces:
             write_all(descriptor, piece)
         for at, raw in self.seals():
@@ -169,7 +169,7 @@ def _write(path: Path, plan: _Plan, *, overwrite: bool) -> None:
 
 
 def _write_member(folder: Folder, name: str, plan: _Plan) -> None:
-    """A file of a directory that is being made: by its name relative to the directory's descriptor."""
+    """Write a file of a new directory, relative to the directory's descriptor."""
     descriptor = folder.write(name)
     try:
         reserve(descriptor, plan.size)
@@ -230,7 +230,7 @@ def _plan(content: TensorFile, *, where: str) -> _Plan:
 
 
 def shard_around(content: TensorFile, *, where: str) -> Shard:
-    """All of a file but its tensors, which need have no values.
+    """All bytes of a file except its tensors, which need no values.
 
     Raises:
         CheckpointError: they do not fit an earlier file's header, or a name or a size cannot be written.
@@ -244,7 +244,7 @@ def shard_around(content: TensorFile, *, where: str) -> Shard:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """A tensor's bytes in row-major order; it is copied only when it is not laid out so."""
+    """A tensor's bytes in row-major order; copied only if it is laid out in another order."""
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if tensor.numel():
         raw = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
@@ -254,7 +254,7 @@ def tensor_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
 
 
 def _unwritable(tensor: torch.Tensor) -> str:
-    """Why a tensor cannot be stored; empty when it can."""
+    """The reason why a tensor cannot be stored; empty if it can."""
     if tensor.layout != torch.strided:
         return f"its layout is {tensor.layout}, and the format stores dense tensors"
     if tensor.is_meta:
@@ -265,7 +265,7 @@ def _unwritable(tensor: torch.Tensor) -> str:
 
 
 def _header_of(content: TensorFile, header: bytes, where: str) -> Header:
-    """An earlier file's header, once the tensors are seen to fit it."""
+    """The header of an earlier file; checks that the tensors fit it."""
     tensors = content.tensors
     size = 8 + len(header) + sum(tensor.nbytes for tensor in tensors.values())
     parsed = parse_header(header, where=where, name=Path(where).name)
@@ -302,7 +302,7 @@ def _header_of(content: TensorFile, header: bytes, where: str) -> Header:
 
 
 def check_replaceable(destination: Path) -> None:
-    """Only what looks like a checkpoint, and holds nothing else, is ever replaced."""
+    """Require that a directory to be replaced holds a checkpoint and nothing else."""
     if not destination.exists():
         return
     if not destination.is_dir():

@@ -1,4 +1,4 @@
-"""Zip archives of tensors, read so that there is one reading of each, and written with the same bytes each time.
+"""Zip archives of tensors: read so that every parser agrees on the content, and written deterministically.
 
 A zip file can be read in several ways: by its table of contents at the end or by the headers in front of each entry,
 with junk before, between and behind.  ``cat A.bin B.bin`` is A to torch and B to Python's :mod:`zipfile`.
@@ -53,7 +53,7 @@ DATE = 0x21
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
-    """The program whose archives are read: what it does not write is a fault.
+    """The properties of a program's archives: anything that it does not write is a fault.
 
     Attributes:
         name: what messages call it.
@@ -124,7 +124,7 @@ def first_name(source: ByteSource) -> str:
 
 
 def read_archive(source: ByteSource, writer: Writer) -> Archive:
-    """The table of contents of an archive.
+    """Read the table of contents of an archive.
 
     Raises:
         CheckpointError: with every fault found; it is no archive that the program writes.
@@ -194,7 +194,7 @@ def _listed(raw: bytes, count: int, source: ByteSource, writer: Writer, faults: 
 
 
 def _wide(packed: int, size: int, at: int, extra: bytes, source: ByteSource, writer: Writer) -> tuple[int, int, int]:
-    """The sizes and the place of an entry, from the extension of 64 bits where they do not fit otherwise."""
+    """The sizes and the place of an entry, from the 64-bit extension if needed."""
     position, values = 0, b""
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
@@ -210,7 +210,7 @@ def _wide(packed: int, size: int, at: int, extra: bytes, source: ByteSource, wri
 
 
 def _check_entry(entry: ZipEntry, odd: bool, whole: int, writer: Writer, faults: FaultList) -> None:
-    """An entry is stored as the program does that, by a name that stays inside the archive, inside the file."""
+    """Check that an entry is stored as the program stores it, inside the file, under a name inside the archive."""
     shown = quote(entry.name)
     parts = entry.name.split("/")
     if ".." in parts or not parts[0] or "\\" in entry.name or ":" in parts[0] or "\0" in entry.name:
@@ -234,7 +234,7 @@ def _check_entry(entry: ZipEntry, odd: bool, whole: int, writer: Writer, faults:
 def locate(
     source: ByteSource, entry: ZipEntry, writer: Writer, faults: FaultList, *, checksums: bool = True
 ) -> tuple[ChecksummedRange, int]:
-    """Where an entry's bytes lie, and where the next entry begins.
+    """Locate an entry's bytes; returns them, and where the next entry begins.
 
     Its own small header has to agree with the table of contents, and so has what stands behind its bytes.
     """
@@ -259,7 +259,7 @@ def locate(
 
 
 def _described(source: ByteSource, entry: ZipEntry, stop: int) -> int:
-    """Where the description behind an entry's bytes ends; -1 when it is another entry's."""
+    """Where the data descriptor behind an entry ends; -1 if it is another entry's."""
     for layout in ("<4s3I", "<4sI2Q"):
         size = struct.calcsize(layout)
         if stop + size <= source.size and (entry.size < FULL or layout == "<4sI2Q"):
@@ -270,7 +270,7 @@ def _described(source: ByteSource, entry: ZipEntry, stop: int) -> int:
 
 
 def locate_all(source: ByteSource, archive: Archive) -> dict[str, ChecksummedRange]:
-    """Where the bytes of every entry lie: one behind the other, from the first byte to the table of contents.
+    """Locate the bytes of every entry: they must fill the file up to the table of contents.
 
     Raises:
         CheckpointError: with every fault found.
@@ -301,7 +301,7 @@ def _unreadable(source: ByteSource, writer: Writer, message: str) -> CheckpointE
 
 
 def bad_archive(source: ByteSource, writer: Writer, message: str, hint: str) -> CheckpointError:
-    """The error for an archive that cannot be read, or means something else."""
+    """The error for an archive that cannot be read, or could be read in two ways."""
     return CheckpointError(Fault(code=writer.code, where=source.where, message=message, hint=hint))
 
 
@@ -345,7 +345,7 @@ class Directory:
         return place
 
     def end(self, at: int) -> bytes:
-        """What stands behind the entries: all of it, ``at`` being where it begins."""
+        """The bytes of the table of contents, which begins at ``at``."""
         count, length, wide = self.entries, len(self.raw), b""
         if at >= FULL or count >= FULL_SHORT or length >= FULL:
             wide = END64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, at)
@@ -355,7 +355,7 @@ class Directory:
 
 
 def local_header(name: bytes, *, nbytes: int, crc: int, extra: bytes = b"") -> bytes:
-    """What stands in front of an entry that is stored as it is; its CRC-32 stands at byte 14.
+    """The header of a stored entry; its CRC-32 is at byte 14.
 
     Args:
         name: its name.

@@ -1,4 +1,4 @@
-"""Holding two checkpoints against each other, value by value, and naming what one holds by a digest."""
+"""Comparing two checkpoints value by value, and digests of their content."""
 
 from porting.comparing.differences import Comparison, diff
 from porting.comparing.digests import Digest, TensorDigest, digest

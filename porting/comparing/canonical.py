@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as the left side of a table has them, whichever side the checkpoint itself is on.
+"""The tensors of a checkpoint under the names of a table's left side, whichever side's layout it has.
 
 A checkpoint and its port hold the same values under other names and in another order.  What they have in common is the
 table's left side in its first spelling: names with the table's prefix (without it, where every name has it: so a bare
@@ -34,7 +34,7 @@ Side = Literal["left", "right"]
 
 @dataclass(frozen=True, kw_only=True)
 class Canonical:
-    """Tensors under the names that a checkpoint and its port have in common.
+    """The tensors of a checkpoint or of its port, under the names that both share.
 
     Attributes:
         recipes: how each comes about from the checkpoint's, by name.
@@ -46,7 +46,7 @@ class Canonical:
 
 
 def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = None) -> Canonical:
-    """The tensors of a checkpoint under their common names.
+    """Find the tensors of a checkpoint under the names that it shares with its port.
 
     Args:
         checkpoint: the checkpoint.
@@ -78,7 +78,7 @@ def _side(checkpoint: Checkpoint, table: Table) -> Side:
 
 
 def _refused(rule: Rule) -> Fault | None:
-    """The fault of a rule after which the values themselves are others."""
+    """The fault of a rule that changes values."""
     if rule.exact:
         return None
     message = f"'{rule}' {rule.operations[0].effect}: a checkpoint and its port have no digest in common"
@@ -132,7 +132,7 @@ def _kept(
     bindings: Mapping[str, Value],
     known: Mapping[str, int],
 ) -> Recipe:
-    """A tensor with what the table leaves out of it replaced.
+    """The recipe of a tensor in which the elements that the table leaves out are replaced.
 
     Raises:
         Mismatch: its shape is not that of the term's axes.
@@ -215,7 +215,7 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
 
 
 def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint holds what a table says; else its digest would hide what it holds."""
+    """Whether a checkpoint has the content that a table states, so that its digest may leave it out."""
     value = checkpoint.read(made.name)
     if made.equals:
         return same_bits(value, checkpoint.read(made.equals))
@@ -223,7 +223,7 @@ def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:
 
 
 def _lost(rule: Rule) -> float | None:
-    """What stands for elements that the port does not hold; None where it holds all."""
+    """The filling for elements that the port does not hold; None if it holds all."""
     return 0.0 if any(None in term.keys() for term in rule.sources) else None  # noqa: SIM118  # Term.keys is ours
 
 

@@ -1,4 +1,4 @@
-"""Which tensor of one checkpoint is held against which of another: by their names, or through a table."""
+"""Pairing the tensors of two checkpoints: by their names, or through a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from porting.plan.ties import present
 
 @dataclass(frozen=True, kw_only=True)
 class Counterpart:
-    """Two tensors that should hold the same.
+    """Two tensors that should be equal.
 
     Attributes:
         recipe: how the tensor comes about from those of ``left``.
@@ -39,7 +39,7 @@ class Counterpart:
 
 @dataclass(frozen=True, kw_only=True)
 class Counterparts:
-    """All that is to be compared.
+    """The pairs to compare, and the tensors without a counterpart.
 
     Attributes:
         pairs: the tensors that should hold the same.
@@ -54,7 +54,7 @@ class Counterparts:
 
 
 def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
-    """Tensors of the same name.
+    """Pair tensors of the same name.
 
     Raises:
         PlanError: the two have no name in common.
@@ -74,7 +74,7 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
 
 
 def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
-    """Tensors that a table's rules lead to each other; ``a`` has the names of its left side, ``b`` of its right.
+    """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right.
 
     Raises:
         PlanError: the table does not fit the two; carries all faults.
@@ -114,7 +114,7 @@ def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
 
 
 def reads(table: Table, checkpoint: Checkpoint, side: str) -> int:
-    """How many tensors of a checkpoint the rules of a table name on one side, ``"source"`` or ``"target"``."""
+    """The number of a checkpoint's tensors that a table's rules name on one side, ``"source"`` or ``"target"``."""
     rules = [rule for rule in table.rules if not rule.rest]  # which names everything on either side
     if side == "source":
         found = sort_names(rules, checkpoint.tensors, "source", table.prefix)
@@ -166,7 +166,7 @@ def _unwritten(table: Table, alignment: Alignment, b: Checkpoint) -> tuple[list[
 def _made(
     table: Table, names: Iterable[str], b: Checkpoint, values: Mapping[str, object], known: Mapping[str, int]
 ) -> tuple[list[Counterpart], tuple[str, ...]]:
-    """Of the tensors of the right side that nothing of the left is led to, those that the table makes, and the rest.
+    """Divide the tensors of the right side that no rule writes: those that the table makes, and the rest.
 
     Raises:
         PlanError: one cannot hold what the table says.

@@ -1,4 +1,4 @@
-"""``diff``: two checkpoints, value by value, through a table where their layouts differ."""
+"""``diff``: compare two checkpoints value by value, through a table if their layouts differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from porting.tables import find_table
 
 
 class Verdict(StrEnum):
-    """What comparing two tensors came to."""
+    """The result of comparing two tensors."""
 
     EQUAL = "equal"
     EQUAL_VALUES = "equal values"
@@ -33,7 +33,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """An element.
+    """An element of a tensor.
 
     Attributes:
         tensor: the tensor's name on disk.
@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Two tensors that should hold the same.
+    """Two tensors that should be equal.
 
     Attributes:
         a, b: their names, those of ``a`` several where a table puts several together.
@@ -71,7 +71,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two checkpoints, compared.
+    """The differences of two checkpoints.
 
     Attributes:
         a, b: what they are called.
@@ -96,18 +96,18 @@ class Comparison:
 
     @property
     def counts(self) -> Mapping[Verdict, int]:
-        """How many tensors came to each verdict."""
+        """The number of tensors with each verdict."""
         return Counter(tensor.verdict for tensor in self.tensors)
 
     @property
     def equal(self) -> bool:
-        """Whether no value differs by more than was allowed, and nothing is missing on either side."""
+        """Whether no value differs by more than is allowed, and neither side lacks a tensor."""
         fine = (Verdict.EQUAL, Verdict.EQUAL_VALUES, Verdict.CLOSE)
         return not self.only_a and not self.only_b and all(tensor.verdict in fine for tensor in self.tensors)
 
     @property
     def odd(self) -> tuple[Odd, Odd]:
-        """NaN and infinities on the two sides, in what was compared and in what the other lacks."""
+        """The numbers of NaN and infinities on both sides, in compared tensors and in those that the other lacks."""
         a, b = sum(self.only_a.values(), Odd()), sum(self.only_b.values(), Odd())
         for tensor in self.tensors:
             if not tensor.note:
@@ -116,7 +116,7 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The result in one line."""
         counts = self.counts
         parts = [f"{counts[verdict]} {_WORDS[verdict]}" for verdict in Verdict if counts[verdict]]
         parts += [f"{len(self.only_a)} only in A"] if self.only_a else []
@@ -230,7 +230,7 @@ _Job = tuple[Counterpart, int, int]
 
 
 def _jobs(found: Counterparts, a: Checkpoint, b: Checkpoint) -> Iterator[_Job]:
-    """What the threads do, one after the other: a span of a pair, or of a tensor that is looked through alone."""
+    """The jobs of the threads: spans of pairs, and of tensors without a counterpart."""
     alone = [
         Counterpart(recipe=as_it_is(name, side.tensors[name]), left=side, right=side, name=name)
         for side, names in ((a, found.only_a), (b, found.only_b))
@@ -287,7 +287,7 @@ def _judged(pair: Counterpart, difference: Difference) -> Compared:
 
 
 def _places(pair: Counterpart, recipe: Recipe, difference: Difference) -> tuple[Place, Place] | None:
-    """Where the largest difference is: in the tensor of the first that the element comes from, and in the second's."""
+    """The place of the largest difference: in the first's tensor that the element comes from, and in the second's."""
     if difference.at is None or difference.values is None:
         return None
     in_right = Place(tensor=pair.name, index=unravel(difference.at, recipe.shape), value=difference.values[1])

@@ -1,4 +1,4 @@
-"""``digest``: one name for the values of a checkpoint, whatever files and layout they lie in.
+"""``digest``: a digest of the values of a checkpoint, independent of files and layout.
 
 The digest of a checkpoint is the SHA-256 of a short text: the line ``porting hash 1``, then for each tensor, ordered by
 the code points of its name, a line of JSON without spaces, ``["name","float32",[2,3],"9f86…"]``, whose last item is the
@@ -37,7 +37,7 @@ FIRST_LINE = "porting hash 1"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDigest:
-    """What one tensor holds.
+    """The digest of a tensor's values.
 
     Attributes:
         name: its name; through a table, that of the left side.
@@ -59,7 +59,7 @@ class TensorDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class Digest:
-    """What a checkpoint holds.
+    """The digest of a checkpoint's values.
 
     Attributes:
         tensors: its tensors, ordered by name.
@@ -84,7 +84,7 @@ class Digest:
         return "".join(self.lines())
 
     def lines(self) -> Iterator[str]:
-        """The same, line by line."""
+        """The lines of that text."""
         yield f"{FIRST_LINE} values\n" if self.values else f"{FIRST_LINE}\n"
         yield from (f"{tensor.line}\n" for tensor in self.tensors)
 
@@ -105,7 +105,7 @@ def digest(
     threads: int = THREADS,
     progress: Progress | None = None,
 ) -> Digest:
-    """The digest of a checkpoint's content.
+    """Compute the digest of a checkpoint's content.
 
     Args:
         source: a directory, a weight file, a hub id or an open checkpoint.
@@ -172,7 +172,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _values(piece: Tensor) -> Tensor:
-    """The elements in the widest dtype of their kind, one NaN for all and no zero with a sign."""
+    """The elements in the widest dtype of their kind, with one NaN and without negative zeros."""
     if piece.is_complex():
         piece = torch.view_as_real(piece).reshape(-1)
     if not piece.is_floating_point():

@@ -1,4 +1,4 @@
-"""Two pieces of two tensors, compared: equal bytes, equal values, or how far apart and where."""
+"""Comparing pieces of two tensors: equal bytes, equal values, or the size and place of the difference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, kw_only=True)
 class Odd:
-    """How many elements of a tensor are no finite numbers.
+    """The number of elements of a tensor that are not finite.
 
     Attributes:
         nan: how many are NaN.
@@ -38,7 +38,7 @@ class Odd:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What comparing elements showed; of two pieces of one tensor the sum is that of both.
+    """The result of comparing elements; the results of a tensor's pieces can be added.
 
     Attributes:
         numel: how many elements were compared.
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def rms(self) -> float:
-        """The root of the mean square of the distances; those that are not finite are left out."""
+        """The root mean square of the finite distances."""
         return math.sqrt(self.squares / self.numel) if self.numel else 0.0
 
     def __add__(self, other: Difference) -> Difference:
@@ -134,7 +134,7 @@ def compare_pieces(
 
 
 def count_odd(tensor: Tensor) -> Odd:
-    """NaN and infinities among the elements of a contiguous tensor; a complex number counts once for each part."""
+    """Count NaN and infinities in a contiguous tensor; both parts of a complex number count."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or not tensor.numel():
@@ -148,7 +148,7 @@ def count_odd(tensor: Tensor) -> Odd:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """The elements in float64, which holds every float exactly; of complex ones both parts, as a distance needs."""
+    """The elements in float64, which holds every float exactly; complex ones in complex128."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     if tensor.itemsize == 1 and tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""Going through tensors in pieces that fit a processor's cache, on a few threads: what is held at once is fixed."""
+"""Reading tensors in pieces that fit a processor's cache, in a few threads, with fixed memory."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ Result = TypeVar("Result")
 
 
 def spans(numel: int, itemsize: int, length: int = SPAN) -> Iterator[tuple[int, int]]:
-    """The elements of a tensor, cut into spans of ``length`` bytes; one empty span where there is no element."""
+    """Cut the elements of a tensor into spans of ``length`` bytes; one empty span if there is no element."""
     step = max(length // itemsize, 1)
     yield from ((start, min(start + step, numel)) for start in range(0, max(numel, 1), step))
 
 
 class Reader:
-    """Reads windows of a checkpoint's tensors into memory of its own, each over the one before; for one thread.
+    """Reads windows of a checkpoint's tensors into memory of its own, for one thread; each overwrites the last.
 
     Args:
         checkpoint: the checkpoint.
@@ -65,14 +65,14 @@ class Reader:
         self._stored: dict[Copy, tuple[Stored, ...]] = {}
 
     def length(self, recipe: Recipe) -> int:
-        """Bytes of a window: of a tensor that is turned so many that its source is read in runs of some length."""
+        """The bytes of a window; longer ones for a transposed tensor, so that its source is read in longer runs."""
         if _as_it_is(recipe):
             return PIECE
         moves = [part.copy for copy in recipe.copies for part in self._moves(copy)]
         return PIECE if all(copy.source_strides[-1:] in ((), (1,)) for copy in moves) else TURNED
 
     def window(self, recipe: Recipe, start: int, stop: int) -> Tensor:
-        """The elements from ``start`` to ``stop`` of a tensor as it comes about from the checkpoint's.
+        """Read the elements from ``start`` to ``stop`` of a tensor that is made of the checkpoint's.
 
         Args:
             recipe: how it comes about.
@@ -94,7 +94,7 @@ class Reader:
         return found
 
     def _whole(self, recipe: Recipe) -> Tensor | None:
-        """A tensor that is another as it lies in its file; None where it does not lie there in one run."""
+        """A whole tensor of the checkpoint, unchanged; None if its file does not have it in one run."""
         source = recipe.copies[0].source
         info = self._checkpoint.tensors[source]
         pieces = self._checkpoint.pieces(source)
@@ -111,7 +111,7 @@ class Reader:
         return found
 
     def _run(self, recipe: Recipe, moves: Sequence[Stored], start: int, stop: int) -> Tensor | None:
-        """A window that is one run of a file, read straight into its place; None when it is not."""
+        """A window that is one run of a file, read directly; None if it is not."""
         dtype = recipe.dtype
         plain = len(moves) == 1 and not recipe.arithmetic and dtype != torch.bool
         if not plain or self._checkpoint.tensors[moves[0].copy.source].dtype != dtype:
@@ -125,7 +125,7 @@ class Reader:
         return found
 
     def _computed(self, recipe: Recipe, start: int, stop: int) -> Tensor:
-        """A window whose elements are sorted out in this memory; what is computed in float64 takes more beside it."""
+        """A window that is computed in this memory; arithmetic in float64 allocates more."""
         rooms = [self._memory]
 
         def take(count: int, dtype: torch.dtype) -> Tensor:
@@ -150,7 +150,7 @@ class Reader:
 
 
 def _as_it_is(recipe: Recipe) -> bool:
-    """Whether a recipe moves all of one tensor, as :func:`porting.plan.recipe.as_it_is` makes them."""
+    """Whether a recipe copies one whole tensor, as :func:`porting.plan.recipe.as_it_is` makes them."""
     if len(recipe.copies) != 1 or recipe.arithmetic or recipe.content or recipe.base or recipe.work != recipe.dtype:
         return False
     copy = recipe.copies[0]
@@ -159,7 +159,7 @@ def _as_it_is(recipe: Recipe) -> bool:
 
 
 class Readers(local):
-    """Readers of which each thread has its own.
+    """A reader for each thread.
 
     Args:
         checkpoint: what they read.
@@ -171,7 +171,7 @@ class Readers(local):
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Keep torch from splitting the work on a piece: the pieces themselves are shared out."""
+    """Keep torch from using threads of its own: the pieces are divided among threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -183,7 +183,7 @@ def one_thread_each() -> Iterator[None]:
 def each(
     jobs: Iterable[Job], work: Callable[[Job], Result], nbytes: Callable[[Job], int], *, threads: int = THREADS
 ) -> Iterator[Result]:
-    """The results of the jobs, in their order; a few of them are under way at a time.
+    """Run jobs in a few threads; yields their results in order.
 
     Small jobs are handed to a thread many at a time, and the time that they take is counted.
 
@@ -217,7 +217,7 @@ def each(
 
 
 def _batches(jobs: Iterable[Job], nbytes: Callable[[Job], int]) -> Iterator[list[Job]]:
-    """Neighbours that are small, up to :data:`BATCH` of them; each other job by itself."""
+    """Batches of neighbouring small jobs, up to :data:`BATCH`; every other job alone."""
     batch: list[Job] = []
     for job in jobs:
         small = nbytes(job) < SMALL

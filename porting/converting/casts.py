@@ -1,4 +1,4 @@
-"""Casts that count what they lose, and whose bits depend on nothing but the values."""
+"""Casts that count lost values, and whose bits depend on the values alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLICE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """What a cast, or a factor, did to the elements of a tensor.
+    """The number of values that a cast, or a factor, lost in a tensor.
 
     Attributes:
         infinite: finite values that became infinite.
@@ -43,7 +43,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class CountedCasts(Casts):
-    """Casts values and counts what that loses; values of the same dtype are moved as bits.
+    """Casts values and counts the losses; values of the same dtype are copied as bits.
 
     Attributes:
         losses: what was lost so far.
@@ -53,7 +53,7 @@ class CountedCasts(Casts):
         self.losses = NONE
 
     def put(self, values: Tensor, place: Tensor) -> None:
-        """Put values to their place."""
+        """Write values to their place."""
         if values.dtype == place.dtype:
             raw = _INTEGERS[values.dtype.itemsize]  # no dtype is too strange to be moved so, and no NaN changes
             place.view(raw).copy_(values.view(raw))
@@ -64,19 +64,19 @@ class CountedCasts(Casts):
             self.losses = self.losses if lost is NONE else self.losses + lost
 
     def put_window(self, values: Tensor, place: Tensor) -> None:
-        """Put a window in slices: counting takes memory of its own."""
+        """Write a window in slices, since counting takes memory."""
         for start in range(0, len(values), SLICE):
             self.put(values[start : start + SLICE], place[start : start + SLICE])
 
     def finish(self, computed: Tensor) -> None:
-        """Give every NaN the same bits: where the result is as wide as what was computed there was no cast."""
+        """Give every NaN the same bits, also where no cast did."""
         if computed.is_floating_point():
             unify(computed)
 
 
 @cache
 def _marks(dtype: torch.dtype) -> tuple[torch.dtype, int, int, int]:
-    """Of a float the integers as wide, the bits that are not the sign, those of infinity, and those of *the* NaN."""
+    """Bit patterns of a float dtype: its integer dtype, the mask without the sign, infinity, and the NaN to use."""
     integers = _INTEGERS[dtype.itemsize]
     magnitude = (1 << (8 * dtype.itemsize - 1)) - 1
     infinity, nan = (int(torch.tensor(value, dtype=dtype).view(integers)) & magnitude for value in (math.inf, math.nan))
@@ -84,7 +84,7 @@ def _marks(dtype: torch.dtype) -> tuple[torch.dtype, int, int, int]:
 
 
 def settle(before: Tensor, after: Tensor) -> Losses:
-    """What a cast lost; every NaN in its result gets the same bits.
+    """Count what a cast lost, and give every NaN in its result the same bits.
 
     Which bits a cast gives a NaN depends on the instructions that did it, and so on where a tensor was cut.  One look
     at the smallest and the largest bit pattern of the result shows that it has no NaN and that nothing can have been

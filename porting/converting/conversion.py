@@ -174,8 +174,16 @@ def convert(
             to=to,
             overwrite=overwrite,
         )
-    options = _Options(threads=threads, memory=memory, sha256=sha256, overwrite=overwrite)
-    return _carry_out(draft, Path(destination), options, group, tell)
+    return carry_out(
+        draft,
+        destination,
+        threads=threads,
+        memory=memory,
+        sha256=sha256,
+        overwrite=overwrite,
+        tell=tell,
+        group=group,
+    )
 
 
 def prepare(
@@ -195,7 +203,7 @@ def prepare(
     to: str | None = None,
     overwrite: bool = False,
 ) -> Draft:
-    """All of :func:`convert` that comes before the first weight is read; its arguments and errors."""
+    """Do all of :func:`convert` that reads no weights; arguments and errors are the same."""
     path = Path(destination)
     if dtype is not None and not dtype.is_floating_point:
         message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
@@ -251,6 +259,7 @@ def prepare(
     )
 
 
+@spending()
 def carry_out(
     draft: Draft,
     destination: str | os.PathLike[str],
@@ -262,49 +271,27 @@ def carry_out(
     tell: Tell | None = None,
     group: ProcessGroup | None = None,
 ) -> Converted:
-    """Do what a draft says; arguments and errors as in :func:`convert`.
+    """Write the files of a draft.
 
     Args:
-        group: the processes that do it together, all with the same draft; None for those of ``torch.distributed``.
+        draft: what to write, from :func:`prepare`.
+        destination, threads, memory, sha256, overwrite, tell: as in :func:`convert`.
+        group: the processes that share the work, all with the same draft; None for those of ``torch.distributed``.
+
+    Raises:
+        CheckpointError, PlanError, TargetError: as in :func:`convert`.
     """
-    options = _Options(threads=threads, memory=memory, sha256=sha256, overwrite=overwrite)
-    return _carry_out(draft, Path(destination), options, group or current_group(), tell)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """What does not shape the output; as in :func:`convert`."""
-
-    threads: int
-    memory: int
-    sha256: bool
-    overwrite: bool
-
-    def require(self) -> None:
-        """Raises: TargetError when no work can be done with these."""
-        threads, memory = self.threads, self.memory
-        if threads < 1:
-            raise _wrong(Message(Option("threads", threads), ", expected at least 1"))
-        if memory < threads * LEAST:
-            enough = threads * LEAST
-            message = Message(Option("memory", memory), f": each of {threads} threads needs {LEAST} bytes")
-            pass_memory = Wording(python=f"pass memory={enough}", command=f"pass --memory {enough >> 20}MiB")
-            raise _wrong(message, Message(pass_memory, ", or fewer threads"))
-
-
-@spending()
-def _carry_out(draft: Draft, path: Path, options: _Options, group: ProcessGroup, tell: Tell | None) -> Converted:
-    options.require()
+    _require_resources(threads, memory)
+    path, group = Path(destination), group or current_group()
     draft.checkpoint.allow_time()
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
-    first, overwrite = group.rank == 0, options.overwrite
+    first = group.rank == 0
     with shared_failures(group), explained(path, draft.outline.size), workplace(path, first=first) as place:
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
             prove_same(draft.recipes.same, draft.checkpoint)
-        each = options.memory // options.threads
         written = write_files(
-            draft, place, group, threads=options.threads, memory=each, sha256=options.sha256, meter=meter
+            draft, place, group, threads=threads, memory=memory // threads, sha256=sha256, meter=meter
         )
         for checkpoint in (draft.checkpoint, draft.like):
             if checkpoint is not None:
@@ -315,6 +302,16 @@ def _carry_out(draft: Draft, path: Path, options: _Options, group: ProcessGroup,
             publish(FILES, place.folder, path, overwrite=overwrite)
         group.gather(None)
     return _converted(draft, path, written, meter.now)
+
+
+def _require_resources(threads: int, memory: int) -> None:
+    if threads < 1:
+        raise _wrong(Message(Option("threads", threads), ", expected at least 1"))
+    if memory < threads * LEAST:
+        enough = threads * LEAST
+        message = Message(Option("memory", memory), f": each of {threads} threads needs {LEAST} bytes")
+        pass_memory = Wording(python=f"pass memory={enough}", command=f"pass --memory {enough >> 20}MiB")
+        raise _wrong(message, Message(pass_memory, ", or fewer threads"))
 
 
 def _converted(draft: Draft, path: Path, written: Written, progress: Progress) -> Converted:

@@ -1,4 +1,4 @@
-"""Digests of what is written: XXH3 with 128 bits, at the speed of memory.
+"""Digests of tensors and files: XXH3 with 128 bits, as fast as memory.
 
 They find accidents, a flipped bit or a file cut short, and are no defence against somebody who makes a file with a
 given digest; SHA-256 of the files is recorded as well when that is asked for.
@@ -58,13 +58,13 @@ class Sum:
         self.crc = 0
 
     def update(self, piece: memoryview) -> None:
-        """Go on with these."""
+        """Add bytes."""
         self._state.update(piece)
         if self._takes:
             self.crc = zlib.crc32(piece, self.crc)
 
     def hexdigest(self) -> str:
-        """The XXH3 of all."""
+        """The XXH3 of all bytes so far."""
         return self._state.hexdigest()
 
 
@@ -88,7 +88,7 @@ def sha256_of(file: LocalFile) -> str:
 
 
 class StreamDigests:
-    """Digests of tensors that are read anyway, in whatever parts and by whatever output wants them.
+    """Digests of the input's tensors, taken while they are read in parts for the output.
 
     No digest is made of a tensor whose bytes are read out of order or with gaps.  When too many digests have begun, the
     one that was updated least recently is dropped.
@@ -98,7 +98,7 @@ class StreamDigests:
         self._begun: dict[str, tuple[xxhash.xxh3_128, int]] = {}
 
     def update(self, name: str, at: int, rows: Sequence[memoryview]) -> None:
-        """Some bytes of a tensor were read, those from ``at`` on, into these buffers one after the other."""
+        """Add the bytes of a tensor from ``at`` on, which were read into these buffers."""
         state, expected = self._begun.pop(name, (None, -1))
         if at == 0:
             state, expected = xxhash.xxh3_128(), 0
@@ -111,7 +111,7 @@ class StreamDigests:
             del self._begun[next(iter(self._begun))]
 
     def digest(self, name: str, nbytes: int) -> str | None:
-        """The digest of a tensor, once all its bytes were read; it is forgotten then.  None before."""
+        """The digest of a tensor if all its bytes were read, and forget it; else None."""
         state, seen = self._begun.get(name, (None, -1))
         if state is None or seen != nbytes:
             return None

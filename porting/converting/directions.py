@@ -1,4 +1,4 @@
-"""What a conversion makes: the recipes of a checkpoint in the port's layout, and of a port's tensors back."""
+"""The recipes of a conversion: from a checkpoint to the port's layout, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from porting.plan.recipe import Described, Recipe, backward_recipes, cast_to, fo
 
 @dataclass(frozen=True, kw_only=True)
 class Recipes:
-    """Everything that an output holds, and what it does not.
+    """The tensors of an output, and those that are left out of it.
 
     Attributes:
         tensors: in the order in which the output lists them.
@@ -42,7 +42,7 @@ class Recipes:
 
 
 def into_port(plan: Plan) -> Recipes:
-    """The port's tensors from the checkpoint's."""
+    """The recipes of the port's tensors from the checkpoint's."""
     found = {
         recipe.name: recipe
         for step in plan.steps
@@ -62,7 +62,7 @@ def into_port(plan: Plan) -> Recipes:
 def back_from_port(
     plan: Plan, dtype: torch.dtype | None, like: Mapping[str, Described], same: tuple[LeftOut, ...]
 ) -> Recipes:
-    """The checkpoint's tensors from the port's.
+    """The recipes of the checkpoint's tensors from the port's.
 
     Args:
         plan: the checkpoint that is to be written, held against the port's tensors.
@@ -101,7 +101,7 @@ def back_from_port(
 
 
 def _moved(step: Step, like: Mapping[str, Described]) -> str:
-    """What a sum that is taken apart does to the values of its terms."""
+    """The warning that undoing a sum moves the values of its terms."""
     first, *others = step.sources
     emptied = ", ".join(repr(name) for name in others)
     how = (
@@ -122,7 +122,7 @@ def _restored(
     dtype: torch.dtype | None,
     like: Mapping[str, Described],
 ) -> Recipe | None:
-    """A tensor that the port does not hold: what it is known to equal, or the followed checkpoint's own."""
+    """The recipe of a tensor that the port does not hold: its known value, or the followed checkpoint's."""
     if left.equals in found:
         return replace(found[left.equals], name=left.name)
     work = like[left.name].dtype if left.name in like else plan.sources[left.name].dtype

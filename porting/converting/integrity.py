@@ -1,4 +1,4 @@
-"""``verify_files``: whether the files of a directory are still those that its record was written for."""
+"""``verify_files``: compare the files of a directory with its record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from porting.printable import shown
 
 @dataclass(frozen=True, kw_only=True)
 class FilesReport:
-    """What was found.
+    """The result of comparing files with their record.
 
     Attributes:
         path: the directory.
@@ -59,7 +59,7 @@ OBJECTS_EACH = 16
 
 @spending()
 def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, threads: int = 2) -> FilesReport:
-    """Read every file that :func:`porting.convert` wrote, and compare it with the digest that was recorded.
+    """Read every file that :func:`porting.convert` wrote, and compare it with its recorded digest.
 
     A single bit that differs is found, and said where: in which tensor, in a header, in the index, in the config or in
     the record itself.
@@ -139,7 +139,7 @@ NAMED = (
 
 
 def _is_looked_for(root: Folder, name: str) -> bool:
-    """Whether a file that the record does not name may change what a reader of the directory gets.
+    """Whether a file that the record does not name may change what a program reads from the directory.
 
     Which files some loader looks for cannot be listed: ``dict.txt``, ``setup.cfg`` and ``1_Pooling/config.json`` are
     read by one each.  So all are, but for notes.
@@ -159,7 +159,7 @@ def _nobody_looks() -> None:
 
 
 class _Chunks:
-    """Where the tensors of a container lie whose files are only read together, such as a distributed checkpoint."""
+    """The places of the tensors of a container whose files are read together, such as a distributed checkpoint."""
 
     def __init__(self, root: Folder, record: Record) -> None:
         self._root = root
@@ -169,7 +169,7 @@ class _Chunks:
         self._opened = False
 
     def of(self, file: str) -> Mapping[str, tuple[int, int]]:
-        """The tensors of a file, and where their bytes begin and end.
+        """The tensors of a file, and the ranges of their bytes.
 
         Raises:
             PortingError: the metadata, or an archive around a tensor, is damaged; or the record names no part.
@@ -196,14 +196,14 @@ def _holds_tensors(container: Container, name: str) -> bool:
 
 
 class _Digests:
-    """The digests of what was read: what is one file, under whatever names, is read once."""
+    """Digests of ranges of files; a file with several names is read once."""
 
     def __init__(self) -> None:
         self._ranges: dict[Range, str] = {}
         self._sha256: dict[str, str] = {}
 
     def job(self, file: LocalFile, start: int, stop: int) -> Iterator[tuple[int, partial[None]]]:
-        """What is to be done for the digest of a range, where nothing is being done for it yet."""
+        """The job that takes the digest of a range; nothing if there is one already."""
         key = file.inode, start, stop
         if key not in self._ranges:
             self._ranges[key] = ""
@@ -228,7 +228,7 @@ Range = tuple[str, int, int]
 
 
 class _Checked:
-    """One file that the record names."""
+    """A file that the record names."""
 
     def __init__(
         self, root: Folder, name: str, entry: object, record: Record, chunks: _Chunks, digests: _Digests
@@ -262,7 +262,7 @@ class _Checked:
             self._container = None
 
     def jobs(self) -> Iterator[tuple[int, partial[None]]]:
-        """What is to be read: the tensors of a file of weights, or all of another; what is no tensor's is at once."""
+        """The jobs that read a file: one for each tensor, or one for all; what is between tensors is read at once."""
         if self._file is None or self._problem:
             return
         if self._container is None:
@@ -285,7 +285,7 @@ class _Checked:
             yield from self._digests.job(self._file, start, stop)
 
     def _places(self, container: Container, file: LocalFile) -> Mapping[str, tuple[int, int]] | None:
-        """Where the tensors of a file of weights begin and end; None when that cannot be told, which is then noted."""
+        """The ranges of the tensors of a file of weights; None if they cannot be found, which is noted."""
         try:
             if container.together:
                 return self._chunks.of(self.name)
@@ -311,11 +311,11 @@ class _Checked:
 
     @property
     def _surroundings(self) -> str:
-        """What of the file is no tensor's."""
+        """The name, for messages, of the part of the file that is outside of tensors."""
         return self._container.surroundings if self._container is not None and self._front else "it"
 
     def problems(self, *, sha256: bool) -> Iterator[str]:
-        """What is not as it was written."""
+        """The differences from the record, one a line."""
         if self._problem or self._file is None:
             yield f"{self.name}: {self._problem}"
             return

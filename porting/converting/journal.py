@@ -1,4 +1,4 @@
-"""What a conversion has done so far, written down as it goes, so that the next one can go on.
+"""The journal of a conversion: what is done, so that an interrupted conversion can be continued.
 
 One file of lines for each process, each line a JSON object: first what is being done (a digest of the plan, and the
 identity of every file of the input), then each tensor of the output once it is written and each of the input once it is
@@ -45,7 +45,7 @@ MOST = 1 << 63
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What earlier processes wrote down.
+    """The journals of earlier processes.
 
     Attributes:
         made: tensors of the output by name.
@@ -58,7 +58,7 @@ class Past:
 
 
 class Journal:
-    """A journal that is being written: one that is there already goes on, if it is of the same conversion.
+    """A journal that is being written; an existing one of the same conversion is continued.
 
     Args:
         folder: where it lies.
@@ -86,12 +86,12 @@ class Journal:
         os.close(self._descriptor)
 
     def made(self, name: str, made: Made) -> None:
-        """A tensor of the output is written."""
+        """Record that a tensor of the output is written."""
         losses = {"infinite": made.losses.infinite, "vanished": made.losses.vanished}
         self._write({"tensor": name, "digest": made.digest, **losses, "sources": dict(made.sources)})
 
     def read(self, name: str, digest: str) -> None:
-        """A tensor of the input was read."""
+        """Record the digest of a tensor of the input."""
         self._write({"source": name, "digest": digest})
 
     def _write(self, entry: Mapping[str, object]) -> None:
@@ -101,13 +101,13 @@ class Journal:
 
 
 def write_line(descriptor: int, raw: bytes, at: int) -> int:
-    """Write a line at a place; its length."""
+    """Write a line at a place; returns its length."""
     write_at(descriptor, raw, at)
     return len(raw)
 
 
 def past(folder: Folder, key: Mapping[str, object], *, made: Container[str], sources: Container[str]) -> Past | None:
-    """What the journals in a folder say.
+    """Read the journals in a folder.
 
     Args:
         folder: where they lie.
@@ -149,7 +149,7 @@ def past(folder: Folder, key: Mapping[str, object], *, made: Container[str], sou
 
 
 def _is_of(folder: Folder, name: str, key: Mapping[str, object]) -> bool:
-    """Whether the first line of a journal says that it is of this conversion.
+    """Whether a journal's first line belongs to this conversion.
 
     It does not when its writer died before the whole of the line was written.
 
@@ -179,7 +179,7 @@ def _is_of(folder: Folder, name: str, key: Mapping[str, object]) -> bool:
 
 
 def _entries(folder: Folder, name: str) -> Iterator[object]:
-    """What the other lines hold; those that were cut off or damaged are left out."""
+    """The entries of the other lines; truncated and damaged ones are left out."""
     with _opened(folder, name) as file:
         whole = True
         while line := file.readline(LONGEST):

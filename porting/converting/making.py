@@ -1,4 +1,4 @@
-"""Making one tensor of the output in memory that does not depend on its size.
+"""Making the tensors of the output, in memory that does not grow with them.
 
 A tensor is made from its first element to its last.  Long runs of elements are read one after the other, cast where
 that is asked for, and put out (:mod:`porting.converting.long_runs`).  Any other tensor is made in blocks: what lands in
@@ -42,7 +42,7 @@ LONG = 1 << 14
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What is known of a tensor once it is written.
+    """The digests and losses of a tensor that was written.
 
     Attributes:
         digest: of its bytes.
@@ -90,7 +90,7 @@ class Maker:
         self._divisions: dict[tuple[Copy, bool], tuple[Stored, ...]] = {}
 
     def digest_of(self, name: str) -> str:
-        """The digest of a tensor of the input as it lies in its file; of one in several pieces, in row-major order."""
+        """The digest of a tensor of the input as it is stored; of one in several pieces, in row-major order."""
         pieces = self._checkpoint.pieces(name)
         state = xxhash.xxh3_128()
         if len(pieces) == 1:
@@ -105,7 +105,7 @@ class Maker:
         return digest
 
     def sum_at(self, descriptor: int, at: int, count: int) -> Sum:
-        """The digests of a range of the output as it lies there."""
+        """The digests of a range of the output, read back."""
         state = Sum(crc=self._crc)
         for done in range(0, count, PIECE):
             piece = self._view[: min(PIECE, len(self._view), count - done)]
@@ -134,7 +134,7 @@ class Maker:
         return Made(digest=out.digest, losses=lost, sources=self._digests(recipe, out), crc=out.crc)
 
     def _digests(self, recipe: Recipe, out: Output) -> dict[str, str]:
-        """The digests of those tensors of the input of which the last byte has passed now."""
+        """The digests of the tensors of the input whose last byte was read now."""
         if self._is_whole(recipe):
             return {recipe.copies[0].source: out.digest}
         found = {}
@@ -148,7 +148,7 @@ class Maker:
         return found
 
     def _is_whole(self, recipe: Recipe) -> bool:
-        """Whether a tensor is one of the input, byte for byte, as it is digested there."""
+        """Whether a tensor of the output has the bytes of one of the input."""
         if len(recipe.copies) != 1 or recipe.arithmetic or not recipe.copies[0].contiguous:
             return False
         info = self._checkpoint.tensors[recipe.copies[0].source]
@@ -157,14 +157,14 @@ class Maker:
         return lies and info.dtype == recipe.dtype and recipe.copies[0].numel * info.dtype.itemsize == info.nbytes
 
     def _digest_along(self, part: Stored, at: int, rows: Sequence[memoryview]) -> None:
-        """Some bytes of a piece of a tensor of the input were read."""
+        """Add bytes of the input that were read to the digest of their tensor."""
         if len(self._checkpoint.pieces(part.copy.source, verify=False)) == 1:
             self._streams.update(part.copy.source, at, rows)
 
     # ------------------------------------------------------------------------------------------ long runs
 
     def _is_carried(self, recipe: Recipe, moves: Sequence[Stored]) -> bool:
-        """Whether a tensor is nothing but long runs of elements, cast at most once."""
+        """Whether a tensor consists of long runs of elements, cast at most once."""
         dtypes = {self._checkpoint.tensors[part.copy.source].dtype for part in moves}
         if not moves or not recipe.covered or recipe.arithmetic or torch.bool in dtypes:
             return False
@@ -225,7 +225,7 @@ class Maker:
             start = stop
 
     def _length(self, recipe: Recipe) -> int:
-        """Elements of a block: so many that the source is read in long runs, as far as the memory goes."""
+        """The number of elements of a block: enough to read the source in long runs, if the memory allows."""
         width = recipe.work.itemsize
         cost = width + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0) + recipe.arithmetic.nbytes
         most = max(1, (self._block.numel() - 256) // cost)
@@ -252,13 +252,13 @@ class Maker:
         return wanted >= runs * LONG
 
     def _stored(self, copy: Copy, *, like: bool = False) -> tuple[Stored, ...]:
-        """The parts of a move, each counted as its source lies in a file."""
+        """The parts of a move, each counted in elements of the piece of a file that it reads."""
         if (copy, like) not in self._divisions:
             self._divisions[copy, like] = tuple(stored(copy, self._of(like=like)))
         return self._divisions[copy, like]
 
     def _of(self, *, like: bool) -> Checkpoint:
-        """The checkpoint that is read: the input, or the followed one."""
+        """The checkpoint to read: the input, or the followed one."""
         if not like:
             return self._checkpoint
         if self._like is None:
@@ -266,7 +266,7 @@ class Maker:
         return self._like
 
     def _filled(self, recipe: Recipe, start: int, stop: int) -> tuple[Tensor, Losses]:
-        """The elements ``[start, stop)`` of a tensor, as they go into the file."""
+        """Compute the elements ``[start, stop)`` of a tensor."""
         casts = CountedCasts()
         found = compute(
             recipe,

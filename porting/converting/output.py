@@ -1,4 +1,4 @@
-"""Bytes at places of a file that is being written; a tensor's are digested while the processor's cache holds them."""
+"""Writing bytes at places of a file; a tensor's are digested while they are in the processor's cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ that lends its free memory out, writes of 128 KiB took five times as long as the
 
 
 class Output:
-    """A place in a file, from which on a tensor is written.
+    """A place in a file at which a tensor is written.
 
     Args:
         target: the descriptor of the file.
@@ -34,17 +34,17 @@ class Output:
 
     @property
     def room(self) -> int:
-        """Bytes up to the next multiple of :data:`BLOCK` in the file: with so many, writes are whole."""
+        """Bytes up to the next multiple of :data:`BLOCK` in the file, so that writes are aligned."""
         return BLOCK - self._at % BLOCK
 
     @property
     def digest(self) -> str:
-        """The digest of all that was put."""
+        """The digest of all bytes that were put."""
         return self._sum.hexdigest()
 
     @property
     def crc(self) -> int:
-        """The CRC-32 of all that was put; 0 when it is not taken."""
+        """The CRC-32 of all bytes that were put; 0 if it is not taken."""
         return self._sum.crc
 
     def put(self, raw: memoryview) -> None:
@@ -65,7 +65,7 @@ class Output:
 
 
 def write_at(target: int, data: memoryview | bytes, at: int) -> None:
-    """Write all of it at a place of a file."""
+    """Write all bytes at a place of a file."""
     view = memoryview(data)
     while view:
         done = os.pwrite(target, view, at)

@@ -1,4 +1,4 @@
-"""Several processes that convert together: they share a file system, and tell each other digests and nothing larger.
+"""Processes that share a conversion: they use one file system, and exchange digests and nothing larger.
 
 Tensors never pass between them.  ``torchrun`` starts them and ends all when one dies; what they wrote until then stays,
 and the same command goes on from there.

@@ -1,4 +1,4 @@
-"""How far a conversion has come, and how long it would take."""
+"""The progress of a conversion, and an estimate of its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from porting.converting.output import BLOCK, write_at
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a conversion has come.
+    """The progress of a conversion.
 
     Attributes:
         stage: what is being done: ``"checking"``, ``"writing"``, ``"reading"`` or ``"publishing"``.
@@ -37,12 +37,12 @@ class Progress:
 
     @property
     def speed(self) -> float:
-        """Bytes a second, those that were there already left out."""
+        """Bytes per second, resumed ones excluded."""
         return (self.bytes - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def left(self) -> float | None:
-        """Seconds to go; None while nobody knows."""
+        """Seconds to go; None while the speed is unknown."""
         return (self.all_bytes - self.bytes) / self.speed if self.speed > 0 else None
 
 
@@ -50,7 +50,7 @@ Tell = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts what several threads do.
+    """Counts the progress of several threads.
 
     Args:
         tensors, nbytes: how much the output holds.
@@ -66,34 +66,34 @@ class Meter:
         self.stage = "writing"
 
     def expect(self, tensors: int, nbytes: int) -> None:
-        """How much of the output this process will see to, when several share it."""
+        """Set the share of this process, if several processes convert together."""
         self._all = tensors, nbytes
 
     def wrote(self, nbytes: int) -> None:
-        """Some bytes of the output are written."""
+        """Count bytes of the output that were written."""
         with self._lock:
             self._bytes += nbytes
 
     def kept(self, nbytes: int) -> None:
-        """A tensor was there already."""
+        """Count a tensor that was there already."""
         with self._lock:
             self._bytes += nbytes
             self._resumed += nbytes
             self._tensors += 1
 
     def finished(self) -> None:
-        """A tensor of the output is complete."""
+        """Count a complete tensor of the output."""
         with self._lock:
             self._tensors += 1
 
     def look(self) -> None:
-        """Tell how far it has come."""
+        """Report the progress."""
         if self._tell is not None:
             self._tell(self.now)
 
     @property
     def now(self) -> Progress:
-        """How far it has come."""
+        """The progress so far."""
         with self._lock:
             return Progress(
                 stage=self.stage,
@@ -111,7 +111,7 @@ TRIED = 64 << 20
 
 
 def estimate(draft: Draft, destination: str | os.PathLike[str], *, threads: int) -> float | None:
-    """Seconds that a conversion would take, by copying some of the input into a file that has no name.
+    """Estimate the seconds that a conversion takes, by copying some of the input to an unnamed file.
 
     Args:
         draft: the conversion.
@@ -141,7 +141,7 @@ def estimate(draft: Draft, destination: str | os.PathLike[str], *, threads: int)
 
 
 def _copy(draft: Draft, descriptor: int) -> int:
-    """Copy and digest the first tensors; how many bytes."""
+    """Copy and digest the first tensors; returns the number of bytes."""
     buffer = memoryview(bytearray(BLOCK))
     copied = 0
     places = (piece for name in draft.checkpoint.tensors for piece in draft.checkpoint.pieces(name))

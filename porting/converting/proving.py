@@ -1,4 +1,4 @@
-"""Seeing that tensors which are left out equal what they are said to equal, piece by piece."""
+"""Proving, piece by piece, that the tensors that are left out have the values that the table states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from porting.plan.plan import LeftOut, PlanError
 
 
 def prove_same(pairs: Iterable[LeftOut], checkpoint: Checkpoint) -> None:
-    """Compare each tensor with what it is said to equal, bit for bit.
+    """Compare each tensor with the value that the table states, bit for bit.
 
     Raises:
         PlanError: some differ; carries all faults.
@@ -54,13 +54,13 @@ def _equal(pair: LeftOut, checkpoint: Checkpoint, mine: memoryview, other: memor
 
 
 def _together(checkpoint: Checkpoint, name: str) -> StoredBox | None:
-    """The piece that a tensor lies in, from its first element to its last; None when it does not."""
+    """The only piece of a tensor, in row-major order; None if it has several, or another order."""
     pieces = checkpoint.pieces(name)
     return pieces[0] if len(pieces) == 1 and pieces[0].extent.stride is None else None
 
 
 def _generated(content: Content, pair: LeftOut, checkpoint: Checkpoint, buffer: memoryview) -> bool:
-    """Whether a tensor holds what it is known to hold."""
+    """Whether a tensor has the stated content."""
     info = checkpoint.tensors[pair.name]
     piece = _together(checkpoint, pair.name)
     if piece is None:

@@ -1,4 +1,4 @@
-"""The provenance file: where the files of a directory came from, and the digest of each.
+"""The record of a conversion: the origin of the files of a directory, and the digest of each.
 
 It is the same text for the same conversion: no time, no place and no name of a machine is in it.  Its last field is the
 digest of the rest, so that damage to the record itself shows as well.
@@ -33,12 +33,12 @@ LONGEST_DIGEST = 128
 
 
 def versions() -> dict[str, str]:
-    """What made the files."""
+    """The versions of the programs that made the files."""
     return {"porting": version("porting"), "python": platform.python_version(), "torch": str(torch.__version__)}
 
 
 def record_bytes(content: Mapping[str, object]) -> bytes:
-    """The text of a record: the content, its format in front and its digest behind."""
+    """The text of a record: its format, the content, and its digest."""
     whole = {"format": FORMAT, "digests": ALGORITHM, **content}
     text = _text(whole)
     digest = _text({"digest": of_bytes(text)})
@@ -65,20 +65,20 @@ class Record:
     damage: str = ""
 
     def section(self, *names: str) -> Mapping[str, object]:
-        """A part of it; empty where there is none."""
+        """A section of the record; empty if there is none."""
         found: object = self.content
         for name in names:
             found = found.get(name) if isinstance(found, Mapping) else None
         return found if isinstance(found, Mapping) else {}
 
     def text(self, *names: str) -> str:
-        """A string in it; empty where there is none."""
+        """A string of the record; empty if there is none."""
         value = self.section(*names[:-1]).get(names[-1])
         return value if isinstance(value, str) else ""
 
     @property
     def sources(self) -> dict[str, Described]:
-        """The tensors of the checkpoint that was converted, in their order."""
+        """The tensors of the converted checkpoint, in their order."""
         found: dict[str, Described] = {}
         for name, entry in self.section("source", "tensors").items():
             match entry:
@@ -89,7 +89,7 @@ class Record:
 
 
 def read_record(folder: Folder) -> Record | None:
-    """The record in a directory; None when it has none.
+    """Read the record in a directory; None if there is none.
 
     Raises:
         CheckpointError: it cannot be read, or is none.
@@ -109,7 +109,7 @@ def read_record(folder: Folder) -> Record | None:
 
 
 def _fits(raw: bytes, digest: object) -> bool:
-    """Whether the text of a record is what its digest was taken of, with the digest behind.
+    """Whether the digest at the end of a record's text is right.
 
     The text itself is compared and not written out again: that may take many times as long as reading it.
     """

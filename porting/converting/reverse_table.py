@@ -1,4 +1,4 @@
-"""The side of a table that is not there yet, from the names and shapes of the one that is.
+"""The names and shapes of one side of a table, from those of the other.
 
 A conversion needs no module where the rules alone say what comes out: each rule is read in the direction of the
 conversion, and its other side is spelled.  :func:`porting.plan.inferred_source.imagine` does that from the module's
@@ -33,7 +33,7 @@ from porting.target import Slot
 
 
 def turned(table: Table) -> Table:
-    """The table with the sides of its rules exchanged; of a fold the first source stays, whose shape is the sum's."""
+    """Exchange the sides of a table's rules; of a fold the first source is kept, which has the sum's shape."""
     rules = tuple(_turned(rule) for rule in table.rules)
     return replace(table, rules=rules, prefix=table.target_prefix, target_prefix=table.prefix)
 
@@ -46,7 +46,7 @@ def _turned(rule: Rule) -> Rule:
 
 
 def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[str, object]) -> dict[str, Slot]:
-    """The port's tensors that the rules make of a checkpoint's, all of them.
+    """The port's tensors that the rules make of a checkpoint's.
 
     Raises:
         PlanError: a name or a size follows from nothing; carries all faults.
@@ -74,7 +74,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
 
 
 def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -> dict[str, Shape]:
-    """The tensors that [make] adds where no module is built: one for each index that the other names have.
+    """The tensors that [make] adds without a module: one for each index that the other names have.
 
     Args:
         table: the table.
@@ -142,7 +142,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A port's tensors as places to be read.
+    """A port's tensors as the places of a module.
 
     Attributes:
         places: a place for each tensor; those that the table ties share one.
@@ -154,7 +154,7 @@ class Held:
 
 
 def held(table: Table, tensors: Mapping[str, Described]) -> Held:
-    """The tensors of a checkpoint in the port's layout, as the places of a module that nobody built."""
+    """Take the tensors of a checkpoint in the port's layout for the places of a module."""
     matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
     places: dict[str, Slot] = {}
     same: list[LeftOut] = []
@@ -174,7 +174,7 @@ def held(table: Table, tensors: Mapping[str, Described]) -> Held:
 def sources_of(
     table: Table, places: Mapping[str, Slot], config: Mapping[str, object], recorded: Mapping[str, Described] | None
 ) -> dict[str, Described]:
-    """The tensors that a port's are turned back into: those that are recorded, else those that the rules spell.
+    """The tensors that a port is converted back to: the recorded ones, else those that the rules name.
 
     Each gets the dtype of the port's tensor that it is made of.
 

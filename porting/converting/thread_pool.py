@@ -1,4 +1,4 @@
-"""Jobs done by several threads; the first failure stops them all."""
+"""Running jobs in several threads; the first failure stops all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Job = Callable[[Owned], None]
 
 
 class _Lanes(Generic[Owned]):
-    """The jobs, divided into as many parts of about equal cost as there are threads, each in the order of the jobs.
+    """Jobs divided into one lane for each thread, of about equal cost and in their order.
 
     So neighbours are done by one thread, one after the other, and two threads are seldom in one file: the system lets
     only one of them write to it at a time.  A thread that has nothing left takes from the far end of the fullest part.
@@ -40,7 +40,7 @@ class _Lanes(Generic[Owned]):
             before += cost
 
     def take(self, number: int) -> tuple[int, Job[Owned]] | None:
-        """The next job of a thread, with its cost; None when there is none left."""
+        """Take the next job of a thread, with its cost; None if there is none left."""
         with self._lock:
             fullest = max(range(len(self._lanes)), key=lambda lane: (self._left[lane], len(self._lanes[lane])))
             lane = number if self._lanes[number] else fullest
@@ -56,7 +56,7 @@ def work(
     owners: Sequence[Callable[[], Owned]],
     look: Callable[[], None],
 ) -> None:
-    """Do all jobs, neighbours in the order in which they are given.
+    """Run all jobs in several threads, neighbours in their order.
 
     Args:
         jobs: the cost of each, in bytes, and the job, which is given what its thread owns.

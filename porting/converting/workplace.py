@@ -1,4 +1,4 @@
-"""The temporary directory in which a conversion is made, beside the destination, and its becoming the destination.
+"""The temporary directory of a conversion, beside the destination, which it becomes at the end.
 
 ``.NAME.porting-convert`` holds the new directory as ``files``, and beside it the journal.  Whoever works in it holds
 a lock on it.  A process that dies leaves it behind, and the next conversion to the same destination goes on from there
@@ -77,13 +77,13 @@ class Workplace:
         return Folder(self.root / JOURNALS, inside=self.folder)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Remove all files, to start again."""
         self.untouched = False
         self.files.clear()
         self.journals.clear()
 
     def open(self, name: str, size: int) -> int:
-        """A descriptor of a file of that many bytes, whose room on the disk is reserved."""
+        """Open a file of that many bytes, and reserve its space on the disk."""
         descriptor = self.files.write(name)
         try:
             if os.fstat(descriptor).st_size != size:
@@ -95,7 +95,7 @@ class Workplace:
         return descriptor
 
     def write(self, name: str, raw: bytes) -> None:
-        """Write a small file, and see it reach the disk."""
+        """Write a small file, and flush it to the disk."""
         descriptor = self.files.write(name)
         try:
             os.ftruncate(descriptor, 0)
@@ -112,7 +112,7 @@ def root_of(path: Path) -> Path:
 
 @contextmanager
 def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
-    """The locked temporary directory of a destination; removed afterwards.
+    """Lock the temporary directory of a destination; it is removed afterwards.
 
     It stays when the user interrupts, and after an error while it still is as an earlier process left it: what that
     process did is not lost for a reason that has nothing to do with it.
@@ -149,14 +149,14 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
 
 
 def _remove(folder: Folder, parent: Folder) -> None:
-    """Remove the directory; what took its name meanwhile only if it is an empty directory."""
+    """Remove the directory; another one that took its name meanwhile is removed only if it is empty."""
     folder.clear()
     with suppress(OSError):
         os.rmdir(folder.path.name, dir_fd=parent.descriptor)
 
 
 def _locked(parent: Folder, path: Path) -> tuple[Folder, int, bool]:
-    """The directory, the descriptor that holds its lock, and whether it was made because it was not there."""
+    """Open or make the directory; returns it, the descriptor that holds its lock, and whether it was made."""
     root = root_of(path)
     while True:
         made = False
@@ -191,7 +191,7 @@ def _locked(parent: Folder, path: Path) -> tuple[Folder, int, bool]:
 
 
 def _prepare(folder: Folder, parent: Folder, path: Path, *, made: bool) -> None:
-    """What stands in the directory; of one that was there, all is looked at before anything is written."""
+    """Prepare the directory's folders; of an existing one, all content is checked before anything is written."""
     if not made:
         _require_plain(folder, path)
     try:
@@ -268,7 +268,7 @@ def _busy(folder: Folder, path: Path) -> CheckpointError:
 
 
 def require_room(root: Path, needed: int) -> None:
-    """See that the disk has room for ``needed`` more bytes.
+    """Require that the disk has room for ``needed`` more bytes.
 
     Raises:
         OSError: it has not.

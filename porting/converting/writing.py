@@ -1,4 +1,4 @@
-"""Carrying a draft out inside of a temporary directory: every file written, digested and on the disk."""
+"""Writing the files of a draft into a temporary directory, with their digests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from porting.plan.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written.
+    """The result of writing.
 
     Attributes:
         made: the tensors, in the order of the output.
@@ -87,7 +87,7 @@ def write_files(
 
 
 def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | None:
-    """Files of the right size, room for them on the disk, their headers written; what is there already."""
+    """Make files of the right size, reserve their space, and write their headers; returns what was done before."""
     tensors = frozenset(recipe.name for recipe in draft.recipes.tensors)
     before = past(place.journals, key, made=tensors, sources=draft.checkpoint.tensors)
     if before is None:
@@ -104,7 +104,7 @@ def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | 
 
 @contextmanager
 def _opened(draft: Draft, place: Workplace) -> Iterator[dict[str, int]]:
-    """Descriptors of all shards."""
+    """Open all shards; yields their descriptors."""
     with ExitStack() as stack:
         found = {}
         for shard in draft.outline.shards:
@@ -114,7 +114,7 @@ def _opened(draft: Draft, place: Workplace) -> Iterator[dict[str, int]]:
 
 
 class _Task:
-    """The tensors that are to be made, and those that are."""
+    """The tensors to be made, and those that are made."""
 
     def __init__(
         self, draft: Draft, group: ProcessGroup, shards: Mapping[str, int], journal: Journal, meter: Meter
@@ -132,7 +132,7 @@ class _Task:
         self._reading = {name: Lock() for name in draft.checkpoint.tensors}
 
     def make(self, make_makers: list[Callable[[], Maker]], before: Past | None) -> None:
-        """Make this process's share, except for tensors that an earlier one has made and that are still right."""
+        """Make this process's share, except for tensors that an earlier process made and that are still right."""
         recipes = {recipe.name: recipe for recipe in self._draft.recipes.tensors}
         every = [(shard, recipes[name]) for shard in self._draft.outline.shards for name in shard.tensors]
         mine = [every[job] for job in self._share([recipe.nbytes for _, recipe in every])]
@@ -175,7 +175,7 @@ class _Task:
             os.fsync(descriptor)
 
     def _kept(self, recipe: Recipe, before: Past, maker: Maker, descriptor: int, at: int) -> Made | None:
-        """What an earlier process made, if its bytes are there and those that it was made of are what they were."""
+        """The tensor as an earlier process made it, if its bytes and its sources are unchanged; else None."""
         made = before.made.get(recipe.name)
         if made is None or recipe.base:  # of the followed checkpoint no digests are taken
             return None
@@ -189,7 +189,7 @@ class _Task:
         return replace(made, crc=found.crc)
 
     def digest_sources(self, make_makers: list[Callable[[], Maker]]) -> None:
-        """The digests of those tensors of the input that were not read from first to last while others were made."""
+        """Take the digests of those tensors of the input that were not read completely while others were made."""
         left = [info for name, info in self._draft.checkpoint.tensors.items() if name not in self.sources]
         mine = [left[job] for job in self._share([info.nbytes for info in left])]
         work([(info.nbytes, partial(self._read, info.name)) for info in mine], make_makers, self._meter.look)
@@ -200,7 +200,7 @@ class _Task:
         self._digest(name, maker)
 
     def _digest(self, name: str, maker: Maker) -> str:
-        """The digest of a tensor of the input as it is now; each is read for that once."""
+        """The digest of a tensor of the input; each is read once for it."""
         with self._reading[name]:
             found = self.sources.get(name)
             if found is None:
@@ -212,7 +212,7 @@ class _Task:
 
 
 def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
-    """Config, tokenizer and index; the digest of each."""
+    """Write the config, tokenizer and index; returns their digests."""
     digests = {}
     for name, content in draft.files.items():
         if isinstance(content, bytes):
@@ -234,7 +234,7 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
 
 
 def _sweep_strangers(draft: Draft, place: Workplace) -> None:
-    """Only what belongs to the output is published."""
+    """Remove files that do not belong to the output."""
     own = {*draft.files, *(shard.name for shard in draft.outline.shards)}
     for name in place.files.names():
         if name not in own:
@@ -242,7 +242,7 @@ def _sweep_strangers(draft: Draft, place: Workplace) -> None:
 
 
 def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str], *, sha256: bool) -> bytes:
-    """The provenance file; ``small`` are the digests of all files but those of weights."""
+    """The text of the record; ``small`` has the digests of all files but those of weights."""
     checkpoint = draft.checkpoint
     source: dict[str, object] = {
         "name": Path(checkpoint.location).name if checkpoint.commit is None else checkpoint.location,
@@ -292,13 +292,13 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
 
 
 def _frame(shard: Shard, place: Workplace) -> bytes:
-    """What stands around the tensors of a file, as it was written: with the checksums that were not known before."""
+    """The bytes around the tensors of a file, with the checksums that are known after writing."""
     file = LocalFile(place.files.open(shard.name))
     return b"".join(file.pread(at, len(raw)) for at, raw in shard.frame)
 
 
 def _source_digest(draft: Draft, task: _Task, name: str) -> dict[str, object]:
-    """Size and digest of a file of the input; of a pickled one, whose tensors do not make up all of it, by reading."""
+    """The size and digest of a file of the input; a pickled one is read, since its tensors are only a part of it."""
     file = next(weights for weights in draft.checkpoint.files if weights.name == name)
     if file.header is None:
         local = draft.checkpoint.file(name)
@@ -310,7 +310,7 @@ def _source_digest(draft: Draft, task: _Task, name: str) -> dict[str, object]:
 
 
 def _command(draft: Draft) -> str:
-    """The command that makes the same again, as far as it shapes the output."""
+    """The command that makes the same output again."""
     words = ["porting", "convert", "SOURCE", "DESTINATION", "--table", draft.table.name]
     words += ["--reverse"] if draft.reverse else []
     for option in ("dtype", "shard_size", "to"):

@@ -1,4 +1,4 @@
-"""Filling a module whose parameters are spread over processes: each reads the bytes of its own shards alone."""
+"""Sharded modules: each process reads and writes only the bytes of its own shards."""
 
 from porting.sharding.filling import Filled, fill, is_sharded, require_equal, unequal
 from porting.sharding.processes import Processes

@@ -1,4 +1,4 @@
-"""``load`` into sharded modules: the plan, cut to the boxes that this process holds.
+"""``load`` into sharded modules: the plan, restricted to the boxes that this process holds.
 
 A rule is a set of moves between boxes, and a shard is a box, so that what a process needs of the checkpoint follows by
 arithmetic: through renames, transpositions, fusions, folds.  No process holds a whole tensor that is not whole in its
@@ -28,7 +28,7 @@ from porting.target import TargetError, assign, named_tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """What this process read.
+    """The values that this process read for a module.
 
     Attributes:
         values: its part of each target tensor, by name, not in the module yet.
@@ -62,7 +62,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
-    """This process's part of what the plan writes; nothing is put into the module yet.
+    """Read this process's part of the targets; the module is not changed yet.
 
     Args:
         plan: the plan.
@@ -93,7 +93,7 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
 
 
 def _part(recipe: Recipe, target: Tensor, reader: Ranges) -> Tensor:
-    """What this process holds of one tensor."""
+    """This process's part of a tensor."""
     shape = tuple(target.to_local().shape) if is_dtensor(target) else tuple(target.shape)  # type: ignore[attr-defined]  # a DTensor has it
     found = torch.empty(shape, dtype=recipe.dtype)
     for box in boxes(target, name=recipe.name):
@@ -103,7 +103,7 @@ def _part(recipe: Recipe, target: Tensor, reader: Ranges) -> Tensor:
 
 
 def compute_box(recipe: Recipe, box: Box, reader: Ranges) -> Tensor:
-    """The elements of a box of a tensor."""
+    """Compute the elements of a box of a tensor."""
 
     def read(copy: Copy) -> Iterator[tuple[Tensor, Copy]]:
         return ((values, part) for part, values in reader.clipped(copy, recipe.shape, box.starts, box.sizes))
@@ -112,7 +112,7 @@ def compute_box(recipe: Recipe, box: Box, reader: Ranges) -> Tensor:
 
 
 def _as_shard(value: Tensor, target: Tensor) -> Tensor:
-    """A DTensor like the one on the meta device that it takes the place of."""
+    """A DTensor with the mesh and placements of one on the meta device."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415  # whoever has such tensors has imported it
 
     if not isinstance(target, DTensor):
@@ -132,7 +132,7 @@ def _as_shard(value: Tensor, target: Tensor) -> Tensor:
 
 
 def unequal(plan: Plan, checkpoint: Checkpoint, rank: int, count: int) -> tuple[list[str], int]:
-    """Tensors that are dropped because they equal something and do not, in the share of one process.
+    """The tensors that are dropped because they equal another, and do not, in this process's share.
 
     Args:
         plan: the plan.

@@ -1,4 +1,4 @@
-"""Which elements of a tensor this process holds, from a DTensor's mesh and placements.
+"""The elements of a tensor that this process holds, by a DTensor's mesh and placements.
 
 ``Shard`` cuts an axis as ``torch.chunk`` does, in pieces of equal size of which the last may be smaller or missing.
 ``_StridedShard``, which FSDP leaves on parameters that tensor parallelism has cut before, names the cut of the outer
@@ -27,7 +27,7 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class Box:
-    """Elements that lie together in the whole tensor and in the shard.
+    """A box of elements in the whole tensor and in the shard.
 
     Attributes:
         starts: where they begin in the whole tensor, axis by axis.
@@ -41,13 +41,13 @@ class Box:
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor is one of a mesh of processes; what makes such tensors is not imported to see that."""
+    """Whether a tensor is a DTensor, without importing ``torch.distributed.tensor``."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def runs(size: int, cuts: Sequence[tuple[int, int]]) -> list[Run]:
-    """What is left of an axis after cuts, each into ``count`` pieces of which the ``number``-th is kept.
+    """Cut an axis several times, each time into ``count`` pieces of which the ``number``-th is kept.
 
     >>> runs(7, [(2, 0), (2, 1)])  # 4 and 3, and of the 4 the second half
     [(2, 2)]
@@ -70,7 +70,7 @@ def _between(pieces: Sequence[Run], low: int, high: int) -> Iterator[Run]:
 
 
 def boxes(tensor: Tensor, *, name: str) -> list[Box]:
-    """The elements that this process holds; of a plain tensor all.
+    """The elements that this process holds; all of a plain tensor.
 
     Args:
         tensor: a DTensor, or a plain one.

@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint lie in files that several processes write together."""
+"""The places of a checkpoint's tensors in files that several processes write together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a tensor lies, and as what.
+    """The file, the offset and the dtype of a tensor.
 
     Attributes:
         file: the file's name.
@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The files.
+    """The files to write, and the places of tensors in them.
 
     Attributes:
         shards: each, without its tensors.
@@ -60,7 +60,7 @@ class Layout:
 
 
 def layout(files: Mapping[str, TensorFile]) -> Layout:
-    """The layout of files whose tensors have shapes and dtypes and need have no values.
+    """Lay out files of tensors, which need no values.
 
     Raises:
         CheckpointError: a name or a size cannot be written.
@@ -77,7 +77,7 @@ def layout(files: Mapping[str, TensorFile]) -> Layout:
 
 
 class Places:
-    """Writes values to the places of tensors; each run of bytes by itself.
+    """Writes values to the places of tensors, run by run.
 
     A shared mapping would be quicker where runs are short, and wrong on a file system of several machines.
 
@@ -100,7 +100,7 @@ class Places:
             os.close(descriptor)
 
     def put(self, copy: Copy, values: Tensor, *, name: str = "", counted: Tensor | None = None) -> None:
-        """Write what a move would read, cast to the dtype that it has in the file.
+        """Write the elements that a move reads, cast to the file's dtype.
 
         Args:
             copy: the move.
@@ -114,7 +114,7 @@ class Places:
             self._put(part, values.as_strided(*box), name or copy.source, chosen)
 
     def clear(self, copy: Copy) -> None:
-        """Write zeros over what a move reads."""
+        """Write zeros over the elements that a move reads."""
         kept = [place for place, step in enumerate(copy.source_strides) if step]
         sizes = tuple(copy.sizes[place] for place in kept)
         strides = tuple(copy.source_strides[place] for place in kept)

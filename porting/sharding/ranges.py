@@ -1,4 +1,4 @@
-"""Reading a box of a stored tensor, and no byte beside it, with a count of what was read."""
+"""Reading boxes of stored tensors, without other bytes, and counting what was read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ranges:
     def clipped(
         self, copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int]
     ) -> Iterator[tuple[Copy, Tensor]]:
-        """What a move of a plan brings into a box of its target, as :meth:`boxes` gives it.
+        """The part of a move that lands in a box of its target, as :meth:`boxes` reads it.
 
         Args:
             copy: the move.
@@ -67,7 +67,7 @@ class Ranges:
         return found
 
     def boxes(self, copy: Copy) -> Iterator[tuple[Copy, Tensor]]:
-        """The elements that a move reads, bit by bit: a move of each bit, and its elements in the move's sizes.
+        """Read the elements of a move in parts: yields the move of each part, and its elements in the move's sizes.
 
         Args:
             copy: a move of a plan, or a part of one as :meth:`clipped` cuts it.
@@ -117,7 +117,7 @@ class Ranges:
         return shaped.permute([order.index(axis) for axis in range(len(order))]).reshape(copy.sizes)
 
     def _scattered(self, file: Readable, begins: Tensor, found: Tensor) -> None:
-        """Read short runs, those that are near each other at once.
+        """Read short runs; those near each other in one call.
 
         Args:
             file: where they lie.
@@ -145,7 +145,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def run_of(copy: Copy) -> tuple[list[int], list[int]]:
-    """The directions of a box that make up one run of the file, slowest first, and the others."""
+    """Divide the axes of a box: those that form one run of the file, slowest first, and the others."""
     ascending = sorted(range(len(copy.sizes)), key=lambda place: copy.source_strides[place])
     inner: list[int] = []
     length = 1
@@ -158,7 +158,7 @@ def run_of(copy: Copy) -> tuple[list[int], list[int]]:
 
 
 def pieces(copy: Copy, most: int) -> Iterator[Copy]:
-    """A move cut into moves of at most ``most`` elements, along the directions that are slowest in the target."""
+    """Cut a move into moves of at most ``most`` elements, along the axes that are slowest in the target."""
     if copy.numel <= most or not copy.sizes:
         yield copy
         return

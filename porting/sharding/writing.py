@@ -1,4 +1,4 @@
-"""``export`` of a sharded module: each process writes the byte ranges of its own shards into files that all share.
+"""``export`` of a sharded module: each process writes the ranges of its own shards into shared files.
 
 The files are those that one process would write.  Where they are the followed checkpoint's own, they are first made
 equal to it, each process copying its share of the bytes; else each process lays its share of what the module does not
@@ -125,7 +125,7 @@ def _require_values(module: nn.Module, plan: Plan) -> None:
 
 
 def require_made(module: nn.Module, plan: Plan) -> None:
-    """See that a module still holds what [make] says, as far as this process has it: no checkpoint has a place for it.
+    """Require that a module has the content that [make] states, in this process's part.
 
     Args:
         module: the module, whole or spread over processes.
@@ -142,7 +142,7 @@ def require_made(module: nn.Module, plan: Plan) -> None:
 
 
 def _holds(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether this process's part of a tensor holds what [make] says."""
+    """Whether this process's part of a tensor has the content that [make] states."""
     tensor = tensors[recipe.name]
     if recipe.equals:
         both = (tensor.detach(), tensors[recipe.equals].detach())
@@ -154,7 +154,7 @@ def _holds(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:
-    """Whether the module has the checkpoint's dtypes: what it has in others was rounded when it was loaded."""
+    """Whether the module has the checkpoint's dtypes, so that loading rounded nothing."""
     tensors = dict(named_tensors(module))
     return all(
         plan.sources[source].dtype == tensors[step.targets[0]].dtype for step in plan.steps for source in step.sources
@@ -162,7 +162,7 @@ def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:
 
 
 def _begin(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member]) -> None:
-    """The files beside the weights, and room for the weights, with their headers."""
+    """Write the files beside the weights, and the headers of the weights; reserve the space for these."""
     for name, content in files.items():
         raw = content if isinstance(content, bytes) else content.read(limit=LARGEST)
         with (temporary / name).open("wb") as file:
@@ -183,7 +183,7 @@ def _begin(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member])
 
 
 def _copy_share(checkpoint: Checkpoint, old: str, new: Path, processes: Processes) -> None:
-    """This process's share of a file's bytes, as they are."""
+    """Copy this process's share of a file's bytes."""
     source = checkpoint.file(old)
     each = -(-source.size // processes.count)
     start, stop = min(processes.rank * each, source.size), min((processes.rank + 1) * each, source.size)
@@ -207,7 +207,7 @@ def _lay_share(
     places: Places,
     processes: Processes,
 ) -> None:
-    """This process's share of the checkpoint's elements that no value of the module will take the place of."""
+    """Copy this process's share of the checkpoint's elements that no value of the module replaces."""
     tensors = dict(named_tensors(module))
     dtypes = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
     written: dict[str, list[Copy]] = {}
@@ -237,7 +237,7 @@ def _lay_share(
 
 
 def _written_back(copy: Copy) -> Copy:
-    """The move back; what was read for several places is written once."""
+    """The reverse of a move; an element that was read for several places is written once."""
     box = zip(copy.sizes, copy.target_strides, copy.source_strides, strict=True)
     return order_copy(
         copy.target, copy.source, [axis for axis in box if axis[2]], copy.target_offset, copy.source_offset
@@ -245,7 +245,7 @@ def _written_back(copy: Copy) -> Copy:
 
 
 def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set[int]:
-    """Steps that cannot be undone exactly, and whose values here are not those that were loaded."""
+    """The steps that cannot be undone exactly, and whose values here have changed since they were loaded."""
     tensors = dict(named_tensors(module))
     reader = Ranges(checkpoint)
     changed = set()
@@ -270,7 +270,7 @@ def _held(recipe: Recipe, tensor: Tensor) -> Iterable[tuple[Box, Tensor]]:
 def _put(
     step: Step, plan: Plan, module: nn.Module, places: Places, copies: Mapping[str, str], processes: Processes
 ) -> None:
-    """Put the values of a step's targets, what was computed undone, to the places of its sources, or zeros there."""
+    """Write the values of a step's targets, arithmetic undone, to the places of its sources, or zeros."""
     tensors = dict(named_tensors(module))
     arithmetic = plan.arithmetic(step)
     returned = {name for number, name in enumerate(step.sources) if arithmetic.returns_to(number)}
@@ -292,7 +292,7 @@ def _put(
 
 
 def _writes(tensor: Tensor, processes: Processes) -> bool:
-    """Whether this process is the one, of those that hold the same elements, that writes them."""
+    """Whether this process writes a tensor, among those that hold the same elements."""
     if not is_dtensor(tensor):
         return processes.rank == 0
     coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]  # a DTensor has it
