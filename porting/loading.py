@@ -6,7 +6,7 @@ import gc
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from porting.build import bounds, build, filled
 from porting.builder_config import Named, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, Message, Option, nearest
 from porting.limits import moving, spending
 from porting.notation.table import Architecture, Table
 from porting.ops import Content
@@ -28,7 +28,7 @@ from porting.plan.move import compute_whole, forward
 from porting.plan.plan import LeftOut, Plan
 from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, unequal
 from porting.tables import chosen_for, find_table
-from porting.target import TargetError, assign, choose, import_path, named_tensors, recognise, unwrapped
+from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
 
 Into = nn.Module | Callable[..., nn.Module] | None
 
@@ -204,7 +204,7 @@ def fit(
         module = make() if given else build(make, bounds(checkpoint.tensors, checkpoint.config)).eval()
         plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
     if not given:
-        kind = kind if architecture is not None else recognise(chosen, module) or kind
+        kind = kind if architecture is not None else recognise_architecture(chosen, module) or kind
     return Fitted(module=module, plan=plan, architecture=kind, make=make)
 
 
@@ -245,9 +245,9 @@ def maker(
     kind = None
     if into is not None and architecture is None:
         inside = unwrapped(into) if isinstance(into, nn.Module) else into
-        kind = recognise(table, inside) if isinstance(inside, nn.Module | type) else None
+        kind = recognise_architecture(table, inside) if isinstance(inside, nn.Module | type) else None
     if kind is None and (into is None or table.architectures or architecture is not None):
-        kind = choose(table, checkpoint.tensors, checkpoint.config, architecture)
+        kind = choose_architecture(table, checkpoint.tensors, checkpoint.config, architecture)
     if isinstance(into, nn.Module):
         module = unwrapped(into)
         return (lambda: module), kind
@@ -331,6 +331,52 @@ def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 __all__ = ["PortingWarning", "Provenance", "load", "maker", "prove_left_out", "provenance", "weights"]
+
+
+def choose_architecture(
+    table: Table, tensors: Container[str], config: Mapping[str, object], architecture: str | None = None
+) -> Architecture:
+    """The given architecture, or the one that covers most of a checkpoint.
+
+    Of those whose witnesses are all there, the one with the most; among equals, the one that the config names.
+
+    Args:
+        table: the table.
+        tensors: the names of the checkpoint's tensors.
+        config: its config.
+        architecture: the one that is asked for.
+
+    Raises:
+        TargetError: the table has no such architecture, or none at all.
+    """
+    names = [entry.name for entry in table.architectures]
+    if not names and architecture is None:
+        message = f"table '{table.name}' names no module to build"
+        raise TargetError(
+            Fault(code=Code.BAD_TARGET, where=table.where, message=message, hint=Message("pass ", Option("into")))
+        )
+    if architecture is not None:
+        if architecture not in names:
+            hint = nearest(architecture, names) or f"it has {', '.join(names) or 'none'}"
+            message = f"table '{table.name}' has no architecture {architecture!r}"
+            raise TargetError(Fault(code=Code.UNKNOWN_ARCHITECTURE, where=table.where, message=message, hint=hint))
+        return table.architectures[names.index(architecture)]
+    declared = config.get("architectures")
+    declared = declared if isinstance(declared, list) else []
+    fitting = [entry for entry in table.architectures if all(_has(table, tensors, name) for name in entry.holds)]
+    return max(fitting or table.architectures[:1], key=lambda entry: (len(entry.holds), entry.name in declared))
+
+
+def _has(table: Table, tensors: Container[str], name: str) -> bool:
+    return name in tensors or name.removeprefix(table.prefix) in tensors
+
+
+def recognise_architecture(table: Table, module: nn.Module | type[nn.Module]) -> Architecture | None:
+    """The architecture of a module or class: one that the table names, or a subclass of one."""
+    targets = {entry.target: entry for entry in table.architectures}
+    kind = module if isinstance(module, type) else type(module)
+    paths = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)
+    return next((targets[path] for path in paths if path in targets), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, Message, Option, Wording
-from porting.loading import prove_left_out, provenance
+from porting.loading import choose_architecture, prove_left_out, provenance, recognise_architecture
 from porting.notation.faults import TableError
 from porting.notation.rule import Rule
 from porting.notation.table import Architecture, Table, read_table
@@ -24,7 +24,7 @@ from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described
 from porting.tables import find_table, shipped
-from porting.target import choose, recognise, slots
+from porting.target import slots
 
 ANY_DTYPE = torch.float32
 """Handed to :func:`check` where no dtype of the checkpoint binds the module's: a cast is then declared."""
@@ -84,7 +84,7 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     if like is not None:
         return find_table(None, like.config)
     tables = [read_table(path) for path in shipped()]
-    found = [table for table in tables if recognise(table, module) is not None]
+    found = [table for table in tables if recognise_architecture(table, module) is not None]
     if len(found) == 1:
         return found[0]
     name = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -182,14 +182,14 @@ def _architecture(
     declared = declared if isinstance(declared, list) else []
     if not table.architectures:
         return architecture or "", bool(architecture and declared) and architecture not in declared
-    fitting = choose(table, checkpoint.tensors, checkpoint.config)
-    kind = recognise(table, module)
+    fitting = choose_architecture(table, checkpoint.tensors, checkpoint.config)
+    kind = recognise_architecture(table, module)
     if architecture is not None:
-        kind = choose(table, (), {}, architecture)
+        kind = choose_architecture(table, (), {}, architecture)
     elif kind is None:
         kind = _loaded_as(module, checkpoint) or fitting
         if written is not None:
-            kind = choose(table, written, checkpoint.config)
+            kind = choose_architecture(table, written, checkpoint.config)
     return kind.name, kind != fitting
 
 
@@ -213,9 +213,9 @@ def imagined(module: nn.Module, table: Table, config: Mapping[str, object], arch
     """
     tensors = _imagine(table, module, slots(module), config)
     plan = check(table, ImaginedCheckpoint(tensors=tensors, config=config), module, dtype=ANY_DTYPE)
-    kind = recognise(table, module) if architecture is None else None
+    kind = recognise_architecture(table, module) if architecture is None else None
     if kind is None and table.architectures:
-        kind = choose(table, tensors, {}, architecture)
+        kind = choose_architecture(table, tensors, {}, architecture)
     return Origin(plan=plan, architecture=kind.name if kind is not None else architecture or "")
 
 

@@ -1,10 +1,10 @@
-"""The module to load into: its class by the table, the places that it has for tensors, and filling them."""
+"""The module to load into: its places for tensors, and filling them."""
 
 from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import Code, Fault, Message, Option, PortingError, nearest
-from porting.notation.table import Architecture, Table
 from porting.users_code import import_users
 
 DEEPEST = 4
@@ -245,49 +244,3 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
     if not callable(found):
         raise TargetError(Fault(code=Code.BAD_TARGET, message=f"{path!r} is no class or function"))
     return found  # type: ignore[no-any-return]  # an import knows no types
-
-
-def choose(
-    table: Table, tensors: Container[str], config: Mapping[str, object], architecture: str | None = None
-) -> Architecture:
-    """The given architecture, or the one that covers most of a checkpoint.
-
-    Of those whose witnesses are all there, the one with the most; among equals, the one that the config names.
-
-    Args:
-        table: the table.
-        tensors: the names of the checkpoint's tensors.
-        config: its config.
-        architecture: the one that is asked for.
-
-    Raises:
-        TargetError: the table has no such architecture, or none at all.
-    """
-    names = [entry.name for entry in table.architectures]
-    if not names and architecture is None:
-        message = f"table '{table.name}' names no module to build"
-        raise TargetError(
-            Fault(code=Code.BAD_TARGET, where=table.where, message=message, hint=Message("pass ", Option("into")))
-        )
-    if architecture is not None:
-        if architecture not in names:
-            hint = nearest(architecture, names) or f"it has {', '.join(names) or 'none'}"
-            message = f"table '{table.name}' has no architecture {architecture!r}"
-            raise TargetError(Fault(code=Code.UNKNOWN_ARCHITECTURE, where=table.where, message=message, hint=hint))
-        return table.architectures[names.index(architecture)]
-    declared = config.get("architectures")
-    declared = declared if isinstance(declared, list) else []
-    fitting = [entry for entry in table.architectures if all(_holds(table, tensors, name) for name in entry.holds)]
-    return max(fitting or table.architectures[:1], key=lambda entry: (len(entry.holds), entry.name in declared))
-
-
-def _holds(table: Table, tensors: Container[str], name: str) -> bool:
-    return name in tensors or name.removeprefix(table.prefix) in tensors
-
-
-def recognise(table: Table, module: nn.Module | type[nn.Module]) -> Architecture | None:
-    """The architecture of a module or class: one that the table names, or a subclass of one."""
-    targets = {entry.target: entry for entry in table.architectures}
-    kind = module if isinstance(module, type) else type(module)
-    paths = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)
-    return next((targets[path] for path in paths if path in targets), None)

@@ -17,13 +17,13 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.checkpoint.atomic import check_destination
 from porting.comparing import digest
 from porting.errors import Code, Fault, Message, VerifyError, Wording
+from porting.loading import choose_architecture
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.config import effective
 from porting.printable import dtype_name
 from porting.recordings import EXACT, ISOLATED
 from porting.tables import find_table
-from porting.target import choose
 from porting.tracing.provenance import ProvenanceRecorder
 from porting.tracing.running import Clock, Side, undisturbed, versions
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, like
@@ -212,7 +212,7 @@ def _batch(
 
 def _architecture(table: Table, checkpoint: Checkpoint, architecture: str | None) -> str:
     if table.architectures:
-        return choose(table, checkpoint.tensors, checkpoint.config, architecture).name
+        return choose_architecture(table, checkpoint.tensors, checkpoint.config, architecture).name
     return reference_class(checkpoint, architecture).name
 
 
