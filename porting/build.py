@@ -76,8 +76,8 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
             stacked = sum(tensor.shape[:1] == (value,) for tensor in tensors.values())
             if stacked >= STACKED and value <= STACKED_LAYERS:
                 continue
-            raise _beyond(f"{name}={str(value)[:20]}, where at most {most} layers can be meant")
-    numel = {name: math.prod(tensor.shape) - _repeated(tensor) for name, tensor in tensors.items()}
+            raise _too_large(f"{name}={str(value)[:20]}, where at most {most} layers can be meant")
+    numel = {name: math.prod(tensor.shape) - _unstored_elements(tensor) for name, tensor in tensors.items()}
     nbytes = sum(count * tensors[name].dtype.itemsize for name, count in numel.items())
     allowed = limits()
     return Bounds(
@@ -89,7 +89,7 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
     )
 
 
-def _repeated(tensor: Described) -> int:
+def _unstored_elements(tensor: Described) -> int:
     """The number of a tensor's elements that are not stored."""
     return tensor.repeated if isinstance(tensor, TensorInfo) else 0
 
@@ -118,21 +118,21 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     mode = _WithoutInitialisation()
     try:
         with state_put_back(make):
-            module, complete = _attempt(make, "meta", within, mode)
+            module, complete = _try_build(make, "meta", within, mode)
     except PortingError:
         raise
     except Exception:  # noqa: BLE001  # a user's builder that reads a value fails on the meta device in any way; the CPU decides
         complete = False
     if not complete:
         if mode.largest > within.nbytes:
-            raise _beyond(f"a tensor of {mode.largest} bytes, at most {within.nbytes},", "made", mode.largest)
+            raise _too_large(f"a tensor of {mode.largest} bytes, at most {within.nbytes},", "made", mode.largest)
         try:
-            module, _ = _attempt(make, "cpu", within, _WithoutInitialisation())
+            module, _ = _try_build(make, "cpu", within, _WithoutInitialisation())
         except PortingError:
             raise
         except Exception:  # noqa: BLE001  # as above, where it reads a parameter; errors of the last attempt are reported
-            module = _whole(make, within)
-        _empty(module)
+            module = _call_builder(make, within)
+        _move_to_meta(module)
     return module
 
 
@@ -146,9 +146,9 @@ def filled(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     Raises:
         TargetError: the builder fails, gives something else than a module, or goes beyond the bounds.
     """
-    module: object = _whole(make, within)
+    module: object = _call_builder(make, within)
     if not isinstance(module, nn.Module):
-        raise _no_module(module)
+        raise _not_a_module(module)
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_meta:  # what was built without values before is kept in a cache
@@ -156,12 +156,12 @@ def filled(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     return module
 
 
-def _no_module(made: object) -> TargetError:
+def _not_a_module(made: object) -> TargetError:
     message = f"building the module gave a {type(made).__name__}, expected a torch.nn.Module"
     return TargetError(Fault(code=Code.BAD_TARGET, message=message))
 
 
-def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
+def _call_builder(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     """Call the builder; returns its module."""
     try:
         with torch.device("cpu"), bounded(within):
@@ -173,14 +173,14 @@ def _whole(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}")) from error
 
 
-def _beyond(demand: str, unit: str = "", needed: int = 0) -> TargetError:
+def _too_large(demand: str, unit: str = "", needed: int = 0) -> TargetError:
     message = f"building the module asks for {demand} for a checkpoint of this size"
     hint = "a size in config.json is not that of the tensors: take it from where the checkpoint came from"
     hint += f"; if it is meant, raise the limit: {raised(unit, 2 * needed)}" if unit else ""
     return TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
-def _attempt(
+def _try_build(
     make: Callable[[], object], device: str, within: Bounds, mode: _WithoutInitialisation
 ) -> tuple[nn.Module, bool]:
     """Build the module; also returns whether a checkpoint can fill all tensors that it keeps."""
@@ -188,7 +188,7 @@ def _attempt(
     with torch.device(device), emptying, bounded(within), mode:
         module = make()
     if not isinstance(module, nn.Module):
-        raise _no_module(module)
+        raise _not_a_module(module)
     kept = {id(tensor) for reference in mode.made if (tensor := reference()) is not None}
     return module, kept <= {id(tensor) for _, tensor in named_tensors(module)}
 
@@ -220,11 +220,11 @@ def bounded(within: Bounds) -> Iterator[None]:
             elements += parameter.numel()
             nbytes += parameter.nbytes
         if parameters > most:
-            raise _beyond(f"more than {most} parameters, as many as could be meant")
+            raise _too_large(f"more than {most} parameters, as many as could be meant")
         if elements > within.elements:
-            raise _beyond(f"parameters of more than {within.elements} elements", "parameters", elements)
+            raise _too_large(f"parameters of more than {within.elements} elements", "parameters", elements)
         if nbytes > within.nbytes:
-            raise _beyond(f"parameters of more than {within.nbytes} bytes", "made", nbytes)
+            raise _too_large(f"parameters of more than {within.nbytes} bytes", "made", nbytes)
 
     def count_module(parent: nn.Module, name: str, module: nn.Module) -> None:
         nonlocal modules
@@ -233,12 +233,12 @@ def bounded(within: Bounds) -> Iterator[None]:
         clock.tick()
         modules += 1
         if modules > most:
-            raise _beyond(f"more than {most} modules, as many as could be meant")
+            raise _too_large(f"more than {most} modules, as many as could be meant")
 
     hooks = [register_module_parameter_registration_hook(count_parameter)]
     hooks.append(register_module_module_registration_hook(count_module))
     try:
-        with nullcontext() if within.made >= OWN_CODE.made else _Held(within):
+        with nullcontext() if within.made >= OWN_CODE.made else _HeldBytes(within):
             yield
     finally:
         for hook in hooks:
@@ -272,7 +272,7 @@ class _Clock:
             self._budget.spend(taken, BUILDING)
 
 
-class _Held(FunctionMode):
+class _HeldBytes(FunctionMode):
     """Limits the bytes of tensors that exist during the build, such as masks and tables of positions.
 
     Parameters count as well, where they take memory.  What is about to be made is asked for on the meta device first,
@@ -293,44 +293,44 @@ class _Held(FunctionMode):
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
-        self._require(_foreseen(func, args, kwargs))
+        self._require(_predicted_bytes(func, args, kwargs))
         result = func(*args, **kwargs)
         for value in result if isinstance(result, tuple | list) else (result,):
             counts = isinstance(value, Tensor) and not nn.parameter.is_lazy(value)
             if counts and not value.is_meta and value.layout is torch.strided:
-                self._hold(value)
+                self._count_storage(value)
         return result
 
-    def _hold(self, tensor: Tensor) -> None:
+    def _count_storage(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._known:
             return
         self._known[key] = nbytes = storage.nbytes()
         self._nbytes += nbytes
-        finalize(storage, self._let_go, key)
+        finalize(storage, self._release_storage, key)
         self._require(0)
 
-    def _let_go(self, key: int) -> None:
+    def _release_storage(self, key: int) -> None:
         self._nbytes -= self._known.pop(key, 0)
 
     def _require(self, more: int) -> None:
         if self._nbytes + more > self._within.made:
             needed = self._nbytes + more
-            raise _beyond(f"tensors of {needed} bytes at a time, at most {self._within.made},", "made", needed)
+            raise _too_large(f"tensors of {needed} bytes at a time, at most {self._within.made},", "made", needed)
 
 
 LOOKED_AT = 1 << 24
 """Elements that two tensors can be spread out to before it is looked at how many they are."""
 
 
-def _foreseen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _predicted_bytes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The bytes that a call will allocate, if they may be many and can be computed before; else 0."""
     tensors = [argument for argument in args if isinstance(argument, Tensor)]
     if any(map(nn.parameter.is_lazy, tensors)):
         return 0
     if not tensors:
-        spread = getattr(func, "__name__", "") in _Held.MAKES
+        spread = getattr(func, "__name__", "") in _HeldBytes.MAKES
     elif len(tensors) == 2:  # what is spread out has more elements than both
         first, second = tensors
         spread = max(first.numel(), second.numel()) > 1 and first.numel() * second.numel() > LOOKED_AT
@@ -401,7 +401,7 @@ class _WithoutInitialisation(FunctionMode):
         return result
 
 
-def _empty(module: nn.Module) -> None:
+def _move_to_meta(module: nn.Module) -> None:
     """Move parameters and persistent buffers to the meta device, except lazy ones; ties are kept."""
     kept = {id(tensor): tensor for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor)}
     parameters: dict[int, nn.Parameter] = {}

@@ -105,7 +105,7 @@ def call(
     """
     try:
         with bounded(within):
-            return _called(into, config, fields)
+            return _call_with_fields(into, config, fields)
     except KeyError as error:
         field = error.field if isinstance(error, UnknownFieldError) else error.args[0] if error.args else None
         if not isinstance(field, str) or field in fields:
@@ -148,18 +148,20 @@ def config_class(into: Callable[..., object], parameter: str) -> type | None:
     return None if kind.__module__.partition(".")[0] in foreign else kind
 
 
-def _called(into: Callable[..., nn.Module], config: Callable[[], object], fields: Mapping[str, object]) -> nn.Module:
+def _call_with_fields(
+    into: Callable[..., nn.Module], config: Callable[[], object], fields: Mapping[str, object]
+) -> nn.Module:
     parameters = parameters_of(into)
     if "config" in parameters:
         positional = parameters["config"].kind is inspect.Parameter.POSITIONAL_ONLY
-        made = _of_class(into, "config", config())
+        made = _as_annotated_class(into, "config", config())
         return into(made) if positional else into(config=made)
     required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     unknown = [name for name in required if name not in fields]
     if not unknown:
         return into(**{name: typed(name, fields[name]) for name in parameters if name in fields})
     if len(required) == 1 and parameters[required[0]].kind is not inspect.Parameter.KEYWORD_ONLY:
-        return into(_of_class(into, required[0], config()))
+        return into(_as_annotated_class(into, required[0], config()))
     listed = ", ".join(repr(name) for name in unknown)
     message = f"{getattr(into, '__name__', into)!s} must be given {listed}, which the table's [config] does not have"
     hint = nearest(unknown[0], list(fields)) or Message(
@@ -171,7 +173,7 @@ def _called(into: Callable[..., nn.Module], config: Callable[[], object], fields
     raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
-def _of_class(into: Callable[..., nn.Module], parameter: str, config: object) -> object:
+def _as_annotated_class(into: Callable[..., nn.Module], parameter: str, config: object) -> object:
     """Make the class that a parameter is annotated with from the fields, if they are enough."""
     kind = config_class(into, parameter)
     if kind is None or not isinstance(config, Named):
@@ -179,7 +181,7 @@ def _of_class(into: Callable[..., nn.Module], parameter: str, config: object) ->
     needs = parameters_of(kind)
     if any(needed.default is needed.empty and name not in config for name, needed in needs.items()):
         return config
-    made: object = kind(**{name: _of_class(kind, name, config[name]) for name in needs if name in config})
+    made: object = kind(**{name: _as_annotated_class(kind, name, config[name]) for name in needs if name in config})
     return made
 
 
@@ -202,8 +204,8 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
         LookupError: nothing gives one, or there are two values.
     """
     found: list[object] = []
-    for candidate in _configs(into):
-        values = _values(candidate)
+    for candidate in _possible_configs(into):
+        values = _config_values(candidate)
         if name in values and (not known or values.keys() & set(known)):
             value = values[name]
             found.append(value.fget(config) if isinstance(value, property) and value.fget else value)
@@ -212,7 +214,7 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
     return found[0]
 
 
-def _configs(into: object) -> Iterator[object]:
+def _possible_configs(into: object) -> Iterator[object]:
     """Possible configs in the builder's file, and in the user's files that it imports names from."""
     own = sys.modules.get(getattr(inspect.unwrap(into), "__module__", "") if callable(into) else "")
     named = [getattr(value, "__module__", None) for value in vars(own).values()] if own is not None else []
@@ -223,7 +225,7 @@ def _configs(into: object) -> Iterator[object]:
                 yield from (inner for inner in value.values() if isinstance(inner, dict)) if type(value) is dict else ()
 
 
-def _values(config: object) -> Mapping[str, object]:
+def _config_values(config: object) -> Mapping[str, object]:
     """The fields and values of a config class, a config or a dictionary."""
     if isinstance(config, dict):
         return {name: value for name, value in config.items() if isinstance(name, str)}

@@ -29,15 +29,17 @@ def duplicate(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Mo
     for part in module.modules():
         for function in _functions(vars(part)):
             if function.__closure__ and id(function) not in memo:
-                memo[id(function)] = _again(function, made)
+                memo[id(function)] = _rebind(function, made)
     try:
         trial = dict(memo)  # what is begun and not ended must not be taken for a copy
         copied = copy.deepcopy(module, trial)
         memo.update(trial)
     except Exception:  # noqa: BLE001  # a module may hold anything: then part by part
-        copied = _module(module, memo)
+        copied = _copy_module(module, memo)
     for cell, content in made:
-        cell.cell_contents = _taken(content, memo) if isinstance(content, list | dict | set) else _known(content, memo)
+        cell.cell_contents = (
+            _copy_value(content, memo) if isinstance(content, list | dict | set) else _copied_value(content, memo)
+        )
     return copied
 
 
@@ -48,7 +50,7 @@ def _functions(values: Mapping[str, object]) -> Iterator[FunctionType]:
         yield from (function for function in within if isinstance(function, FunctionType))
 
 
-def _again(function: FunctionType, made: list[tuple[CellType, object]]) -> FunctionType:
+def _rebind(function: FunctionType, made: list[tuple[CellType, object]]) -> FunctionType:
     """The function with new closure cells, which are filled later."""
     cells = []
     for cell in function.__closure__ or ():
@@ -66,39 +68,39 @@ def _again(function: FunctionType, made: list[tuple[CellType, object]]) -> Funct
     return again
 
 
-def _known(value: object, memo: Mapping[int, object]) -> object:
+def _copied_value(value: object, memo: Mapping[int, object]) -> object:
     """The copy's value for a value of the original; a method is bound to the copy of its object."""
     if isinstance(value, MethodType) and id(value.__self__) in memo:
         return MethodType(value.__func__, memo[id(value.__self__)])
     return memo.get(id(value), value)
 
 
-def _module(module: nn.Module, memo: dict[int, object]) -> nn.Module:
+def _copy_module(module: nn.Module, memo: dict[int, object]) -> nn.Module:
     """Copy a module attribute by attribute."""
     made: nn.Module = module.__class__.__new__(module.__class__)
     memo[id(module)] = made
     for name, value in vars(module).items():
-        made.__dict__[name] = _taken(value, memo)
+        made.__dict__[name] = _copy_value(value, memo)
     return made
 
 
-def _taken(value: object, memo: dict[int, object]) -> object:
+def _copy_value(value: object, memo: dict[int, object]) -> object:
     """Copy a value as far as possible; what cannot be copied is shared."""
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, nn.Module):
-        return _module(value, memo)
+        return _copy_module(value, memo)
     trial = dict(memo)
     try:
         made = copy.deepcopy(value, trial)
     except Exception:  # noqa: BLE001  # it holds something that cannot be copied
-        memo[id(value)] = made = _parts(value, memo)
+        memo[id(value)] = made = _copy_content(value, memo)
     else:
         memo.update(trial)
     return made
 
 
-def _parts(value: object, memo: dict[int, object]) -> object:
+def _copy_content(value: object, memo: dict[int, object]) -> object:
     """Copy a container or an object, as far as its content can be copied."""
     match value:
         case Tensor():
@@ -106,14 +108,14 @@ def _parts(value: object, memo: dict[int, object]) -> object:
         case torch.Generator():
             return value.clone_state()
         case tuple() if type(value) is tuple:
-            return tuple(_taken(item, memo) for item in value)
+            return tuple(_copy_value(item, memo) for item in value)
         case dict() | list():
             memo[id(value)] = made = copy.copy(value)
             for place, item in value.items() if isinstance(value, dict) else enumerate(value):
-                made[place] = _taken(item, memo)
+                made[place] = _copy_value(item, memo)
             return made
     if type(value).__new__ is not object.__new__ or not getattr(value, "__dict__", None):
         return value  # a handle of something that is not Python's
     other = memo[id(value)] = object.__new__(type(value))
-    vars(other).update({name: _taken(attribute, memo) for name, attribute in vars(value).items()})
+    vars(other).update({name: _copy_value(attribute, memo) for name, attribute in vars(value).items()})
     return other

@@ -58,7 +58,7 @@ def is_installed(file: str) -> bool:
     return file.startswith(_INSTALLED)
 
 
-def _inner(function: Callable[..., object]) -> Callable[..., object]:
+def _undecorated(function: Callable[..., object]) -> Callable[..., object]:
     """The function inside of decorators and partial calls."""
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else inspect.unwrap(function)
@@ -67,7 +67,7 @@ def _inner(function: Callable[..., object]) -> Callable[..., object]:
 
 def place_of(made: object) -> str:
     """``file:line`` of a function, a class or a module's forward; empty if there is none."""
-    made = _inner(made) if callable(made) else made
+    made = _undecorated(made) if callable(made) else made
     code = getattr(made, "__code__", None) or getattr(getattr(made, "__func__", None), "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -80,7 +80,7 @@ def place_of(made: object) -> str:
 
 def signature_of(function: Callable[..., object]) -> str:
     """A function's arguments and its place, ``(ids, mask=None) at model.py:12``."""
-    inner = _inner(function)
+    inner = _undecorated(function)
     code = getattr(inner, "__code__", None) or getattr(getattr(inner, "__func__", None), "__code__", None)
     try:
         spelled = [

@@ -267,11 +267,11 @@ class Budget:
             return
         self._where = where or self._where
         self._begun = time.thread_time()
-        _look_after(min(max(self.left, 0.0), LONGEST) + 0.01)
+        _set_timer(min(max(self.left, 0.0), LONGEST) + 0.01)
         try:
             yield
         finally:
-            _look_after(0.0)
+            _set_timer(0.0)
             self._seconds += time.thread_time() - self._begun
             self._begun = None
         self.require_time(where)
@@ -281,13 +281,13 @@ _watching = Event()
 """Set while a command of ours looks at the time by a signal, which is the whole process's."""
 
 
-def _look_after(seconds: float) -> None:
+def _set_timer(seconds: float) -> None:
     """Set the signal that checks the time after so many seconds, if a command asked for it; 0 for none."""
     if _watching.is_set() and current_thread() is main_thread():
         signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN if seconds else 0.0)
 
 
-def _look(number: int, frame: FrameType | None) -> None:
+def _check_time(number: int, frame: FrameType | None) -> None:
     budget = _OPEN.get()
     if budget is not None and budget._clock._begun is not None:
         budget._clock.require_time()
@@ -302,7 +302,7 @@ def watched() -> Iterator[None]:
     if _watching.is_set() or current_thread() is not main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
-    before, hook = signal.signal(signal.SIGPROF, _look), sys.unraisablehook
+    before, hook = signal.signal(signal.SIGPROF, _check_time), sys.unraisablehook
     signal.siginterrupt(signal.SIGPROF, False)  # a call of the system that it meets goes on
 
     def unraisable(args: sys.UnraisableHookArgs) -> None:
@@ -325,7 +325,7 @@ _OPEN: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
 @contextmanager
-def _opened(budget: Budget) -> Iterator[Budget]:
+def _open_budget(budget: Budget) -> Iterator[Budget]:
     """Open a budget, with its budget for hints."""
     token, comparing = _OPEN.set(budget), COMPARISONS.set(Comparisons())
     try:
@@ -346,7 +346,7 @@ def spending() -> Iterator[Budget]:
     if budget is not None:
         yield budget
         return
-    with _opened(Budget(limits())) as budget:
+    with _open_budget(Budget(limits())) as budget:
         yield budget
 
 
@@ -357,7 +357,7 @@ def separately() -> Iterator[Budget]:
     Raises:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
     """
-    with _opened(Budget(limits(), _OPEN.get())) as budget:
+    with _open_budget(Budget(limits(), _OPEN.get())) as budget:
         yield budget
 
 
@@ -368,7 +368,7 @@ def untimed() -> Iterator[Budget]:
     Raises:
         LimitError: ``PORTING_LIMITS`` is not a list of limits.
     """
-    with _opened(Budget(limits(), part=math.inf)) as budget:
+    with _open_budget(Budget(limits(), part=math.inf)) as budget:
         yield budget
 
 

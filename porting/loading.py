@@ -48,7 +48,7 @@ class PortingWarning(UserWarning):
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _paused_collection() -> Iterator[None]:
     """Pause the garbage collector, which would scan all imported modules; building makes no garbage."""
     enabled = gc.isenabled()
     gc.disable()
@@ -59,7 +59,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@_uncollected()
+@_paused_collection()
 def load(
     source: str | os.PathLike[str] | Checkpoint,
     into: Into = None,
@@ -121,7 +121,7 @@ def load(
             checkpoint = open_checkpoint(source, revision=revision, token=token, local_files_only=local_files_only)
         fitted = fit(checkpoint, into, table, architecture=architecture, dtype=dtype, fresh=fresh, trust=trust)
     module, plan = fitted.module, fitted.plan
-    filled = _shards(plan, checkpoint, module)
+    filled = _fill_shards(plan, checkpoint, module)
     if filled is None:
         prove_left_out(plan, checkpoint)
     values = weights(plan, checkpoint, own=own) if filled is None else dict(filled.values)
@@ -144,7 +144,7 @@ def load(
     return into if isinstance(into, nn.Module) else module
 
 
-def _shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled | None:
+def _fill_shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled | None:
     """Read this process's part of a sharded module; None if the module is not sharded.
 
     What one of them cannot read, none of them goes on from: all raise.

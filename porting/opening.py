@@ -94,7 +94,7 @@ def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opene
     Raises:
         CheckpointError: it is missing, no regular file, too large, or may not be read.
     """
-    return _opened(path, where or str(path), limit, str(path), None)
+    return _open_checked(path, where or str(path), limit, str(path), None)
 
 
 def read_file(path: Path, *, where: str = "", limit: int | None) -> bytes:
@@ -132,7 +132,7 @@ class Folder:
                 self.descriptor = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=inside.descriptor)
         except (OSError, ValueError) as error:
             if inside is not None and inside.kind(path.name) == "a link":
-                raise _not_followed(path, "a link where a directory should be", "the directory") from error
+                raise _link_refused(path, "a link where a directory should be", "the directory") from error
             raise open_error(error, path, where=str(path)) from error
         weakref.finalize(self, os.close, self.descriptor)
 
@@ -263,22 +263,22 @@ class Folder:
             message = f"{quote(name)} is no plain file name"
             raise CheckpointError(Fault(code=Code.FILE_MISSING, where=str(self.path), message=message))
         if self.kind(name) != "a link":
-            return _opened(path, where, limit, name, self.descriptor)
+            return _open_checked(path, where, limit, name, self.descriptor)
         if self._follow_links:
-            return _opened(path, where, limit, where, None)
+            return _open_checked(path, where, limit, where, None)
         try:  # where it leads is only asked; what lies there is opened below without following any link
             home, target = Path(os.path.realpath(self.path)), Path(os.path.realpath(path))
         except OSError as error:  # it is no link any more
             raise open_error(error, path, where=where) from error
         if target.is_relative_to(home):
-            return _walked(self.descriptor, target.relative_to(home).parts, path, limit)
+            return _open_below(self.descriptor, target.relative_to(home).parts, path, limit)
         cache = next((parent.parent for parent in home.parents if parent.name == "snapshots"), None)
         blobs = (cache or home) / "blobs"
         if cache is not None and target.is_relative_to(blobs):
             with ExitStack() as stack:
                 descriptor = _directory(str(blobs), None, path, stack)
-                return _walked(descriptor, target.relative_to(blobs).parts, path, limit)
-        raise _not_followed(path, f"a link to {quote(str(target))}, outside the checkpoint", "the file")
+                return _open_below(descriptor, target.relative_to(blobs).parts, path, limit)
+        raise _link_refused(path, f"a link to {quote(str(target))}, outside the checkpoint", "the file")
 
     def read(self, name: str, *, limit: int) -> bytes:
         """Read a file in it; arguments and errors as of :meth:`open`."""
@@ -330,13 +330,13 @@ def remove_directory(name: str, folder: int) -> None:
         waiting = _names_in(outermost)
         while waiting:
             with suppress(OSError):
-                waiting += _removed(waiting.pop(), outermost)
+                waiting += _remove_entry(waiting.pop(), outermost)
     finally:
         os.close(outermost)
     os.rmdir(name, dir_fd=folder)
 
 
-def _removed(name: str, outermost: int) -> list[str]:
+def _remove_entry(name: str, outermost: int) -> list[str]:
     """Remove what has a name; the directories in it are moved beside it first, and their names returned."""
     if not stat.S_ISDIR(os.stat(name, dir_fd=outermost, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=outermost)
@@ -398,7 +398,7 @@ def difference(then: os.stat_result, now: os.stat_result) -> str:
     return "it was written to since" if then.st_nlink == now.st_nlink else LINKED
 
 
-def _not_followed(path: Path, message: str, subject: str) -> CheckpointError:
+def _link_refused(path: Path, message: str, subject: str) -> CheckpointError:
     """The error for a link that leads out of a checkpoint."""
     hint = Message(f"copy {subject} here", Wording(python=", or pass follow_links=True if you trust it", command=""))
     return CheckpointError(Fault(code=Code.LINK_LEAVES_CHECKPOINT, where=str(path), message=message, hint=hint))
@@ -418,7 +418,7 @@ def kind_of(status: os.stat_result) -> str:
     return next((name for test, name in KINDS if test(status.st_mode)), "no regular file")
 
 
-def _opened(path: Path, where: str, limit: int | None, name: str, folder: int | None) -> Opened:
+def _open_checked(path: Path, where: str, limit: int | None, name: str, folder: int | None) -> Opened:
     """Open ``name``, without following links if it is relative to a directory; the open file is then checked."""
     follow = folder is None
     descriptor = -1
@@ -438,12 +438,12 @@ def _opened(path: Path, where: str, limit: int | None, name: str, folder: int | 
     return Opened(path=path, where=where, descriptor=descriptor, status=status)
 
 
-def _walked(folder: int, parts: Sequence[str], path: Path, limit: int | None) -> Opened:
+def _open_below(folder: int, parts: Sequence[str], path: Path, limit: int | None) -> Opened:
     """Open a path below a directory; none of its parts may be a link."""
     with ExitStack() as stack:
         for part in parts[:-1]:
             folder = _directory(part, folder, path, stack)
-        return _opened(path, str(path), limit, parts[-1] if parts else ".", folder)
+        return _open_checked(path, str(path), limit, parts[-1] if parts else ".", folder)
 
 
 def _directory(name: str, folder: int | None, path: Path, stack: ExitStack) -> int:
@@ -458,7 +458,7 @@ def _directory(name: str, folder: int | None, path: Path, stack: ExitStack) -> i
 def read_opened(opened: Opened) -> bytes:
     """Read all bytes that the file had when it was opened, and close it."""
     try:
-        content = _read(opened.descriptor, opened.status.st_size)
+        content = _read_up_to(opened.descriptor, opened.status.st_size)
     except OSError as error:
         raise open_error(error, opened.path, where=opened.where) from error
     finally:
@@ -468,11 +468,11 @@ def read_opened(opened: Opened) -> bytes:
         hint = "try again once nothing writes to it"
         raise CheckpointError(Fault(code=Code.FILE_CHANGED, where=opened.where, message=message, hint=hint))
     digest = hash(content)  # with a key of this process
-    opened.holds = lambda descriptor, _: hash(_read(descriptor, len(content))) == digest
+    opened.holds = lambda descriptor, _: hash(_read_up_to(descriptor, len(content))) == digest
     return content
 
 
-def _read(descriptor: int, count: int) -> bytes:
+def _read_up_to(descriptor: int, count: int) -> bytes:
     """The first bytes of a file."""
     pieces = []
     while count and (piece := os.read(descriptor, count)):

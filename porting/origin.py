@@ -111,17 +111,22 @@ def follow(
     """
     record = provenance(module)
     loaded = record is not None and record.checkpoint is checkpoint
-    if record is not None and loaded and record.plan.table.digest == table.digest and _as_loaded(module, record.plan):
+    if (
+        record is not None
+        and loaded
+        and record.plan.table.digest == table.digest
+        and _has_loaded_tensors(module, record.plan)
+    ):
         plan = record.plan
     else:
-        plan = _held_against(module, table, checkpoint, loaded=loaded)
+        plan = _check_against(module, table, checkpoint, loaded=loaded)
     left_out = plan.left_out
     new: tuple[str, ...] = ()
     unnamed = require_named(table, plan.fresh, fresh=fresh)
     if len(plan.fresh) > len(unnamed):
         read = {name: checkpoint.tensors[name] for step in plan.steps for name in step.sources}
         added = [name for name in plan.fresh if name not in unnamed]
-        more = respelled(_imagine(table, module, added, plan.config), table, read)
+        more = respelled(_infer_sources(table, module, added, plan.config), table, read)
         new = tuple(more)
         whole = ImaginedCheckpoint(tensors={**read, **more}, config=checkpoint.config)
         plan = check(table, whole, module, dtype=ANY_DTYPE, fresh=bool(unnamed))
@@ -152,11 +157,11 @@ def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[s
     matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.target_prefix)
     found = tuple(name for name in names if not matcher.read(name))
     if found and not fresh:
-        raise PlanError(_nameless(table, found))
+        raise PlanError(_unnamed_faults(table, found))
     return found
 
 
-def _nameless(table: Table, names: Iterable[str]) -> Iterator[Fault]:
+def _unnamed_faults(table: Table, names: Iterable[str]) -> Iterator[Fault]:
     for some in group_alike(names):
         message = f"{listed(some)} of the module is new, and no rule says what a checkpoint calls it"
         hint = Message("add a rule for it, or leave it out: ", Option("fresh", True))
@@ -211,7 +216,7 @@ def imagined(module: nn.Module, table: Table, config: Mapping[str, object], arch
         PlanError: a name, a shape or a value follows from nothing; carries all faults.
         TargetError: the table has no such architecture.
     """
-    tensors = _imagine(table, module, slots(module), config)
+    tensors = _infer_sources(table, module, slots(module), config)
     plan = check(table, ImaginedCheckpoint(tensors=tensors, config=config), module, dtype=ANY_DTYPE)
     kind = recognise_architecture(table, module) if architecture is None else None
     if kind is None and table.architectures:
@@ -219,7 +224,7 @@ def imagined(module: nn.Module, table: Table, config: Mapping[str, object], arch
     return Origin(plan=plan, architecture=kind.name if kind is not None else architecture or "")
 
 
-def _held_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, loaded: bool) -> Plan:
+def _check_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, loaded: bool) -> Plan:
     try:
         plan = check(table, checkpoint, module, dtype=ANY_DTYPE, fresh=True)
     except PlanError as error:
@@ -236,7 +241,7 @@ def _held_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, lo
     return plan
 
 
-def _as_loaded(module: nn.Module, plan: Plan) -> bool:
+def _has_loaded_tensors(module: nn.Module, plan: Plan) -> bool:
     """Whether the module still has the tensors that it was loaded with."""
     now = slots(module)
     same = {name: slot.shape for name, slot in now.items()} == {
@@ -245,7 +250,7 @@ def _as_loaded(module: nn.Module, plan: Plan) -> bool:
     return same and all(now[name].same_as == now[other].same_as for name, other in plan.tied.items())
 
 
-def _imagine(
+def _infer_sources(
     table: Table, module: nn.Module, names: Iterable[str], config: Mapping[str, object]
 ) -> dict[str, Described]:
     """The checkpoint's tensors that the module's tensors of these names are written to.

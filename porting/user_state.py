@@ -33,7 +33,9 @@ def state_put_back(make: Callable[..., object]) -> Iterator[None]:
         make: what builds a module, or calls what does: its own file and those that this imports are looked at.
     """
     places = [*_places(make)]
-    before = [(holder, name, value, _contents(value)) for holder, name, value in places if isinstance(value, _KINDS)]
+    before = [
+        (holder, name, value, _content_copy(value)) for holder, name, value in places if isinstance(value, _KINDS)
+    ]
     caches = [(function, function.cache_info().currsize) for function in _caches(places)]
     try:
         yield
@@ -41,7 +43,7 @@ def state_put_back(make: Callable[..., object]) -> Iterator[None]:
         for holder, name, value, contents in before:
             if holder is not None and vars(holder).get(name) is not value:
                 setattr(holder, name, value)
-            _fill(value, contents)
+            _restore_content(value, contents)
         for function, size in caches:
             if function.cache_info().currsize > size:
                 function.cache_clear()
@@ -58,7 +60,7 @@ def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
         seen.add(module.__name__)
         for name, value in [*vars(module).items()]:
             yield module, name, value
-            yield from _inside(value, module.__name__)
+            yield from _attributes_of(value, module.__name__)
             open_.append(value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")))
 
 
@@ -75,7 +77,7 @@ def _modules_of(make: object) -> Iterator[str]:
                 yield str(getattr(cell.cell_contents, "__module__", ""))
 
 
-def _inside(value: object, module: str) -> Iterator[tuple[Any, str, object]]:
+def _attributes_of(value: object, module: str) -> Iterator[tuple[Any, str, object]]:
     """The attributes of a class, a function or an object that a module defines."""
     kind = value if isinstance(value, type | FunctionType) else type(value)
     if getattr(kind, "__module__", "") != module or isinstance(value, nn.Module):
@@ -84,7 +86,7 @@ def _inside(value: object, module: str) -> Iterator[tuple[Any, str, object]]:
         if not name.startswith("__"):
             yield value, name, attribute
             if isinstance(attribute, FunctionType) and attribute is not value:
-                yield from _inside(attribute, module)
+                yield from _attributes_of(attribute, module)
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield None, "", default
@@ -103,13 +105,13 @@ def _caches(places: list[tuple[Any, str, object]]) -> Iterator[Any]:
             yield inner
 
 
-def _contents(value: object) -> object:
+def _content_copy(value: object) -> object:
     return value.copy() if isinstance(value, dict | list | set) else None
 
 
-def _fill(value: object, contents: object) -> None:
+def _restore_content(value: object, contents: object) -> None:
     """Restore the content of a container, if it has changed."""
-    if isinstance(value, dict) and isinstance(contents, dict) and _ids(value) != _ids(contents):
+    if isinstance(value, dict) and isinstance(contents, dict) and _entry_ids(value) != _entry_ids(contents):
         value.clear()
         value.update(contents)
     elif isinstance(value, list) and isinstance(contents, list) and [*map(id, value)] != [*map(id, contents)]:
@@ -119,5 +121,5 @@ def _fill(value: object, contents: object) -> None:
         value.update(contents)
 
 
-def _ids(value: dict[object, object]) -> list[tuple[int, int]]:
+def _entry_ids(value: dict[object, object]) -> list[tuple[int, int]]:
     return [(id(name), id(item)) for name, item in value.items()]

@@ -96,7 +96,7 @@ def explained(path: Path, needed: int) -> Iterator[None]:
             reason, hint = "a file that the values are read from was cut short meanwhile", "restore it, and try again"
         elif error.errno == errno.EROFS:
             hint = "choose a destination that can be written to"
-        left = _left_behind(path)
+        left = _abandoned_siblings(path)
         message = f"writing failed{'' if left is None else ', and nothing was left behind'}: {reason}"
         if left:
             names = ", ".join(map(quote, left))
@@ -105,17 +105,17 @@ def explained(path: Path, needed: int) -> Iterator[None]:
         raise CheckpointError(Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)) from error
 
 
-def _left_behind(path: Path) -> list[str] | None:
+def _abandoned_siblings(path: Path) -> list[str] | None:
     """The temporary siblings of ``path`` of this user that no writer has locked; None if they cannot be listed."""
     try:
         parent = Folder(path.parent)
         names = [name for name in parent.names() if name.startswith(f".{path.name}{MARK}")]
     except CheckpointError:
         return None
-    return sorted(name for name in names if _is_left(parent, name))
+    return sorted(name for name in names if _is_abandoned(parent, name))
 
 
-def _is_left(parent: Folder, name: str) -> bool:
+def _is_abandoned(parent: Folder, name: str) -> bool:
     try:
         handle = os.open(name, READING | os.O_NOFOLLOW, dir_fd=parent.descriptor)
     except OSError:
@@ -205,7 +205,7 @@ def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
             if _locked(lock):
                 if os.fstat(lock).st_uid != os.geteuid():
                     os.close(lock)
-                    raise _exchanged_by_others(path)
+                    raise _moved_by_others(path)
                 made = Folder(parent.path / name, inside=parent)
                 _require_same(parent, name, lock, path, opened=made.descriptor)
                 return made, lock
@@ -226,10 +226,10 @@ def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: i
     """
     status = parent.status(name) if opened is None else os.fstat(opened)
     if not os.path.samestat(status, os.fstat(lock)):
-        raise _exchanged_by_others(path)
+        raise _moved_by_others(path)
 
 
-def _exchanged_by_others(path: Path) -> CheckpointError:
+def _moved_by_others(path: Path) -> CheckpointError:
     hint = "choose a destination in a directory that only you can write to"
     return refused(path, "lies in a directory in which another user moved the temporary files", hint)
 
@@ -329,7 +329,7 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
             yield descriptor
             os.fsync(descriptor)
             _require_same(parent, temporary, descriptor, path)
-            if overwrite or not _linked(parent, temporary, path):
+            if overwrite or not _link(parent, temporary, path):
                 os.rename(temporary, path.name, src_dir_fd=parent.descriptor, dst_dir_fd=parent.descriptor)
             sync(parent)
         finally:
@@ -352,7 +352,7 @@ def write_file(path: Path, content: bytes) -> None:
         write_all(descriptor, content)
 
 
-def _linked(parent: Folder, temporary: str, path: Path) -> bool:
+def _link(parent: Folder, temporary: str, path: Path) -> bool:
     """Give a file a second name, never that of another file; False where the file system has no hard links."""
     try:
         os.link(temporary, path.name, src_dir_fd=parent.descriptor, dst_dir_fd=parent.descriptor, follow_symlinks=False)

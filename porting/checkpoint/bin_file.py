@@ -213,7 +213,7 @@ ONE = "tensor"
 
 def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Loaded[Kind]:
     """Read the pickle of an archive, and where its storages lie."""
-    archive = _archive(source)
+    archive = _open_archive(source)
     entries = archive.entries
     for name, expected in SMALL.items():
         if name in entries:
@@ -245,7 +245,7 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
     return Loaded(machine=machine, value=value, records=records)
 
 
-def _archive(source: ByteSource) -> Archive:
+def _open_archive(source: ByteSource) -> Archive:
     """The archive and its entries by their names in its folder; refused unless torch.save made it."""
     if not is_archive(source):
         message = "this is neither a zip archive nor an older file of torch.save"

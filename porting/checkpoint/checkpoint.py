@@ -317,7 +317,11 @@ class Checkpoint:
                 if first is not part and faults.full:
                     faults.add(Code.INDEX_TENSOR, "")  # counted
                 elif first is not part:
-                    same = self._same_bytes(first, part, name) if info == _moved(first.tensors[name], info) else False
+                    same = (
+                        self._same_bytes(first, part, name)
+                        if info == _as_if_in_file(first.tensors[name], info)
+                        else False
+                    )
                     verdict = "with equal bytes" if same else "with different values"
                     faults.add(
                         Code.INDEX_TENSOR,
@@ -364,7 +368,7 @@ class Checkpoint:
         return CheckpointError(Fault(code=code, where=where, message=message, hint=hint))
 
 
-def _moved(info: TensorInfo, other: TensorInfo) -> TensorInfo:
+def _as_if_in_file(info: TensorInfo, other: TensorInfo) -> TensorInfo:
     """The tensor as if it were in the other's file, to compare everything but the file."""
     return TensorInfo(
         name=info.name, shape=info.shape, dtype=info.dtype, nbytes=info.nbytes, file=other.file, repeated=info.repeated

@@ -144,7 +144,7 @@ class Seal:
             crc: the CRC-32 of the elements.
             nbytes: how many bytes they have.
         """
-        return (_shifted(self.before, nbytes) ^ crc).to_bytes(4, "little")
+        return (_crc_shift(self.before, nbytes) ^ crc).to_bytes(4, "little")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,25 +408,25 @@ def nbytes(tensor: Described) -> int:
 _POLYNOMIAL = 0xEDB88320
 
 
-def _shifted(crc: int, nbytes: int) -> int:
+def _crc_shift(crc: int, nbytes: int) -> int:
     """What a CRC-32 adds to that of the ``nbytes`` bytes behind: the product with x to the power of their bits.
 
     Polynomials over GF(2) modulo that of CRC-32, as of zlib's ``crc32_combine``.
 
     >>> import zlib
-    >>> _shifted(zlib.crc32(b"front"), 4) ^ zlib.crc32(b"back") == zlib.crc32(b"frontback")
+    >>> _crc_shift(zlib.crc32(b"front"), 4) ^ zlib.crc32(b"back") == zlib.crc32(b"frontback")
     True
     """
     power, bits = 1 << 30, 8 * nbytes  # x itself; the highest bit is the constant
     while bits:
         if bits & 1:
-            crc = _product(power, crc)
-        power = _product(power, power)
+            crc = _crc_product(power, crc)
+        power = _crc_product(power, power)
         bits >>= 1
     return crc
 
 
-def _product(left: int, right: int) -> int:
+def _crc_product(left: int, right: int) -> int:
     product = 0
     for bit in range(31, -1, -1):
         if left >> bit & 1:

@@ -89,7 +89,7 @@ class Distributed(Container):
         shared = _check_ranges(found, sources, metadata.where)
         described = WeightFile(name=main, size=metadata.size, format=self.name, metadata={}, names=())
         whole = Contents(
-            file=described, tensors=found.tensors, extents={}, shared=shared, chunks=found.chunks, locate=_locate
+            file=described, tensors=found.tensors, extents={}, shared=shared, chunks=found.chunks, locate=_locate_chunk
         )
         contents = [whole]
         names_of: dict[str, list[str]] = {name: [] for name in first}
@@ -152,7 +152,7 @@ def _files(found: DistributedContents) -> dict[str, None]:
     return {chunk.file: None for chunks in found.chunks.values() for chunk in chunks}
 
 
-def _locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
+def _locate_chunk(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
     """Locate the elements of a chunk in its file, and check the archive around them.
 
     Raises:
@@ -160,7 +160,7 @@ def _locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
     """
     where = f"{source.where}: tensor {quote(info.name)}, chunk at {list(chunk.starts)}"
     try:
-        extent = locate_tensor(_Part(source, chunk, where), dtype=info.dtype, shape=chunk.sizes)
+        extent = locate_tensor(_FileRange(source, chunk, where), dtype=info.dtype, shape=chunk.sizes)
     except CheckpointError as error:
         # What a state dict would be told to do about itself, a chunk is not.
         faults = [replace(fault, hint=SAVE_AGAIN) for fault in error.faults]
@@ -178,7 +178,7 @@ def _locate(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
     return Extent(start=extent.start + chunk.start, stop=extent.stop + chunk.start, stride=extent.stride, record=record)
 
 
-class _Part:
+class _FileRange:
     """A range of a file, read as a file of its own."""
 
     def __init__(self, source: LocalFile, chunk: Chunk, where: str) -> None:
@@ -196,7 +196,7 @@ def _part(found: DistributedContents, part: str, where: str) -> DistributedConte
     names = {name: name.removeprefix(prefix) for name in found.tensors if name.startswith(prefix)}
     if not names:
         message = f"it has no tensor whose name begins with {quote(prefix)}"
-        hint = nearest(part, list(_parts(found))) or "pass the directory itself for all of it"
+        hint = nearest(part, list(_count_prefixes(found))) or "pass the directory itself for all of it"
         raise CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))
     return DistributedContents(
         tensors={new: replace(found.tensors[old], name=new) for old, new in names.items()},
@@ -206,7 +206,7 @@ def _part(found: DistributedContents, part: str, where: str) -> DistributedConte
     )
 
 
-def _parts(found: DistributedContents) -> dict[str, int]:
+def _count_prefixes(found: DistributedContents) -> dict[str, int]:
     """The first parts of the names, each with the number of its tensors."""
     parts: dict[str, int] = {}
     for name in found.tensors:
@@ -219,7 +219,7 @@ def _notes(found: DistributedContents, *, part: str | None, location: str, where
     """Notes on what it holds beside tensors, and on the names that nest the tensors."""
     if part or not (found.entries or found.parts):
         return ()
-    several = ", ".join(f"{quote(path)} ({_counted(count)})" for path, count in list(found.parts.items())[:SHOWN])
+    several = ", ".join(f"{quote(path)} ({_tensor_count(count)})" for path, count in list(found.parts.items())[:SHOWN])
     named = ", ".join(quote(entry) for entry in found.entries[:SHOWN])
     more = f" and {len(found.entries) - SHOWN} more" if len(found.entries) > SHOWN else ""
     if not found.entries:
@@ -237,7 +237,7 @@ def _notes(found: DistributedContents, *, part: str | None, location: str, where
     return (Fault(code=Code.DCP_PARTS, where=where, message=message, hint=hint),)
 
 
-def _counted(tensors: int) -> str:
+def _tensor_count(tensors: int) -> str:
     """A number of tensors, in words."""
     return f"{tensors} tensor{'' if tensors == 1 else 's'}"
 

@@ -100,7 +100,7 @@ def download(
         main, commit = choose(names, model_files), model_files.commit
         fetch = Fetcher(model, commit, token, cache_dir)
         root = fetch([main, *(name for name in COMPANIONS if name in names)])
-        others = _others(_CachedPlace(root, str(model)), main)
+        others = _needed_files(_CachedPlace(root, str(model)), main)
         if others:
             fetch(others)
     except HubError as error:
@@ -161,7 +161,7 @@ class _CachedPlace:
         return read_file(path, limit=limit), str(path)
 
 
-def _others(place: _CachedPlace, main: str) -> tuple[str, ...]:
+def _needed_files(place: _CachedPlace, main: str) -> tuple[str, ...]:
     """The files that the main file of the weights needs."""
     container = container_of(main)
     return container.others(place, main) if container is not None else ()
@@ -242,7 +242,7 @@ def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapsho
         raise _hub_fault(model, "nothing of it is in the cache, and the hub is not to be asked", online)
     root = next(iter(found.values())).parent
     weights, place = [name for name in found if name != CONFIG_NAME], _CachedPlace(root, str(model))
-    missing = [other for name in weights for other in _others(place, name) if not (root / other).exists()]
+    missing = [other for name in weights for other in _needed_files(place, name) if not (root / other).exists()]
     if not weights or missing:
         lacking = "; ".join(missing[:3]) + (" …" if len(missing) > 3 else "") if missing else "its weights"
         raise _hub_fault(model, f"the cache holds a part of it and lacks {lacking}", online)

@@ -242,7 +242,7 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
         while True:
             wait([done], timeout=min(max(guard.hub.left, 0.01), LOOK))
             ended = done.done()
-            taken = max(charged, (spent if ended else _busy(thread)) - guard.received / A_SECOND)
+            taken = max(charged, (spent if ended else _thread_seconds(thread)) - guard.received / A_SECOND)
             charged, more = taken, taken - charged
             try:
                 budget.spend(more, guard.where)
@@ -269,7 +269,7 @@ def _close(session: object) -> None:
         huggingface_hub.close_session()
 
 
-def _busy(thread: Thread) -> float:
+def _thread_seconds(thread: Thread) -> float:
     """Seconds of processor time that a thread has taken; 0 if the system does not tell."""
     try:
         content = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()

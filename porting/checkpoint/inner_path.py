@@ -118,7 +118,7 @@ class Tree:
                 continue
             direct |= isinstance(child, TensorSpec)
             if _is_container(child) and self._count(child)[1]:
-                path, node = self._descended(key, child)
+                path, node = self._follow_single(key, child)
                 count, named = self._count(node)
                 self._charge(len(path))
                 found.append((named, InnerPath(path=path, tensors=count)))
@@ -126,7 +126,7 @@ class Tree:
         whole = (InnerPath(path="", tensors=self._count(self.root)[0]),) if direct else ()
         return (*(place for _, place in found), *whole)
 
-    def _descended(self, path: str, node: object) -> tuple[str, object]:
+    def _follow_single(self, path: str, node: object) -> tuple[str, object]:
         """Follow places that hold one other place and no tensor."""
         for _ in range(DEEPEST):
             inside = [(key, child) for key, child in _children(node) if self._count(child)[0]]
@@ -153,7 +153,7 @@ class Tree:
         tensors: dict[str, TensorSpec] = {}
         others: list[str] = []
         plain: set[int] = set()
-        for name, leaf in self._below(self.root, "", f"{path}." if path else "", (), plain, faults):
+        for name, leaf in self._values_below(self.root, "", f"{path}." if path else "", (), plain, faults):
             if isinstance(leaf, Stub) and leaf.tensor:
                 hint = "save dense tensors: tensor.to_dense()" if "sparse" in leaf.tensor else ""
                 faults.add(Code.BIN_TENSOR, f"it is {leaf.tensor}, which is not read", tensor=name, hint=hint)
@@ -178,7 +178,7 @@ class Tree:
         message = f"it names {_listed(named, 'class or function')}; nothing of it is imported or called"
         return (Fault(code=Code.NOT_READ, where=self._where, message=message),)
 
-    def _below(
+    def _values_below(
         self, node: object, full: str, begin: str, above: tuple[int, ...], plain: set[int] | None, faults: FaultList
     ) -> Iterator[tuple[str, object]]:
         """The values below an inner path, by their names from there on: tensors, and values that hold none.
@@ -210,7 +210,7 @@ class Tree:
                 continue
             if _is_container(child) and (self._count(child)[0] or not within):
                 if id(child) not in above and child is not node:
-                    yield from self._below(child, sub, begin, (*above, id(node)), plain, faults)
+                    yield from self._values_below(child, sub, begin, (*above, id(node)), plain, faults)
             elif within and not (isinstance(child, Stub) and child.is_module):
                 if plain is not None and isinstance(child, TensorSpec):
                     plain.add(id(child))

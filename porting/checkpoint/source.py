@@ -120,11 +120,11 @@ def _open(
             return _open_remote(hub.remote(model, token=token), part=part)
         snapshot = hub.download(model, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
     except HubError as error:
-        raise HubError([*error.faults, *_meant_path(path, text)]) from error
+        raise HubError([*error.faults, *_similar_path_fault(path, text)]) from error
     return _open_directory(Folder(snapshot.root), location=text, commit=snapshot.commit, part=part)
 
 
-def _meant_path(path: Path, text: str) -> Iterator[Fault]:
+def _similar_path_fault(path: Path, text: str) -> Iterator[Fault]:
     """A fault for a source that may have been meant as a path: its folder exists, or a neighbour has a similar name."""
     try:
         neighbours = os.listdir(path.parent)
@@ -173,11 +173,11 @@ def _open_directory(folder: Folder, *, location: str, part: str | None, commit: 
         main = choose(names, place)
     except CheckpointError as error:
         with reading(location):
-            raise CheckpointError([*error.faults, *_in_folders(place, names)]) from error
+            raise CheckpointError([*error.faults, *_model_folders_fault(place, names)]) from error
     return open_weights(place, main, commit=commit, part=part)
 
 
-def _in_folders(place: LocalPlace, names: list[str]) -> Iterator[Fault]:
+def _model_folders_fault(place: LocalPlace, names: list[str]) -> Iterator[Fault]:
     """A fault for a directory of several models, such as a pipeline of diffusers: names its folders of weights."""
     found: list[str] = []
     for name in sorted(names):

@@ -185,7 +185,7 @@ def _listed(raw: bytes, count: int, source: ByteSource, writer: Writer, faults: 
         name, position = raw[begin : begin + named], begin + named + extra + comment
         if magic != b"PK\1\2" or position > len(raw):
             raise _unreadable(source, writer, "an entry is none")
-        packed, size, at = _wide(packed, size, at, raw[begin + named : begin + named + extra], source, writer)
+        packed, size, at = _zip64_fields(packed, size, at, raw[begin + named : begin + named + extra], source, writer)
         entry = ZipEntry(name.decode("utf-8", "replace"), name, flags, method, crc, packed, size, at)
         _check_entry(entry, bool(comment or disk or kind & FOLDER or needed > NEWEST), source.size, writer, faults)
         yield entry
@@ -193,7 +193,9 @@ def _listed(raw: bytes, count: int, source: ByteSource, writer: Writer, faults: 
         raise _unreadable(source, writer, "bytes are left behind its last entry")
 
 
-def _wide(packed: int, size: int, at: int, extra: bytes, source: ByteSource, writer: Writer) -> tuple[int, int, int]:
+def _zip64_fields(
+    packed: int, size: int, at: int, extra: bytes, source: ByteSource, writer: Writer
+) -> tuple[int, int, int]:
     """The sizes and the place of an entry, from the 64-bit extension if needed."""
     position, values = 0, b""
     while position + 4 <= len(extra):
@@ -251,14 +253,14 @@ def locate(
             agrees &= crc == 0 and size in (0, FULL)
         else:
             agrees &= crc == entry.crc and size in (entry.size, FULL) and packed in (entry.packed, FULL)
-    behind = _described(source, entry, stop) if agrees and entry.flags & DESCRIBED else stop
+    behind = _descriptor_end(source, entry, stop) if agrees and entry.flags & DESCRIBED else stop
     if not agrees or behind < 0:
         message = f"the entry {quote(entry.name)} is not where the table of contents says"
         faults.add(writer.code, message, hint=FETCH_AGAIN)
     return ChecksummedRange(start=start, stop=stop, crc=entry.crc if checksums else None, name=entry.name), behind
 
 
-def _described(source: ByteSource, entry: ZipEntry, stop: int) -> int:
+def _descriptor_end(source: ByteSource, entry: ZipEntry, stop: int) -> int:
     """Where the data descriptor behind an entry ends; -1 if it is another entry's."""
     for layout in ("<4s3I", "<4sI2Q"):
         size = struct.calcsize(layout)

@@ -114,7 +114,7 @@ def _from_left(checkpoint: Checkpoint, table: Table) -> Canonical:
             faults.append(Fault(code=Code.SPELLED_TWICE, where=name, message=message, hint="keep one of them"))
             continue
         try:
-            found[spelled] = _kept(name, spelled, info, rule, term, matches[0].bindings, known)
+            found[spelled] = _with_filling(name, spelled, info, rule, term, matches[0].bindings, known)
         except Mismatch as error:
             message = f"{list(info.shape)}: {error}, in '{rule}'"
             faults.append(Fault(code=Code.SHAPE_MISMATCH, where=name, message=message))
@@ -123,7 +123,7 @@ def _from_left(checkpoint: Checkpoint, table: Table) -> Canonical:
     return Canonical(recipes=tuple(found.values()), left_out=left_out)
 
 
-def _kept(
+def _with_filling(
     name: str,
     spelled: str,
     info: TensorInfo,
@@ -207,7 +207,7 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
         dtype = checkpoint.tensors[step.targets[0]].dtype
         for name in step.sources:
             copies = tuple(copy.inverse for copy in step.copies if copy.source == name)
-            fill = step.rule.fill if step.rule.fill is not None else _lost(step.rule)
+            fill = step.rule.fill if step.rule.fill is not None else _filling(step.rule)
             found.append(
                 Recipe(name=spelled + name, shape=shapes[name], work=dtype, dtype=dtype, copies=copies, fill=fill)
             )
@@ -222,7 +222,7 @@ def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:
     return made.content is not None and made.content.held_by(value, rounded=True)
 
 
-def _lost(rule: Rule) -> float | None:
+def _filling(rule: Rule) -> float | None:
     """The filling for elements that the port does not hold; None if it holds all."""
     return 0.0 if any(None in term.keys() for term in rule.sources) else None  # noqa: SIM118  # Term.keys is ours
 

@@ -211,7 +211,7 @@ def diff(
     groups = (list(group) for _, group in groupby(results, key=lambda result: id(result[0])))
     sums = [(group[0][0], sum((found for _, found in group), start=Difference())) for group in groups]
     alone = {id(pair): difference for pair, difference in sums if pair.left is pair.right and not pair.note}
-    compared = [_judged(pair, difference) for pair, difference in sums if id(pair) not in alone]
+    compared = [_verdict_of(pair, difference) for pair, difference in sums if id(pair) not in alone]
     odd = {(id(pair.left), pair.name): difference.odd[0] for pair, difference in sums if id(pair) in alone}
     return Comparison(
         a=first.location,
@@ -263,7 +263,7 @@ def _compared(
     return found
 
 
-def _judged(pair: Counterpart, difference: Difference) -> Compared:
+def _verdict_of(pair: Counterpart, difference: Difference) -> Compared:
     info = pair.right.tensors[pair.name]
     recipe = pair.recipe
     if recipe.shape != tuple(info.shape):
@@ -281,12 +281,12 @@ def _judged(pair: Counterpart, difference: Difference) -> Compared:
         shapes=(recipe.shape, tuple(info.shape)),
         dtypes=(dtype_name(recipe.dtype), dtype_name(info.dtype)),
         difference=difference,
-        largest_at=_places(pair, recipe, difference),
+        largest_at=_largest_places(pair, recipe, difference),
         note=pair.note,
     )
 
 
-def _places(pair: Counterpart, recipe: Recipe, difference: Difference) -> tuple[Place, Place] | None:
+def _largest_places(pair: Counterpart, recipe: Recipe, difference: Difference) -> tuple[Place, Place] | None:
     """The place of the largest difference: in the first's tensor that the element comes from, and in the second's."""
     if difference.at is None or difference.values is None:
         return None

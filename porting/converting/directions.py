@@ -87,7 +87,7 @@ def back_from_port(
     made = tuple(LeftOut(name=recipe.name, reason=MADE, equals=recipe.made_as) for recipe in plan.made)
     not_written = [*made]
     for left in plan.left_out:
-        restored = _restored(left, plan, found, dtype, like)
+        restored = _restored_recipe(left, plan, found, dtype, like)
         if restored is None:
             not_written.append(left)
         else:
@@ -96,11 +96,11 @@ def back_from_port(
         tensors=tuple(found[name] for name in plan.sources if name in found),
         left_out=tuple(not_written),
         same=(*same, *made),
-        warnings=tuple(dict.fromkeys(_moved(step, like) for step in plan.steps if step.rule.fold)),
+        warnings=tuple(dict.fromkeys(_moved_values_warning(step, like) for step in plan.steps if step.rule.fold)),
     )
 
 
-def _moved(step: Step, like: Mapping[str, Described]) -> str:
+def _moved_values_warning(step: Step, like: Mapping[str, Described]) -> str:
     """The warning that undoing a sum moves the values of its terms."""
     first, *others = step.sources
     emptied = ", ".join(repr(name) for name in others)
@@ -115,7 +115,7 @@ def _moved(step: Step, like: Mapping[str, Described]) -> str:
     )
 
 
-def _restored(
+def _restored_recipe(
     left: LeftOut,
     plan: Plan,
     found: Mapping[str, Recipe],

@@ -99,9 +99,9 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     charge("objects", OBJECTS_EACH * len(files), where=str(root.path / RECORD))
     digests = _Digests()
     with reading(str(root.path / RECORD)):
-        checked = [_Checked(root, name, entry, record, chunks, digests) for name, entry in files.items()]
+        checked = [_CheckedFile(root, name, entry, record, chunks, digests) for name, entry in files.items()]
     jobs = [job for file in checked for job in file.jobs()]
-    work(jobs, [partial(_buffer)] * threads, _nobody_looks)
+    work(jobs, [partial(_buffer)] * threads, _ignore_progress)
     for file in checked:
         problems += file.problems(sha256=sha256)
     found = {name for file in checked for name in file.names}
@@ -154,7 +154,7 @@ def _buffer() -> memoryview:
     return memoryview(bytearray(PIECE))
 
 
-def _nobody_looks() -> None:
+def _ignore_progress() -> None:
     pass
 
 
@@ -227,7 +227,7 @@ Range = tuple[str, int, int]
 """A file, and where in it what was read begins and ends."""
 
 
-class _Checked:
+class _CheckedFile:
     """A file that the record names."""
 
     def __init__(

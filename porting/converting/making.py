@@ -127,7 +127,9 @@ class Maker:
         """
         out = Output(target, at, self._on_written, crc=self._crc)
         moves = [part for copy in recipe.copies for part in self._stored(copy)]
-        lost = self._carry(recipe, moves, out) if self._is_carried(recipe, moves) else self._put_blocks(recipe, out)
+        lost = (
+            self._copy_runs(recipe, moves, out) if self._is_long_runs(recipe, moves) else self._put_blocks(recipe, out)
+        )
         for file in {part.file.where: part.file for part in moves}.values():
             file.require_unchanged()
         self._divisions.clear()
@@ -156,14 +158,14 @@ class Maker:
         lies = len(pieces) != 1 or pieces[0].extent.stride is None
         return lies and info.dtype == recipe.dtype and recipe.copies[0].numel * info.dtype.itemsize == info.nbytes
 
-    def _digest_along(self, part: Stored, at: int, rows: Sequence[memoryview]) -> None:
+    def _update_digest(self, part: Stored, at: int, rows: Sequence[memoryview]) -> None:
         """Add bytes of the input that were read to the digest of their tensor."""
         if len(self._checkpoint.pieces(part.copy.source, verify=False)) == 1:
             self._streams.update(part.copy.source, at, rows)
 
     # ------------------------------------------------------------------------------------------ long runs
 
-    def _is_carried(self, recipe: Recipe, moves: Sequence[Stored]) -> bool:
+    def _is_long_runs(self, recipe: Recipe, moves: Sequence[Stored]) -> bool:
         """Whether a tensor consists of long runs of elements, cast at most once."""
         dtypes = {self._checkpoint.tensors[part.copy.source].dtype for part in moves}
         if not moves or not recipe.covered or recipe.arithmetic or torch.bool in dtypes:
@@ -171,7 +173,7 @@ class Maker:
         once = recipe.work == recipe.dtype or dtypes == {recipe.work}
         return once and all(in_long_runs(part.copy, min(dtype.itemsize for dtype in dtypes)) for part in moves)
 
-    def _carry(self, recipe: Recipe, moves: Sequence[Stored], out: Output) -> Losses:
+    def _copy_runs(self, recipe: Recipe, moves: Sequence[Stored], out: Output) -> Losses:
         width = recipe.dtype.itemsize
         raw = bytes_of(self._block)
         dtypes = [self._checkpoint.tensors[part.copy.source].dtype for part in moves]
@@ -192,7 +194,7 @@ class Maker:
                     values = self._staging.memory[: len(piece)].view(dtype)
                     casts.put(values, self._block[filled * width : end * width].view(recipe.dtype))
                 if not whole:
-                    self._digest_along(move, at, [piece])
+                    self._update_digest(move, at, [piece])
                 done, filled = done + some, end
                 if filled == room:
                     out.put(raw[: filled * width])
@@ -273,7 +275,7 @@ class Maker:
             Window.of_row(start, stop),
             partial(self._read, start=start, stop=stop, to=recipe.work),
             base=partial(self._read, start=start, stop=stop, to=recipe.work, like=True),
-            take=_Taken(self._block),
+            take=_BufferParts(self._block),
             casts=casts,
         )
         return found, casts.losses
@@ -285,11 +287,11 @@ class Maker:
         dtype = self._of(like=like).tensors[copy.source].dtype
         for part in self._stored(copy, like=like):
             cast = dtype != to and part.copy.source_strides in ((), (1,))
-            on_read = None if like else partial(self._digest_along, part)
+            on_read = None if like else partial(self._update_digest, part)
             yield from self._staging.read(part, dtype, start, stop, most=self._cast if cast else 0, on_read=on_read)
 
 
-class _Taken:
+class _BufferParts:
     """Gives out parts of a buffer, one after the other."""
 
     def __init__(self, buffer: Tensor) -> None:

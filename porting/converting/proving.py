@@ -28,21 +28,21 @@ def prove_same(pairs: Iterable[LeftOut], checkpoint: Checkpoint) -> None:
     for pair in pairs:
         if any({pair.name, pair.equals} <= names for names in checkpoint.shared):
             continue
-        if not _equal(pair, checkpoint, *buffers):
+        if not _has_stated_value(pair, checkpoint, *buffers):
             faults.append(differs(pair, checkpoint.tensors))
     if faults:
         raise PlanError(alike(faults))
 
 
-def _equal(pair: LeftOut, checkpoint: Checkpoint, mine: memoryview, other: memoryview) -> bool:
+def _has_stated_value(pair: LeftOut, checkpoint: Checkpoint, mine: memoryview, other: memoryview) -> bool:
     info = checkpoint.tensors[pair.name]
-    found = _together(checkpoint, pair.name)
+    found = _single_piece(checkpoint, pair.name)
     content = None if pair.equals in checkpoint.tensors else Content.parse(pair.equals)
     if content is not None:
-        return _generated(content, pair, checkpoint, mine)
+        return _has_content(content, pair, checkpoint, mine)
     if (info.shape, info.dtype) != (checkpoint.tensors[pair.equals].shape, checkpoint.tensors[pair.equals].dtype):
         return False
-    second = _together(checkpoint, pair.equals)
+    second = _single_piece(checkpoint, pair.equals)
     if found is None or second is None:
         return same_bits(checkpoint.read(pair.name), checkpoint.read(pair.equals))
     for start, count in _pieces(info.nbytes):
@@ -53,16 +53,16 @@ def _equal(pair: LeftOut, checkpoint: Checkpoint, mine: memoryview, other: memor
     return True
 
 
-def _together(checkpoint: Checkpoint, name: str) -> StoredBox | None:
+def _single_piece(checkpoint: Checkpoint, name: str) -> StoredBox | None:
     """The only piece of a tensor, in row-major order; None if it has several, or another order."""
     pieces = checkpoint.pieces(name)
     return pieces[0] if len(pieces) == 1 and pieces[0].extent.stride is None else None
 
 
-def _generated(content: Content, pair: LeftOut, checkpoint: Checkpoint, buffer: memoryview) -> bool:
+def _has_content(content: Content, pair: LeftOut, checkpoint: Checkpoint, buffer: memoryview) -> bool:
     """Whether a tensor has the stated content."""
     info = checkpoint.tensors[pair.name]
-    piece = _together(checkpoint, pair.name)
+    piece = _single_piece(checkpoint, pair.name)
     if piece is None:
         return content.held_by(checkpoint.read(pair.name), rounded=pair.made)
     width = info.dtype.itemsize

@@ -55,7 +55,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
     if faults:
         raise PlanError(faults)
     shapes = imagine(turned(table), tensors, known)
-    shapes |= _made(table, shapes, known)
+    shapes |= _made_shapes(table, shapes, known)
     aligned = align(
         table.rules,
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
@@ -73,7 +73,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
     }
 
 
-def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -> dict[str, Shape]:
+def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -> dict[str, Shape]:
     """The tensors that [make] adds without a module: one for each index that the other names have.
 
     Args:
@@ -91,7 +91,7 @@ def _made(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -
     ours = Matcher((((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix)
     for make in table.makes:
         name = make.term.name
-        counted = [_counted(name, index, places, known) for index in name.indices]
+        counted = [_index_values(name, index, places, known) for index in name.indices]
         if isinstance(make.value, Name) and all(counted):
             for values in combinations(counted, where=make.where):
                 bindings = dict(zip(name.indices, values, strict=True))
@@ -124,7 +124,7 @@ ELEMENT = 4
 """Bytes that an element of a tensor counts which a table makes, whatever its dtype will be."""
 
 
-def _counted(name: Name, index: str, places: Iterable[str], known: Mapping[str, int]) -> Sequence[int]:
+def _index_values(name: Name, index: str, places: Iterable[str], known: Mapping[str, int]) -> Sequence[int]:
     """The values of an index of a name: all its spellings, what [sizes] says, or those that names beside it have."""
     size = name.enumerations.get(index) or known.get(index)
     if size:

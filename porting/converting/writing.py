@@ -65,7 +65,7 @@ def write_files(
     keys = group.gather(settled)
     same_everywhere(key["plan"] for key in keys)
     key = keys[0]  # the number of a device is that of one machine: all go by what the first one sees
-    (before, *_) = group.gather(_begin(draft, place, key) if group.rank == 0 else None)
+    (before, *_) = group.gather(_prepare_files(draft, place, key) if group.rank == 0 else None)
     journal = Journal(place.journals, f"{group.rank}.jsonl", key)
     try:
         with _opened(draft, place) as shards:
@@ -79,14 +79,14 @@ def write_files(
         journal.close()
     if group.rank == 0:
         small = _write_small(draft, place)
-        _sweep_strangers(draft, place)
+        _remove_unknown_files(draft, place)
         place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
     made = {recipe.name: task.made[recipe.name] for recipe in draft.recipes.tensors}
     (files, *_) = group.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
     return Written(made=made, files=files)
 
 
-def _begin(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | None:
+def _prepare_files(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | None:
     """Make files of the right size, reserve their space, and write their headers; returns what was done before."""
     tensors = frozenset(recipe.name for recipe in draft.recipes.tensors)
     before = past(place.journals, key, made=tensors, sources=draft.checkpoint.tensors)
@@ -151,7 +151,7 @@ class _Task:
 
     def _make(self, shard: Shard, recipe: Recipe, before: Past | None, maker: Maker) -> None:
         descriptor, at = self._shards[shard.name], shard.offsets[recipe.name]
-        made = self._kept(recipe, before, maker, descriptor, at) if before is not None else None
+        made = self._resumed(recipe, before, maker, descriptor, at) if before is not None else None
         if made is not None:
             self._meter.kept(recipe.nbytes)
         else:
@@ -174,7 +174,7 @@ class _Task:
         if complete:
             os.fsync(descriptor)
 
-    def _kept(self, recipe: Recipe, before: Past, maker: Maker, descriptor: int, at: int) -> Made | None:
+    def _resumed(self, recipe: Recipe, before: Past, maker: Maker, descriptor: int, at: int) -> Made | None:
         """The tensor as an earlier process made it, if its bytes and its sources are unchanged; else None."""
         made = before.made.get(recipe.name)
         if made is None or recipe.base:  # of the followed checkpoint no digests are taken
@@ -233,7 +233,7 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
     return digests
 
 
-def _sweep_strangers(draft: Draft, place: Workplace) -> None:
+def _remove_unknown_files(draft: Draft, place: Workplace) -> None:
     """Remove files that do not belong to the output."""
     own = {*draft.files, *(shard.name for shard in draft.outline.shards)}
     for name in place.files.names():

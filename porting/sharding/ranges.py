@@ -79,7 +79,7 @@ class Ranges:
         # Of a chunk of a distributed checkpoint a process may need a little: its checksum would take all of it.
         for stored_part in stored(copy, self.checkpoint, verify=not self.checkpoint.in_chunks):
             for part in pieces(stored_part.copy, max(PIECE // info.dtype.itemsize, 1)):
-                values = self._box(replace(stored_part, copy=part), info.dtype)
+                values = self._read_box(replace(stored_part, copy=part), info.dtype)
                 if info.dtype == torch.bool:
                     if values.numel() and int(values.max()) > 1:
                         message = f"tensor {quote(copy.source)}: a boolean is stored as the byte {int(values.max())}"
@@ -88,7 +88,7 @@ class Ranges:
                     values = values.view(torch.bool)
                 yield part, values
 
-    def _box(self, part: Stored, dtype: torch.dtype) -> Tensor:
+    def _read_box(self, part: Stored, dtype: torch.dtype) -> Tensor:
         file, start, copy = part.file, part.extent.start, part.copy
         dtype = torch.uint8 if dtype == torch.bool else dtype
         width = dtype.itemsize

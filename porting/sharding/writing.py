@@ -82,7 +82,7 @@ def write_shards(
                 check_destination(path, overwrite=overwrite, sources=list(sources))
                 needed = sum(placed.sizes.values())
                 temporary = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite)).path
-                _begin(temporary, placed, files)
+                _prepare_files(temporary, placed, files)
         temporary = processes.gather(temporary)[0]
         with processes.step():
             changed = _changed_steps(module, plan, checkpoint)
@@ -94,11 +94,11 @@ def write_shards(
                 for old, new in zip(checkpoint.files, placed.sizes, strict=True):
                     _copy_share(checkpoint, old.name, temporary / new, processes)
             else:
-                _lay_share(checkpoint, module, plan, steps, copies, places, processes)
+                _copy_unreplaced(checkpoint, module, plan, steps, copies, places, processes)
         infinite = places.infinite
         with processes.step(), Places(placed, temporary) as places:
             for step in steps:
-                _put(step, plan, module, places, copies, processes)
+                _write_step(step, plan, module, places, copies, processes)
         with processes.step(), Places(placed, temporary) as sealing:
             sealing.seal(processes.rank, processes.count)
         with processes.step():
@@ -135,13 +135,13 @@ def require_made(module: nn.Module, plan: Plan) -> None:
         PlanError: some tensors are others.
     """
     tensors = dict(named_tensors(module))
-    others = (recipe for recipe in plan.made if not _holds(recipe, tensors))
+    others = (recipe for recipe in plan.made if not _has_made_content(recipe, tensors))
     faults = [differs(LeftOut(name=recipe.name, reason=MADE, equals=recipe.made_as), ()) for recipe in others]
     if faults:
         raise PlanError(alike(faults))
 
 
-def _holds(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
+def _has_made_content(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
     """Whether this process's part of a tensor has the content that [make] states."""
     tensor = tensors[recipe.name]
     if recipe.equals:
@@ -149,7 +149,7 @@ def _holds(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
         whole = [tensor.full_tensor() if is_dtensor(tensor) else tensor for tensor in both]  # type: ignore[attr-defined]  # as below
         return torch.equal(*whole)
     content = recipe.content or Content()
-    parts = _held(recipe, tensor)
+    parts = _local_boxes(recipe, tensor)
     return all(content.held_by(values, content.box(box.starts, box.sizes), rounded=True) for box, values in parts)
 
 
@@ -161,7 +161,7 @@ def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:
     )
 
 
-def _begin(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member]) -> None:
+def _prepare_files(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member]) -> None:
     """Write the files beside the weights, and the headers of the weights; reserve the space for these."""
     for name, content in files.items():
         raw = content if isinstance(content, bytes) else content.read(limit=LARGEST)
@@ -198,7 +198,7 @@ def _copy_share(checkpoint: Checkpoint, old: str, new: Path, processes: Processe
         os.close(descriptor)
 
 
-def _lay_share(
+def _copy_unreplaced(
     checkpoint: Checkpoint,
     module: nn.Module,
     plan: Plan,
@@ -253,21 +253,21 @@ def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set
         if step.rule.exact:
             continue
         for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step)):
-            for box, values in _held(recipe, tensors[recipe.name]):
+            for box, values in _local_boxes(recipe, tensors[recipe.name]):
                 loaded = compute_box(recipe, box, reader).to(values.dtype)
                 if not torch.equal(values.view(-1).view(torch.uint8), loaded.reshape(-1).view(torch.uint8)):
                     changed.add(number)
     return changed
 
 
-def _held(recipe: Recipe, tensor: Tensor) -> Iterable[tuple[Box, Tensor]]:
+def _local_boxes(recipe: Recipe, tensor: Tensor) -> Iterable[tuple[Box, Tensor]]:
     local = tensor.detach().to_local() if is_dtensor(tensor) else tensor.detach()  # type: ignore[attr-defined]  # a DTensor has it
     for box in boxes(tensor, name=recipe.name):
         place = tuple(slice(low, low + size) for low, size in zip(box.local, box.sizes, strict=True))
         yield box, local[place].cpu().contiguous()
 
 
-def _put(
+def _write_step(
     step: Step, plan: Plan, module: nn.Module, places: Places, copies: Mapping[str, str], processes: Processes
 ) -> None:
     """Write the values of a step's targets, arithmetic undone, to the places of its sources, or zeros."""
@@ -280,9 +280,9 @@ def _put(
             for copy in recipe.copies:
                 if copy.source not in returned:
                     places.clear(copy)
-        if not _writes(tensors[recipe.name], processes):
+        if not _is_writer(tensors[recipe.name], processes):
             continue
-        for box, local in _held(recipe, tensors[recipe.name]):
+        for box, local in _local_boxes(recipe, tensors[recipe.name]):
             values = arithmetic.inverse.applied(local).view(-1)
             for copy in kept:
                 for part in clip(copy, recipe.shape, box.starts, box.sizes):
@@ -291,7 +291,7 @@ def _put(
                         places.put(part, values, name=copies[copy.source])
 
 
-def _writes(tensor: Tensor, processes: Processes) -> bool:
+def _is_writer(tensor: Tensor, processes: Processes) -> bool:
     """Whether this process writes a tensor, among those that hold the same elements."""
     if not is_dtensor(tensor):
         return processes.rank == 0
