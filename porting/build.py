@@ -26,7 +26,7 @@ from porting.limits import Budget, limits, raised
 from porting.plan.recipe import Described
 from porting.target import TargetError, named_tensors
 from porting.tracing.torch_modes import FunctionMode
-from porting.user_state import state_put_back
+from porting.user_state import restored_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     """
     mode = _WithoutInitialisation()
     try:
-        with state_put_back(make):
+        with restored_state(make):
             module, complete = _try_build(make, "meta", within, mode)
     except PortingError:
         raise
@@ -136,7 +136,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     return module
 
 
-def filled(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
+def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     """Build the module with the weights that its builder gives it.
 
     Args:
@@ -197,7 +197,7 @@ def _try_build(
 def bounded(within: Bounds) -> Iterator[None]:
     """Limit the size of modules that are built in this thread.
 
-    Whatever a checkpoint's config has a say in is built here: through :func:`build`, :func:`filled` or :func:`call`,
+    Whatever a checkpoint's config has a say in is built here: through :func:`build`, :func:`build_with_values` or :func:`call`,
     and the reference by transformers.
 
     Args:

@@ -23,7 +23,7 @@ from porting.notation.table import Table
 from porting.opening import Member
 from porting.ops import Content
 from porting.ops.contents import WORDS
-from porting.origin import Origin, follow, imagined, table_for
+from porting.origin import Origin, follow, infer_origin, table_for
 from porting.plan.align import Step
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan
@@ -146,7 +146,7 @@ def export(
     if checkpoint is not None:
         origin = follow(module, chosen, checkpoint, architecture, fresh=fresh)
     else:
-        origin = imagined(module, chosen, whole_config(module, chosen, config), architecture)
+        origin = infer_origin(module, chosen, whole_config(module, chosen, config), architecture)
     if spread:
         exported = _from_shards(module, origin, Path(path), config, architecture, dtype, to=to, overwrite=overwrite)
         _warn(exported)

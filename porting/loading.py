@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from porting.build import bounds, build, filled
+from porting.build import bounds, build, build_with_values
 from porting.builder_config import Named, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault, Message, Option, nearest
@@ -311,7 +311,7 @@ def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, 
         return {}
     counts = Counter(value.dtype for value in values.values() if value.is_floating_point())
     dtype = counts.most_common(1)[0][0] if counts else torch.get_default_dtype()
-    made = filled(make, bounds(plan.sources))
+    made = build_with_values(make, bounds(plan.sources))
     return {name: cast(tensor.detach(), dtype) for name, tensor in named_tensors(made) if name in own}
 
 

@@ -31,7 +31,7 @@ ANY_DTYPE = torch.float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imagined:
+class PlannedTensor:
     """A tensor to be written."""
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Imagined:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImaginedCheckpoint:
+class PlannedCheckpoint:
     """The checkpoint to be written, inferred from a module."""
 
     tensors: Mapping[str, Described]
@@ -128,7 +128,7 @@ def follow(
         added = [name for name in plan.fresh if name not in unnamed]
         more = respelled(_infer_sources(table, module, added, plan.config), table, read)
         new = tuple(more)
-        whole = ImaginedCheckpoint(tensors={**read, **more}, config=checkpoint.config)
+        whole = PlannedCheckpoint(tensors={**read, **more}, config=checkpoint.config)
         plan = check(table, whole, module, dtype=ANY_DTYPE, fresh=bool(unnamed))
     name, other = _architecture(module, table, checkpoint, architecture, plan.sources if new else None)
     return Origin(
@@ -203,7 +203,7 @@ def _loaded_as(module: nn.Module, checkpoint: Checkpoint) -> Architecture | None
     return record.architecture if record is not None and record.checkpoint is checkpoint else None
 
 
-def imagined(module: nn.Module, table: Table, config: Mapping[str, object], architecture: str | None) -> Origin:
+def infer_origin(module: nn.Module, table: Table, config: Mapping[str, object], architecture: str | None) -> Origin:
     """Follow no checkpoint: use the table's names, in their first spelling.
 
     Args:
@@ -217,7 +217,7 @@ def imagined(module: nn.Module, table: Table, config: Mapping[str, object], arch
         TargetError: the table has no such architecture.
     """
     tensors = _infer_sources(table, module, slots(module), config)
-    plan = check(table, ImaginedCheckpoint(tensors=tensors, config=config), module, dtype=ANY_DTYPE)
+    plan = check(table, PlannedCheckpoint(tensors=tensors, config=config), module, dtype=ANY_DTYPE)
     kind = recognise_architecture(table, module) if architecture is None else None
     if kind is None and table.architectures:
         kind = choose_architecture(table, tensors, {}, architecture)
@@ -276,7 +276,7 @@ def _infer_sources(
     if lacking:
         raise PlanError(_irreversible(rule) for rule in lacking.values())
     dtypes = {name: places[step.targets[0]].dtype for step in alignment.steps for name in step.sources}
-    return {name: Imagined(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in shapes.items()}
+    return {name: PlannedTensor(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in shapes.items()}
 
 
 def _lacks_values(rule: Rule) -> bool:

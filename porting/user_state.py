@@ -26,7 +26,7 @@ _KINDS = (dict, list, set, Tensor, type(None))
 
 
 @contextmanager
-def state_put_back(make: Callable[..., object]) -> Iterator[None]:
+def restored_state(make: Callable[..., object]) -> Iterator[None]:
     """Restore the state of the user's files after the block, and clear what functions have cached in it.
 
     Args:

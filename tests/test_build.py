@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from porting.build import OWN_CODE, bounds, build, filled
+from porting.build import OWN_CODE, bounds, build, build_with_values
 from porting.builder_config import Named, call, make_config
 from porting.limits import LimitError
 from porting.models import Bert, BertConfig
@@ -332,7 +332,7 @@ def test_whatever_a_config_has_a_say_in_is_built_within_bounds(layer: Callable[[
     fields = {"config": config}
     made = {
         "build": lambda: build(lambda: Grown(config), within),
-        "filled": lambda: filled(lambda: Grown(config), within),
+        "filled": lambda: build_with_values(lambda: Grown(config), within),
         "call": lambda: call(Grown, lambda: config, fields, within),
     }
     with pytest.raises(TargetError, match=r"asks for more than 10064 (parameters|modules), as many as could be meant"):
@@ -341,7 +341,7 @@ def test_whatever_a_config_has_a_say_in_is_built_within_bounds(layer: Callable[[
     assert isinstance(made[how](), Grown)
 
 
-@pytest.mark.parametrize("how", [filled, build])
+@pytest.mark.parametrize("how", [build_with_values, build])
 def test_parameters_are_bounded_by_the_elements_of_the_checkpoint(how: Callable[..., nn.Module]) -> None:
     """Of a few parameters as well, if they are large; those without memory of their own are not."""
     within = bounds({"a": torch.zeros(1 << 16)})
@@ -366,7 +366,7 @@ class Masked(nn.Module):
             self.register_buffer(f"mask{number}", make(), persistent=False)
 
 
-@pytest.mark.parametrize("how", [filled, build])
+@pytest.mark.parametrize("how", [build_with_values, build])
 @pytest.mark.parametrize(
     ("make", "count"),
     [
@@ -406,11 +406,13 @@ def test_the_time_of_many_small_parts_counts_and_no_other(monkeypatch: pytest.Mo
 
     small = replace(bounds({"a": torch.zeros(2)}), stored=0)
     with pytest.raises(LimitError, match=r"^building the module: this takes more than 0 seconds"):
-        filled(lambda: nn.ModuleList(nn.Identity() for _ in range(9000)), small)
-    slow = filled(lambda: nn.ModuleList(computing() for _ in range(20)), replace(small, stored=5 * 10**8))
+        build_with_values(lambda: nn.ModuleList(nn.Identity() for _ in range(9000)), small)
+    slow = build_with_values(lambda: nn.ModuleList(computing() for _ in range(20)), replace(small, stored=5 * 10**8))
     assert len(list(slow.children())) == 20
     large = replace(small, stored=600 * 10**9)
-    assert len(list(filled(lambda: nn.ModuleList(nn.Identity() for _ in range(9000)), large).modules())) == 9001
+    assert (
+        len(list(build_with_values(lambda: nn.ModuleList(nn.Identity() for _ in range(9000)), large).modules())) == 9001
+    )
 
 
 @pytest.mark.parametrize(
@@ -440,7 +442,9 @@ def test_masks_of_a_usual_size_are_built() -> None:
 
 def test_a_limit_on_what_a_module_makes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTING_LIMITS", "parameters=9000000")
-    made = filled(lambda: nn.ParameterList(torch.empty(1 << 20) for _ in range(8)), bounds({"a": torch.zeros(2)}))
+    made = build_with_values(
+        lambda: nn.ParameterList(torch.empty(1 << 20) for _ in range(8)), bounds({"a": torch.zeros(2)})
+    )
     assert len(list(made.parameters())) == 8
 
 

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from porting.build import OWN_CODE, build, filled
-from porting.user_state import state_put_back
+from porting.build import OWN_CODE, build, build_with_values
+from porting.user_state import restored_state
 
 TEXT = """
 import functools
@@ -95,14 +95,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_cache_has_no_tensors_without_values(module: ModuleType, how: str) -> None:
     make = module.model(how)
     assert build(make, OWN_CODE).get_buffer("angles").is_meta
-    made = filled(make, OWN_CODE).get_buffer("angles")
+    made = build_with_values(make, OWN_CODE).get_buffer("angles")
     assert torch.equal(made, torch.arange(4.0))
-    assert filled(make, OWN_CODE).get_buffer("angles") is made  # what a run with values keeps is kept
+    assert build_with_values(make, OWN_CODE).get_buffer("angles") is made  # what a run with values keeps is kept
 
 
 def test_what_was_there_before_is_there_afterwards(module: ModuleType) -> None:
     first = module.by_class(3)
-    with state_put_back(module.model):
+    with restored_state(module.model):
         module.by_class(7)
         module.Store.alone = first
         module.by_cache(2)

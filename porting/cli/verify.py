@@ -197,7 +197,7 @@ def _holding(
     """
     from torch import nn
 
-    from porting.build import OWN_CODE, bounds, filled
+    from porting.build import OWN_CODE, bounds, build_with_values
     from porting.errors import Code, Fault
     from porting.loading import maker
     from porting.tables import find_table
@@ -209,10 +209,10 @@ def _holding(
     if isinstance(make, nn.Module):
         return make
     if checkpoint is None:  # what it is compared with has no config either
-        return filled(make, OWN_CODE)
+        return build_with_values(make, OWN_CODE)
     named = find_table(table, checkpoint.config, checkpoint.tensors)
     construct, _ = maker(named, checkpoint, make, architecture if named.architectures else None, trust=trust)
-    return filled(construct, bounds(checkpoint.tensors, checkpoint.config))
+    return build_with_values(construct, bounds(checkpoint.tensors, checkpoint.config))
 
 
 def _opened(source: str | None) -> Checkpoint:

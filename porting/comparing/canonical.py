@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from porting.checkpoint import Checkpoint, TensorInfo
-from porting.comparing.counterparts import reads
+from porting.comparing.counterparts import count_named
 from porting.errors import Code, Fault, Message, Option, nearest
 from porting.loading import same_bits
 from porting.notation.axes import Mismatch, pieces, solve_all
@@ -68,7 +68,7 @@ def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = N
 
 def _side(checkpoint: Checkpoint, table: Table) -> Side:
     """The side whose names the checkpoint has."""
-    left, right = reads(table, checkpoint, "source"), reads(table, checkpoint, "target")
+    left, right = count_named(table, checkpoint, "source"), count_named(table, checkpoint, "target")
     if left == right and any(rule.sources != rule.targets for rule in table.rules):
         found = f"{left} of its {len(checkpoint.tensors)} tensors on either side of '{table.name}'"
         message = f"{checkpoint.location}: the table has names for {found}, so that its layout cannot be told"

@@ -73,13 +73,14 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
     )
 
 
-def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
+def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right.
 
     Raises:
         PlanError: the table does not fit the two; carries all faults.
     """
-    if reads(table, b, "source") > reads(table, a, "source") and reads(table, a, "target") > reads(table, b, "target"):
+    named = {side: (count_named(table, a, side), count_named(table, b, side)) for side in ("source", "target")}
+    if named["source"][1] > named["source"][0] and named["target"][0] > named["target"][1]:
         message = f"{a.location} has the names of the right side of '{table.name}', and {b.location} those of the left"
         raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint="pass them the other way"))
     config = a.config or source_config(table, b.config)
@@ -113,7 +114,7 @@ def through(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     return Counterparts(pairs=(*pairs, *dropped, *tied, *made), only_a=only_a, only_b=only_b, left_out=left_out)
 
 
-def reads(table: Table, checkpoint: Checkpoint, side: str) -> int:
+def count_named(table: Table, checkpoint: Checkpoint, side: str) -> int:
     """The number of a checkpoint's tensors that a table's rules name on one side, ``"source"`` or ``"target"``."""
     rules = [rule for rule in table.rules if not rule.rest]  # which names everything on either side
     if side == "source":

@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.comparing.counterparts import Counterpart, Counterparts, by_name, through
+from porting.comparing.counterparts import Counterpart, Counterparts, by_name, by_table
 from porting.comparing.numbers import Difference, Odd, compare_pieces
-from porting.comparing.streaming import PIECE, SPAN, THREADS, Reader, Readers, each, spans
+from porting.comparing.streaming import PIECE, SPAN, THREADS, Reader, Readers, map_jobs, spans
 from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe, as_it_is, unravel
@@ -184,7 +184,7 @@ def diff(
     second.allow_time()
     chosen = None if table is None else find_table(table, first.config, first.tensors)
     with reading(first.location):
-        found = by_name(first, second) if chosen is None else through(chosen, first, second)
+        found = by_name(first, second) if chosen is None else by_table(chosen, first, second)
         jobs = list(_jobs(found, first, second))
     total = sum(stop - start for _, start, stop in jobs)
     done = 0
@@ -201,7 +201,7 @@ def diff(
         pair, start, stop = job
         return (stop - start) * pair.recipe.dtype.itemsize
 
-    for (_, start, stop), result in zip(jobs, each(jobs, work, nbytes, threads=threads), strict=True):
+    for (_, start, stop), result in zip(jobs, map_jobs(jobs, work, nbytes, threads=threads), strict=True):
         results.append(result)
         done += stop - start
         if progress is not None:

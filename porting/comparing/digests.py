@@ -25,7 +25,7 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.canonical import Side, canonical, in_order
 from porting.comparing.differences import Progress
-from porting.comparing.streaming import THREADS, Reader, Readers, each, spans
+from porting.comparing.streaming import THREADS, Reader, Readers, map_jobs, spans
 from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe
@@ -143,7 +143,7 @@ def digest(
     def nbytes(recipe: Recipe) -> int:
         return recipe.nbytes
 
-    for recipe, result in zip(recipes, each(recipes, work, nbytes, threads=threads), strict=True):
+    for recipe, result in zip(recipes, map_jobs(recipes, work, nbytes, threads=threads), strict=True):
         tensors.append(result)
         done += recipe.numel * recipe.dtype.itemsize
         if progress is not None:

@@ -180,7 +180,7 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def each(
+def map_jobs(
     jobs: Iterable[Job], work: Callable[[Job], Result], nbytes: Callable[[Job], int], *, threads: int = THREADS
 ) -> Iterator[Result]:
     """Run jobs in a few threads; yields their results in order.

@@ -19,7 +19,7 @@ from porting.checkpoint.layout import RECORD
 from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
 from porting.converting.record import Record, read_record, versions
-from porting.converting.reverse_table import held, places_of, sources_of
+from porting.converting.reverse_table import as_places, places_of, sources_of
 from porting.errors import Code, Fault, Message, Option
 from porting.export_files import (
     METADATA,
@@ -34,7 +34,7 @@ from porting.limits import reading
 from porting.loading import Into, maker
 from porting.notation.table import Table
 from porting.opening import Folder, Member
-from porting.origin import ImaginedCheckpoint, require_named, respelled
+from porting.origin import PlannedCheckpoint, require_named, respelled
 from porting.plan.check import check
 from porting.plan.config import arguments, has_own_config, is_target_config, source_config, unknown, unsaid
 from porting.plan.plan import LeftOut, Plan, PlanError
@@ -177,15 +177,15 @@ def _back(
     to: str | None,
     where: str,
 ) -> Draft:
-    found = held(chosen, port.tensors)
+    found = as_places(chosen, port.tensors)
     recorded = _recorded(port, chosen, like)
     sources = sources_of(chosen, found.places, config, recorded)
-    plan = check(chosen, ImaginedCheckpoint(tensors=sources, config=config), found.places, fresh=True)
+    plan = check(chosen, PlannedCheckpoint(tensors=sources, config=config), found.places, fresh=True)
     unnamed = require_named(chosen, plan.fresh, fresh=fresh)
     if len(plan.fresh) > len(unnamed):  # the port has more than what is followed
         more = {name: found.places[name] for name in plan.fresh if name not in unnamed}
         sources |= respelled(sources_of(chosen, more, config, None), chosen, sources)
-        plan = check(chosen, ImaginedCheckpoint(tensors=sources, config=config), found.places, fresh=bool(unnamed))
+        plan = check(chosen, PlannedCheckpoint(tensors=sources, config=config), found.places, fresh=bool(unnamed))
     _require_one_dtype(plan)
     recipes = back_from_port(plan, dtype, like.tensors if like is not None else {}, found.same)
     lost = tuple(LeftOut(name=name, reason="new, and no rule says what a checkpoint calls it") for name in unnamed)

@@ -21,7 +21,7 @@ from porting.checkpoint.strict_json import JsonError, parse
 from porting.converting.digests import ALGORITHM, of_bytes
 from porting.errors import Code, Fault
 from porting.opening import Folder
-from porting.origin import Imagined
+from porting.origin import PlannedTensor
 from porting.plan.recipe import Described
 
 FORMAT = "porting-provenance-1"
@@ -84,7 +84,7 @@ class Record:
             match entry:
                 case {"dtype": str(dtype), "shape": list(shape)} if dtype in SAFETENSORS_DTYPES:
                     sizes = tuple(size for size in shape if isinstance(size, int))
-                    found[name] = Imagined(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype])
+                    found[name] = PlannedTensor(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype])
         return found
 
 

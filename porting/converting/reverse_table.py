@@ -20,7 +20,7 @@ from porting.notation.name import Literal, Name, Rest
 from porting.notation.rule import Pair, Rule
 from porting.notation.table import Table
 from porting.ops import Content
-from porting.origin import ANY_DTYPE, Imagined
+from porting.origin import ANY_DTYPE, PlannedTensor
 from porting.plan.align import align
 from porting.plan.config import sizes
 from porting.plan.inferred_source import imagine
@@ -32,7 +32,7 @@ from porting.plan.ties import present
 from porting.target import Slot
 
 
-def turned(table: Table) -> Table:
+def reversed_table(table: Table) -> Table:
     """Exchange the sides of a table's rules; of a fold the first source is kept, which has the sum's shape."""
     rules = tuple(_turned(rule) for rule in table.rules)
     return replace(table, rules=rules, prefix=table.target_prefix, target_prefix=table.prefix)
@@ -54,7 +54,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
     known, faults = sizes(table, config)
     if faults:
         raise PlanError(faults)
-    shapes = imagine(turned(table), tensors, known)
+    shapes = imagine(reversed_table(table), tensors, known)
     shapes |= _made_shapes(table, shapes, known)
     aligned = align(
         table.rules,
@@ -141,7 +141,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class PortPlaces:
     """A port's tensors as the places of a module.
 
     Attributes:
@@ -153,7 +153,7 @@ class Held:
     same: tuple[LeftOut, ...]
 
 
-def held(table: Table, tensors: Mapping[str, Described]) -> Held:
+def as_places(table: Table, tensors: Mapping[str, Described]) -> PortPlaces:
     """Take the tensors of a checkpoint in the port's layout for the places of a module."""
     matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
     places: dict[str, Slot] = {}
@@ -168,7 +168,7 @@ def held(table: Table, tensors: Mapping[str, Described]) -> Held:
         places[name] = Slot(
             name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, parameter=True, built=False, same_as=other
         )
-    return Held(places=places, same=tuple(same))
+    return PortPlaces(places=places, same=tuple(same))
 
 
 def sources_of(
@@ -195,4 +195,4 @@ def sources_of(
     if recorded is not None:  # what the port does not hold goes with the rest where that was cast
         became = {recorded[name].dtype: dtype for name, dtype in dtypes.items()}
         dtypes = {**{name: became.get(tensor.dtype, tensor.dtype) for name, tensor in recorded.items()}, **dtypes}
-    return {name: Imagined(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in theirs.items()}
+    return {name: PlannedTensor(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in theirs.items()}

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import porting
 from porting import limits as limits_of_commands
 from porting.checkpoint import open_checkpoint
-from porting.comparing.streaming import each
+from porting.comparing.streaming import map_jobs
 from porting.converting.thread_pool import work as share
 from porting.limits import SMALL, LimitError, charge, moving, reading, spending, untimed, watched
 from porting.notation.table import parse_table
@@ -120,7 +120,7 @@ def test_the_time_of_small_tensors_counts(monkeypatch: pytest.MonkeyPatch, nbyte
         sum(range(10_000 + job))
 
     def in_threads() -> None:
-        list(each(range(2000), work, lambda job: nbytes))
+        list(map_jobs(range(2000), work, lambda job: nbytes))
 
     def of_costs() -> None:
         share([(nbytes, work)] * 2000, [lambda: 1] * 2, lambda: None)
@@ -141,8 +141,8 @@ def test_the_time_of_small_tensors_counts(monkeypatch: pytest.MonkeyPatch, nbyte
 
 def test_the_results_of_small_and_large_jobs_keep_their_order() -> None:
     jobs = [number * 37 % 101 for number in range(3000)]
-    assert list(each(jobs, lambda job: job, lambda job: SMALL * (job % 7 == 0))) == jobs
-    assert list(each([], lambda job: job, lambda job: 0)) == []
+    assert list(map_jobs(jobs, lambda job: job, lambda job: SMALL * (job % 7 == 0))) == jobs
+    assert list(map_jobs([], lambda job: job, lambda job: 0)) == []
 
 
 def test_a_large_checkpoint_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
