@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.frames import is_users, signature_of, users_line
+from porting.printable import safe
 from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
 from porting.tracing.dropout import SameDropout
@@ -218,7 +219,7 @@ class Side:
             hint = "this is a fault of porting, and none of a model: please report it"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
         except Exception as error:  # the user's own forward may raise anything
-            message = f"{self.title} failed on {_described(arguments)}: {type(error).__name__}: {_first_line(error)}"
+            message = f"{self.title} failed on {_described(arguments)}: {_exception_line(error)}"
             takes = "" if is_users(error) else signature_of(self.module.forward)
             where = f"its forward takes {takes}" if takes else f"at {users_line(error)}"
             hint = f"{where}; [inputs] says which arguments it is given"
@@ -287,5 +288,13 @@ def _described(arguments: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{name} {list(value.shape)}" for name, value in arguments.items())
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def failure_reason(failure: VerifyError) -> str:
+    """Why a forward failed, in one line: the exception that it raised, without the list of its arguments."""
+    cause = failure.__cause__
+    return failure.faults[0].message if cause is None else safe(_exception_line(cause))
+
+
+def _exception_line(error: BaseException) -> str:
+    """The type of an exception and the first line of its message."""
+    first, *_ = [*str(error).strip().splitlines(), ""]
+    return f"{type(error).__name__}: {first}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from porting.errors import VerifyError
 from porting.notation.table import Table
 from porting.tracing.measure import error, finite
-from porting.tracing.running import Side
+from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import INNER, ROOT, Point, is_returned, output_of, select, split
 from porting.trials.battery import Trial
 from porting.trials.inputs import Case
@@ -90,21 +90,21 @@ def _once(
         given = side.arguments[0]
         theirs = {point: one for point, one in theirs.items() if finite(kept(one, given, point))}
     except VerifyError as error_:
-        failed = _reason(error_)
+        failed = failure_reason(error_)
     if not theirs and not trial.past:
         return result(Status.REFERENCE_FAILED, said=failed or "some of its values are not numbers")
     try:
         ours = _outputs(port(trial.case), plainly=plainly)
     except VerifyError as error_:
         same = trial.past and not theirs
-        return result(Status.SAME if same else Status.PORT_FAILED, said=_reason(error_))
+        return result(Status.SAME if same else Status.PORT_FAILED, said=failure_reason(error_))
     if not theirs:
         return result(Status.REFERENCE_FAILED, said=failed)
     try:
         pairing = pair(table, _shapes(theirs), _shapes(ours), sizes)
     except VerifyError as error_:
         empty = is_empty(ours)
-        return result(Status.SAME) if empty else result(Status.DIFFERS, torch.inf, said=_reason(error_))
+        return result(Status.SAME) if empty else result(Status.DIFFERS, torch.inf, said=failure_reason(error_))
     if pairing.other_shapes and not is_empty(ours):
         return result(Status.DIFFERS, torch.inf, said=pairing.other_shapes[0])
     worst = 0.0
@@ -126,11 +126,6 @@ def _outputs(side: Side, *, plainly: bool) -> dict[Point, Tensor]:
     output = side.outputs(0)
     found = {point: select(output, output_of(point)) for point in side.wanted}
     return {point: one.detach() for point, one in found.items() if one is not None}
-
-
-def _reason(failure: VerifyError) -> str:
-    """A failure without the list of the arguments."""
-    return failure.faults[0].message.rpartition("]: ")[2]
 
 
 def _shapes(trace: Mapping[Point, Tensor]) -> dict[Point, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from porting.errors import VerifyError
 from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
-from porting.tracing.running import Side
+from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import Point
 from porting.trials.derived_inputs import source_of
 from porting.trials.inputs import Case
@@ -187,7 +187,7 @@ class _Search:
             total = self._measured(case, trial)
         except VerifyError as error:
             if without:
-                said = error.faults[0].message.rpartition("]: ")[2]
+                said = failure_reason(error)
                 words = (
                     f"without {without}, for which its forward has a default, the port fails where the reference does"
                 )

@@ -37,7 +37,7 @@ from porting.tracing.measure import (
     same_rows,
 )
 from porting.tracing.provenance import ProvenanceRecorder, Segment
-from porting.tracing.running import Side
+from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import Point, Trace, like
 from porting.trials.padding import kept
 from porting.trials.pairing import Pair, Pairing, pair
@@ -272,7 +272,7 @@ class Comparison:
             watch = ProvenanceRecorder()
             with watch:
                 port.run(case, visit, wanted=wanted, ran=self.ran.add)
-            observer.fails(failure.faults[0].message.rpartition("]: ")[2])
+            observer.fails(failure_reason(failure))
 
     def _without(self, shuffled: Mapping[Point, Pair], pairing: Pairing, differences: Mapping[Point, float]) -> Pairing:
         """Leave points out that have the reference's rows in another order, where what is computed next is the same.
