@@ -197,7 +197,7 @@ def _try_build(
 def bounded(within: Bounds) -> Iterator[None]:
     """Limit the size of modules that are built in this thread.
 
-    Whatever a checkpoint's config has a say in is built here: through :func:`build`, :func:`build_with_values` or :func:`call`,
+    Whatever a checkpoint's config decides is built here: by :func:`build`, :func:`build_with_values` or :func:`call`,
     and the reference by transformers.
 
     Args:

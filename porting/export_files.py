@@ -31,10 +31,7 @@ METADATA = {"format": "pt"}
 LARGEST = 64 << 20
 """Bytes.  Tokenizers stay below; what is larger in a checkpoint's directory is weights or data."""
 
-WEIGHTS = (
-    *ENDINGS,
-    *(".h5", ".index", ".msgpack", ".onnx", ".ot", ".pickle", ".pkl", ".tflite"),
-)
+WEIGHTS = (*ENDINGS, *(".h5", ".index", ".msgpack", ".onnx", ".ot", ".pickle", ".pkl", ".tflite"))
 """Endings of files of weights and of training states: they belong to the values that are replaced."""
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 
-_HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
 
 
@@ -27,13 +27,13 @@ def current_line() -> str:
 def current_lines() -> tuple[str, ...]:
     """``file:line`` of each running frame of the user's code that this library called, the innermost first."""
     frames = traceback.extract_stack()
-    inside = dropwhile(lambda frame: not frame.filename.startswith(_HERE), frames)
+    inside = dropwhile(lambda frame: not frame.filename.startswith(HERE), frames)
     own = [frame for frame in inside if _is_own(frame)] or [frame for frame in frames if _is_own(frame)][-1:]
     return tuple(f"{frame.filename}:{frame.lineno}" for frame in reversed(own))
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith((_HERE, *_INSTALLED)) and Path(frame.filename).is_file()
+    return not frame.filename.startswith((HERE, *_INSTALLED)) and Path(frame.filename).is_file()
 
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
@@ -50,7 +50,7 @@ def from_here(place: str) -> str:
 def is_users(error: BaseException) -> bool:
     """Whether any frame of the error is the user's own code."""
     place = users_line(error)
-    return not place.startswith((_HERE, *_INSTALLED)) and Path(place.rpartition(":")[0]).is_file()
+    return not place.startswith((HERE, *_INSTALLED)) and Path(place.rpartition(":")[0]).is_file()
 
 
 def is_installed(file: str) -> bool:

@@ -292,14 +292,14 @@ def expected(left: LeftOut, plan: Plan, read: Callable[[str], Tensor]) -> Tensor
     return read(left.equals) if content is None else content.whole(shape, dtype)
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same dtype, shape and bits, so that a NaN equals itself and 0.0 is not -0.0."""
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    integers = _INTEGERS.get(first.itemsize, torch.uint8)
+    integers = INTEGERS.get(first.itemsize, torch.uint8)
     first, second = (tensor.detach().contiguous().reshape(-1).view(integers) for tensor in (first, second))
     return torch.equal(first, second)
 

@@ -238,11 +238,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, 
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.nbytes
-        header[name] = {
-            "dtype": _TYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [start, end],
-        }
+        header[name] = {"dtype": _TYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     draft = ""

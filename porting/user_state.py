@@ -11,15 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import _lru_cache_wrapper, partial
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from porting.frames import is_installed
-
-_HERE = str(Path(__file__).parent)
+from porting.frames import HERE, is_installed
 
 _KINDS = (dict, list, set, Tensor, type(None))
 """What caches are: containers, or a name that has nothing at first."""
@@ -94,7 +91,7 @@ def _attributes_of(value: object, module: str) -> Iterator[tuple[Any, str, objec
 
 def _is_own(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    return module.__name__ == "__main__" if file is None else not (is_installed(file) or file.startswith(_HERE))
+    return module.__name__ == "__main__" if file is None else not (is_installed(file) or file.startswith(HERE))
 
 
 def _caches(places: list[tuple[Any, str, object]]) -> Iterator[Any]:

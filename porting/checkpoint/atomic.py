@@ -398,6 +398,14 @@ def write_all(descriptor: int, data: memoryview | bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def write_at(descriptor: int, data: memoryview | bytes, at: int) -> None:
+    """Write all bytes at a place of a file."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, at)
+        view, at = view[written:], at + written
+
+
 def sync(directory: Folder) -> None:
     """Flush a directory's entries to the disk."""
     descriptor = directory.listing()

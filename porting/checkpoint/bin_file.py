@@ -276,9 +276,7 @@ def _record_bytes(source: ByteSource, entry: ZipEntry) -> bytes:
     """The bytes of a small record, its checksum verified."""
     if entry.size > MAX_DIRECTORY:
         raise _bad_archive(
-            source,
-            f"the entry {quote(entry.name)} has {entry.size} bytes, more than any state dict needs",
-            SAVE_AGAIN,
+            source, f"the entry {quote(entry.name)} has {entry.size} bytes, more than any state dict needs", SAVE_AGAIN
         )
     charge("metadata", entry.size, where=source.where)
     faults = FaultList(source.where)

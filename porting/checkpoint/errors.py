@@ -46,9 +46,7 @@ class FaultList:
         if not self._unshown:
             return tuple(self._faults)
         more = Fault(
-            code=self._faults[-1].code,
-            where=self.where,
-            message=f"and {self._unshown} more faults, not shown",
+            code=self._faults[-1].code, where=self.where, message=f"and {self._unshown} more faults, not shown"
         )
         return (*self._faults, more)
 

@@ -79,11 +79,7 @@ def is_offline(local_files_only: bool) -> bool:
 
 
 def download(
-    model: ModelId,
-    *,
-    token: str | bool | None,
-    cache_dir: str | os.PathLike[str] | None,
-    local_files_only: bool,
+    model: ModelId, *, token: str | bool | None, cache_dir: str | os.PathLike[str] | None, local_files_only: bool
 ) -> Snapshot:
     """Fetch a model's weights, configuration and tokenizer, unless they are cached.
 

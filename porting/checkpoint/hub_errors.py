@@ -144,51 +144,27 @@ def _no_repository(error: BaseException, model: str) -> Explanation:
 
 
 def _no_revision(error: BaseException, model: str) -> Explanation:
-    return (
-        Code.HUB_NOT_FOUND,
-        "the model has no such revision",
-        "pass a branch, a tag or a commit that it has",
-    )
+    return (Code.HUB_NOT_FOUND, "the model has no such revision", "pass a branch, a tag or a commit that it has")
 
 
 def _no_entry(error: BaseException, model: str) -> Explanation:
-    return (
-        Code.HUB_NOT_FOUND,
-        "the model has no such file",
-        "the model may be incomplete; choose another revision",
-    )
+    return (Code.HUB_NOT_FOUND, "the model has no such file", "the model may be incomplete; choose another revision")
 
 
 def _no_token(error: BaseException, model: str) -> Explanation:
-    return (
-        Code.HUB_ACCESS,
-        "a token was asked for, and none is stored on this machine",
-        "run `hf auth login`",
-    )
+    return (Code.HUB_ACCESS, "a token was asked for, and none is stored on this machine", "run `hf auth login`")
 
 
 def _offline(error: BaseException, model: str) -> Explanation:
-    return (
-        Code.HUB_CACHE,
-        "it is not in the cache, and HF_HUB_OFFLINE is set",
-        "unset HF_HUB_OFFLINE and try again",
-    )
+    return (Code.HUB_CACHE, "it is not in the cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and try again")
 
 
 def _not_cached(error: BaseException, model: str) -> Explanation:
-    return (
-        Code.HUB_CACHE,
-        "it is not in the cache, and the hub was not to be asked",
-        "leave local_files_only out",
-    )
+    return (Code.HUB_CACHE, "it is not in the cache, and the hub was not to be asked", "leave local_files_only out")
 
 
 def _bad_name(error: BaseException, model: str) -> Explanation:
-    return (
-        Code.HUB_NOT_FOUND,
-        "this is no possible name of a model",
-        "names are org/name, or org/name@revision",
-    )
+    return (Code.HUB_NOT_FOUND, "this is no possible name of a model", "names are org/name, or org/name@revision")
 
 
 def _status(error: BaseException, model: str) -> Explanation:
@@ -197,21 +173,13 @@ def _status(error: BaseException, model: str) -> Explanation:
     if status == 401:
         return Code.HUB_ACCESS, "the hub does not accept the token (401)", _LOG_IN
     if status == 403:
-        return (
-            Code.HUB_ACCESS,
-            "the token gives no right to read it (403)",
-            "ask its owner, or use another token",
-        )
+        return (Code.HUB_ACCESS, "the token gives no right to read it (403)", "ask its owner, or use another token")
     if status == 404:
         return _no_repository(error, model)
     if status == 429:
         wait = getattr(response, "headers", {}).get("retry-after")
         after = f" after {wait} seconds" if wait else " later"
-        return (
-            Code.HUB_UNREACHABLE,
-            "too many requests (429)",
-            f"try again{after}; logging in raises the limit",
-        )
+        return (Code.HUB_UNREACHABLE, "too many requests (429)", f"try again{after}; logging in raises the limit")
     return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", "try again later; " + _USE_CACHE
 
 

@@ -155,11 +155,7 @@ def _inspection(checkpoint: Checkpoint) -> Inspection:
         groups=group_tensors(tensors),
         files=tuple(
             FileSummary(
-                name=file.name,
-                format=file.format,
-                size=file.size,
-                count=len(file.names),
-                metadata=dict(file.metadata),
+                name=file.name, format=file.format, size=file.size, count=len(file.names), metadata=dict(file.metadata)
             )
             for file in checkpoint.files
         ),

@@ -70,11 +70,7 @@ class RemoteFile:
     def _answer(self, headers: dict[str, str], start: int, count: int) -> tuple[int, bytes]:
         """The size of the whole file, and the bytes of the answer."""
         with get_session().stream(
-            "GET",
-            self._url,
-            headers=headers,
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            follow_redirects=True,
+            "GET", self._url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=True
         ) as response:
             if response.status_code == 416 and start == 0:  # no byte of an empty file can be asked for
                 return 0, b""

@@ -107,14 +107,7 @@ def parse_header(raw: bytes, *, where: str, name: str, size: int | None = None) 
     if not faults:  # a tensor left out above would show here as a hole
         _check_coverage(extents, data_start, size, faults)
     faults.raise_if_any()
-    file = WeightFile(
-        name=name,
-        size=size,
-        format="safetensors",
-        metadata=metadata,
-        names=tuple(tensors),
-        header=raw,
-    )
+    file = WeightFile(name=name, size=size, format="safetensors", metadata=metadata, names=tuple(tensors), header=raw)
     return Contents(file=file, tensors=tensors, extents=extents)
 
 
@@ -264,9 +257,7 @@ def _check_coverage(extents: dict[str, Extent], start: int, size: int, faults: F
         if extent.start > end:
             after = f"after tensor {quote(last)}" if last else "before the first tensor"
             faults.add(
-                Code.SAFETENSORS_LAYOUT,
-                f"{extent.start - end} bytes {after} belong to no tensor",
-                hint=FETCH_AGAIN,
+                Code.SAFETENSORS_LAYOUT, f"{extent.start - end} bytes {after} belong to no tensor", hint=FETCH_AGAIN
             )
         elif extent.start < end:
             faults.add(
@@ -285,9 +276,7 @@ def _check_coverage(extents: dict[str, Extent], start: int, size: int, faults: F
         )
     elif end < size:
         faults.add(
-            Code.SAFETENSORS_LAYOUT,
-            f"{size - end} bytes after the last tensor belong to no tensor",
-            hint=FETCH_AGAIN,
+            Code.SAFETENSORS_LAYOUT, f"{size - end} bytes after the last tensor belong to no tensor", hint=FETCH_AGAIN
         )
 
 

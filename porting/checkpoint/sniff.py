@@ -67,7 +67,6 @@ def _by_text(head: bytes, text: bytes, source: ByteSource) -> FileKind | None:
             return FileKind(title, hint)
     if not head.strip(b"\0"):
         return FileKind(
-            f"a file that begins with {len(head)} zero bytes",
-            "an interrupted download left it: fetch it again",
+            f"a file that begins with {len(head)} zero bytes", "an interrupted download left it: fetch it again"
         )
     return None

@@ -161,10 +161,7 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, ChecksummedRange],
     record = records.get(storage.key)
     if record is None:
         faults.add(
-            Code.BIN_TENSOR,
-            f"its storage {quote(storage.key)} is not in the file",
-            tensor=key,
-            hint=FETCH_AGAIN,
+            Code.BIN_TENSOR, f"its storage {quote(storage.key)} is not in the file", tensor=key, hint=FETCH_AGAIN
         )
         return None
     itemsize = spec.dtype.itemsize

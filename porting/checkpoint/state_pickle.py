@@ -43,14 +43,7 @@ STORAGES = {
 DTYPES = {dtype_name(dtype): dtype for dtype in (*STORAGES.values(), torch.uint16, torch.uint32)}
 DTYPES |= {
     name: getattr(torch, name)
-    for name in (
-        "uint64",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    )
+    for name in ("uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
     if hasattr(torch, name)  # float8_e8m0fnu came with torch 2.7
 }
 

@@ -287,9 +287,7 @@ def _header_of(content: TensorFile, header: bytes, where: str) -> Header:
             faults.add(Code.HEADER_MISMATCH, "it is given, and the header does not list it", tensor=name, hint=hint)
     if content.metadata is not None and dict(content.metadata) != dict(parsed.file.metadata):
         faults.add(
-            Code.HEADER_MISMATCH,
-            "the metadata is not the header's",
-            hint="leave it out: the header has its own",
+            Code.HEADER_MISMATCH, "the metadata is not the header's", hint="leave it out: the header has its own"
         )
     faults.raise_if_any()
     if parsed.file.size != size:

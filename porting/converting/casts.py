@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from porting.loading import INTEGERS
 from porting.plan.move import Casts
 
 SLICE = 1 << 16
@@ -39,9 +40,6 @@ class Losses:
 NONE = Losses()
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 class CountedCasts(Casts):
     """Casts values and counts the losses; values of the same dtype are copied as bits.
 
@@ -55,7 +53,7 @@ class CountedCasts(Casts):
     def put(self, values: Tensor, place: Tensor) -> None:
         """Write values to their place."""
         if values.dtype == place.dtype:
-            raw = _INTEGERS[values.dtype.itemsize]  # no dtype is too strange to be moved so, and no NaN changes
+            raw = INTEGERS[values.dtype.itemsize]  # no dtype is too strange to be moved so, and no NaN changes
             place.view(raw).copy_(values.view(raw))
             return
         place.copy_(values)
@@ -77,7 +75,7 @@ class CountedCasts(Casts):
 @cache
 def _marks(dtype: torch.dtype) -> tuple[torch.dtype, int, int, int]:
     """Bit patterns of a float dtype: its integer dtype, the mask without the sign, infinity, and the NaN to use."""
-    integers = _INTEGERS[dtype.itemsize]
+    integers = INTEGERS[dtype.itemsize]
     magnitude = (1 << (8 * dtype.itemsize - 1)) - 1
     infinity, nan = (int(torch.tensor(value, dtype=dtype).view(integers)) & magnitude for value in (math.inf, math.nan))
     return integers, magnitude, infinity, nan

@@ -175,14 +175,7 @@ def convert(
             overwrite=overwrite,
         )
     return carry_out(
-        draft,
-        destination,
-        threads=threads,
-        memory=memory,
-        sha256=sha256,
-        overwrite=overwrite,
-        tell=tell,
-        group=group,
+        draft, destination, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell, group=group
     )
 
 
@@ -235,14 +228,7 @@ def prepare(
     check_replaceable(path)
     if reverse:
         return draft_back(
-            checkpoint,
-            table,
-            like=followed,
-            dtype=dtype,
-            fresh=fresh,
-            shard_size=shard_size,
-            to=to,
-            where=str(path),
+            checkpoint, table, like=followed, dtype=dtype, fresh=fresh, shard_size=shard_size, to=to, where=str(path)
         )
     return draft_into_port(
         checkpoint,

@@ -116,11 +116,7 @@ def _moved_values_warning(step: Step, like: Mapping[str, Described]) -> str:
 
 
 def _restored_recipe(
-    left: LeftOut,
-    plan: Plan,
-    found: Mapping[str, Recipe],
-    dtype: torch.dtype | None,
-    like: Mapping[str, Described],
+    left: LeftOut, plan: Plan, found: Mapping[str, Recipe], dtype: torch.dtype | None, like: Mapping[str, Described]
 ) -> Recipe | None:
     """The recipe of a tensor that the port does not hold: its known value, or the followed checkpoint's."""
     if left.equals in found:

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import BinaryIO
 
+from porting.checkpoint.atomic import write_at
 from porting.checkpoint.errors import CheckpointError
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.converting.casts import Losses
 from porting.converting.making import Made
-from porting.converting.output import write_at
 from porting.errors import Code, Fault
 from porting.limits import reading
 from porting.opening import Folder

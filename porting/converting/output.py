@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from porting.checkpoint.atomic import write_at
 from porting.converting.digests import Sum
 
 BLOCK = 1 << 18
@@ -62,14 +63,6 @@ class Output:
                 self._at += len(piece)
                 block = block[len(piece) :]
         self._on_written(len(raw))
-
-
-def write_at(target: int, data: memoryview | bytes, at: int) -> None:
-    """Write all bytes at a place of a file."""
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(target, view, at)
-        view, at = view[done:], at + done
 
 
 def read_back(target: int, piece: memoryview, at: int) -> None:

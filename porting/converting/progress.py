@@ -11,8 +11,9 @@ from threading import Lock
 
 import xxhash
 
+from porting.checkpoint.atomic import write_at
 from porting.converting.draft import Draft
-from porting.converting.output import BLOCK, write_at
+from porting.converting.output import BLOCK
 
 
 @dataclass(frozen=True, kw_only=True)

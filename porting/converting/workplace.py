@@ -22,9 +22,8 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from porting.checkpoint.atomic import SHARED, UNFINISHED, reserve, sweep
+from porting.checkpoint.atomic import SHARED, UNFINISHED, reserve, sweep, write_at
 from porting.checkpoint.errors import CheckpointError
-from porting.converting.output import write_at
 from porting.errors import Code, Fault, RankError
 from porting.opening import Folder, kind_of
 from porting.printable import quote

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
+from porting.checkpoint.atomic import write_at
 from porting.checkpoint.container import Shard
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
@@ -19,7 +20,7 @@ from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha
 from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
 from porting.converting.making import Made, Maker
-from porting.converting.output import Output, write_at
+from porting.converting.output import Output
 from porting.converting.processes import ProcessGroup, same_everywhere, shares
 from porting.converting.progress import Meter
 from porting.converting.record import record_bytes, versions

@@ -4,13 +4,4 @@ from porting.sharding.filling import Filled, fill, is_sharded, require_equal, un
 from porting.sharding.processes import Processes
 from porting.sharding.writing import require_made, write_shards
 
-__all__ = [
-    "Filled",
-    "Processes",
-    "fill",
-    "is_sharded",
-    "require_equal",
-    "require_made",
-    "unequal",
-    "write_shards",
-]
+__all__ = ["Filled", "Processes", "fill", "is_sharded", "require_equal", "require_made", "unequal", "write_shards"]

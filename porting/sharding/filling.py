@@ -119,12 +119,7 @@ def _as_shard(value: Tensor, target: Tensor) -> Tensor:
         return value
     mesh = target.device_mesh
     return DTensor.from_local(
-        value.to(mesh.device_type),
-        mesh,
-        target.placements,
-        run_check=False,
-        shape=target.shape,
-        stride=target.stride(),
+        value.to(mesh.device_type), mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import zlib
@@ -16,10 +15,12 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import TensorFile
+from porting.checkpoint.atomic import write_at
 from porting.checkpoint.container import Shard
 from porting.checkpoint.write import shard_around
 from porting.plan.copies import Copy
 from porting.sharding.ranges import pieces, run_of
+from porting.staging import bytes_of
 
 PIECE = 1 << 20
 """Bytes that are laid out for the file at a time."""
@@ -131,17 +132,14 @@ class Places:
         inner, outer = run_of(part)
         length = math.prod(part.sizes[axis] for axis in inner)
         ordered = values.permute([*outer, *inner]).contiguous()
-        raw = memoryview((ctypes.c_char * ordered.nbytes).from_address(ordered.data_ptr())).cast("B")
+        raw = bytes_of(ordered)
         descriptor = self._descriptor(place.file)
         for number, steps in enumerate(product(*(range(part.sizes[axis]) for axis in outer))):
             at = part.source_offset + sum(
                 step * part.source_strides[axis] for step, axis in zip(steps, outer, strict=True)
             )
             begin = number * length * values.itemsize
-            view, where = raw[begin : begin + length * values.itemsize], place.start + at * values.itemsize
-            while view:
-                written = os.pwrite(descriptor, view, where)
-                view, where = view[written:], where + written
+            write_at(descriptor, raw[begin : begin + length * values.itemsize], place.start + at * values.itemsize)
 
     def seal(self, number: int, count: int) -> None:
         """Write the checksums of a share of the tensors, once all processes have put their values.

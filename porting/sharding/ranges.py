@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from porting.checkpoint.files import Readable
 from porting.errors import Code, Fault
 from porting.plan.clipping import clip
 from porting.plan.copies import Copy
-from porting.staging import Stored, by_axes, stored
+from porting.staging import Stored, by_axes, bytes_of, stored
 
 PIECE = 1 << 20
 """Bytes of a box that are held beside its place."""
@@ -104,7 +103,7 @@ class Ranges:
             self._scattered(file, start + begins * width, found.view(torch.uint8).view(count, length * width))
         else:
             self.nbytes += found.nbytes
-            buffer = _bytes_of(found)
+            buffer = bytes_of(found)
             for number, place_of in enumerate(product(*(range(copy.sizes[place]) for place in outer))):
                 at = copy.source_offset + sum(
                     step * copy.source_strides[place] for step, place in zip(place_of, outer, strict=True)
@@ -134,14 +133,9 @@ class Ranges:
         for some, places in zip(sorted_begins.tensor_split(cuts), order.tensor_split(cuts), strict=True):
             first = int(some[0])
             raw = torch.empty(int(some[-1]) + length - first, dtype=torch.uint8)
-            file.read_into(_bytes_of(raw), first)
+            file.read_into(bytes_of(raw), first)
             self.nbytes += raw.nbytes
             found[places] = raw[(some - first)[:, None] + torch.arange(length)]
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
-    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def run_of(copy: Copy) -> tuple[list[int], list[int]]:
