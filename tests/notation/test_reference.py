@@ -1,4 +1,4 @@
-"""The examples of docs/notation.md, carried out: the text under a table names the tensors that it is tried with."""
+"""The examples of docs/notation.md and notation-rare.md: the text under a table names the tensors that it is tried with."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from porting.plan.config import sizes
 from tests.plan.carrying import drawn, port, same
 from tests.plan.shapes import Shape
 
-PAGE = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(toml|text)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("notation.md", "notation-rare.md"))
+BLOCKS = re.findall(r"^```(toml|text)\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
 FOLLOWED = list(zip(BLOCKS, [*BLOCKS[1:], ("", "")], strict=True))
 EXAMPLES = [(table, effect) for (kind, table), (after, effect) in FOLLOWED if (kind, after) == ("toml", "text")]
 ALONE = [table for (kind, table), (after, _) in FOLLOWED if kind == "toml" and after != "text"]
@@ -66,11 +67,12 @@ def test_an_example_does_what_it_says(table: str, effect: str) -> None:
 
 def test_the_page_has_examples_of_everything() -> None:
     assert len(EXAMPLES) == 21
-    assert len(ALONE) == 1
+    assert len(ALONE) == 2
 
 
 def test_the_table_with_every_section_is_read() -> None:
-    (whole,) = ALONE
+    usual, whole = ALONE
+    assert parse_table(usual).probes
     table = parse_table(whole)
     for field in ("architectures", "config", "defaults", "constants", "require", "sizes", "rules", "drops", "ties"):
         assert getattr(table, field), field
@@ -81,11 +83,9 @@ def test_the_table_with_every_section_is_read() -> None:
     assert table.probes
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PAGE))
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PAGES))
 def test_links_lead_somewhere(link: str) -> None:
     file, _, heading = link.partition("#")
-    if file:
-        assert (Path(__file__).parents[2] / "docs" / file).is_file()
-    else:
-        titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)]
-        assert heading in titles
+    text = (DOCS / file).read_text(encoding="utf-8") if file else PAGES
+    titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    assert not heading or heading in titles
