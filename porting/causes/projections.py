@@ -110,7 +110,7 @@ class Transposed(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Each square one, and each square third of a fused one."""
         for linear in model_parts.linears:
-            rows, columns = model_parts.tape[linear.weight].shape[:: -1 if linear.turned else 1]
+            rows, columns = model_parts.tape[linear.weight].shape[:: -1 if linear.transposed else 1]
             if rows % columns == 0:
                 yield alter(linear.call, turned(linear, rows // columns))
 
