@@ -5,7 +5,7 @@ Fused kernels and einsums were written out as products before they were recorded
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +14,12 @@ from torch import Tensor
 
 from porting.causes.functions import CASTING, LOWEST, MASKING, SCALING, SUM
 from porting.causes.linear import Linear, projection
+from porting.causes.replay import Rewrite, Values
 from porting.causes.tape import Call, Ref, Tape
 from porting.tracing.calls import Kind
+
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Query, key and value, each [b h s d]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +94,7 @@ class Attention:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """Where a query attends, [b h q k] of bool: its probability is not 0, and the row has a key that is not hidden."""
+        """Where a query attends, [b h q k] of bool: its probability is not 0, and some key of the row is not hidden."""
         return (self.tape[self.softmax.result] > 0) & (self.tape[self.masked] > LOWEST / 2)
 
     @cached_property
@@ -135,6 +139,22 @@ class Attention:
         return step.name in SUM and heads and bool((value > LOWEST).all())
 
 
+def with_heads(attention: Attention, change: Callable[[Heads], Heads]) -> dict[int, Rewrite]:
+    """Return the rewrites of an attention whose query, key and value are changed, each [b h s d]."""
+
+    def heads(values: Values) -> Heads:
+        return change((values[attention.query], values[attention.key].mT, values[attention.value]))
+
+    def product(values: Values, call: Call) -> Tensor:
+        query, key, _ = heads(values)
+        return query @ key.mT
+
+    def context(values: Values, call: Call) -> Tensor:
+        return values[call.reads[0]] @ heads(values)[2]
+
+    return {attention.product.number: product, attention.context.number: context}
+
+
 def attentions(tape: Tape, linears: Sequence[Linear]) -> Iterator[Attention]:
     """Yield the attentions of a pass, in order."""
     by_call = {linear.call.number: linear for linear in linears}
@@ -151,7 +171,7 @@ def attentions(tape: Tape, linears: Sequence[Linear]) -> Iterator[Attention]:
 
 
 def _score_steps(tape: Tape, ref: Ref) -> tuple[list[Call], Call | None]:
-    """Return the steps between product and softmax, the last first, and the product; None for it where there is none."""
+    """Return the steps between product and softmax, the last first, and the product, or None for it."""
     steps: list[Call] = []
     call = tape.maker(ref)
     while call is not None and call.kind is not Kind.PRODUCT:

@@ -146,7 +146,7 @@ class CauseCase:
 
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""
-        silence = dropout.Silence()
+        silence = dropout.NoDropout()
         quiet = self._isolated(silence, _copied)
         left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
         cured = [mark for mark in marks if left[mark.name] <= mark.bound]
