@@ -127,7 +127,7 @@ class NormBeforeRotation(Cause):
 
     @staticmethod
     def _rotated_norm(rotation: Rotation, norm: Norm) -> Rewrite:
-        return lambda values, call: rotation.turned(values, norm.whole(values[rotation.input], values))
+        return lambda values, call: rotation.rotate(values, norm.whole(values[rotation.input], values))
 
 
 def _rotated_heads(model_parts: ModelParts) -> Iterator[tuple[Rotation, Norm]]:

@@ -1,4 +1,4 @@
-"""Computed position embeddings, sines and cosines (Vaswani et al. 2017, section 3.5), that differ from the reference's."""
+"""Sinusoidal position embeddings (Vaswani et al. 2017, section 3.5) that differ from the reference's."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class GateSwapped(Cause):
     """The two halves of a gated feed-forward network are exchanged."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each tensor that is cut into halves, and each two layers whose results are multiplied."""
+        """Yield each tensor that is cut into halves, and each two layers with multiplied results."""
         for call in model_parts.called("chunk", "split", "tensor_split", "unbind"):
             if len(call.writes) == 2 and len({model_parts.tape[half].shape for half in call.writes}) == 1:
                 yield alter(call, lambda values, call: tuple(reversed(values.run(call))))
@@ -203,7 +203,7 @@ def _swapped(first: int, second: int, looks: str) -> Swapped:
         name=f"{first_role} and {second_role} swapped",
         what=f"what should be the {first_role} is used as the {second_role}, and the other way round",
         looks=looks,
-        """Yield each tensor that is cut into halves, and each two layers with multiplied results."""
+        fix=f"check the table's lines for {first_role} and {second_role}, and the order of the fused projection's parts",
         first=first,
         second=second,
         absorbed_by_weights=True,
