@@ -92,9 +92,9 @@ class LogitScale(Cause):
 
 CAUSES: tuple[Cause, ...] = (
     PooledOtherwise(
-        name="pooling_calls from the wrong place",
+        name="pooled from the wrong place",
         what="another token's vector, or a mean, is taken for the whole text",
-        looks="the layers agree, the pooling_calls vector does not",
+        looks="the layers agree, the pooled vector does not",
         fix="take the token that the reference takes: in an encoder the first one, hidden[:, 0]",
         rules=(
             ("the last token", lambda hidden: hidden[:, -1]),

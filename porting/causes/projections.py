@@ -65,7 +65,7 @@ class BiasMissing(Cause):
 
 
 def added_biases(model_parts: ModelParts) -> Iterator[tuple[Call, Linear, Ref]]:
-    """Yield the sums that add a bias to the result of a layer without_bias one, with the layer and the bias."""
+    """Yield the sums that add a bias to the result of a layer without one, with the layer and the bias."""
     by_result = {linear.call.result: linear for linear in model_parts.linears if linear.bias is None}
     for call in model_parts.called(*SUM):
         linear = next((by_result[ref] for ref in call.reads if ref in by_result), None)
@@ -203,7 +203,7 @@ def _swapped(first: int, second: int, looks: str) -> Swapped:
         name=f"{first_role} and {second_role} swapped",
         what=f"what should be the {first_role} is used as the {second_role}, and the other way round",
         looks=looks,
-        fix=f"check the table's lines for {first_role} and {second_role}, and the order of the fused projection's parts",
+        fix=f"check {first_role} and {second_role} in the table, and the order of the fused projection's parts",
         first=first,
         second=second,
         absorbed_by_weights=True,

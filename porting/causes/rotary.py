@@ -260,7 +260,7 @@ class RotatedPart(Cause):
 
 
 PARTS = (0.25, 0.4, 0.5, 0.75)
-"""Of rotate_both head, that models rotate."""
+"""The usual parts of a head that are rotated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +342,9 @@ class AroundPadding(Cause):
                 for ref in (rotation.cos, rotation.sin)
             ):
                 for positions in variants:
-                    yield Alteration(where=module, rewrites=rotate_both(pair, partial(_at_positions, places=positions)))
+                    yield Alteration(
+                        where=module, rewrites=rotate_both(pair, partial(_at_positions, positions=positions))
+                    )
 
 
 def _at_positions(values: Values, rotation: Rotation, positions: Tensor) -> Tensor:
@@ -395,14 +397,14 @@ CAUSES: tuple[Cause, ...] = (
     ),
     RotatedPart(
         name="rotary on a part of the head",
-        what="only the first channels of rotate_both head are rotated, and not those that the reference rotates",
+        what="only the first channels of each head are rotated, and not those that the reference rotates",
         looks="position 0 agrees, the others do not",
         fix="see partial_rotary_factor, rotary_pct and rotary_dim in the config",
         all=False,
     ),
     RotatedPart(
         name="rotary on the whole head",
-        what="all channels of rotate_both head are rotated, where the reference rotates a part",
+        what="all channels of each head are rotated, where the reference rotates a part",
         looks="position 0 agrees, the others do not",
         fix="see partial_rotary_factor, rotary_pct and rotary_dim in the config",
         all=True,
