@@ -1,8 +1,7 @@
-"""Activations that are not the reference's."""
+"""Activations that differ from the reference's."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,39 +12,49 @@ from torch import Tensor
 
 from porting.causes.cause import Cause, alter, free_parameter
 from porting.causes.fitting import FreeParameter, geometric
-from porting.causes.functions import ACTIVATIONS
+from porting.causes.functions import ACTIVATIONS, tanh_gelu
 from porting.causes.model_parts import Activation, ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
 
-def applied(site: Activation, function: Callable[[Tensor], Tensor]) -> Callable[[Values, Call], Tensor]:
-    """Another function of the same input."""
+def apply_instead(site: Activation, function: Callable[[Tensor], Tensor]) -> Callable[[Values, Call], Tensor]:
+    """Return the rewrite that applies another function to the activation's input."""
     return lambda values, call: function(values[site.input])
 
 
-def pools(site: Activation, model_parts: ModelParts) -> bool:
-    """Whether it is applied to one vector for each row, and not to one for each token."""
+def is_pooler(site: Activation, model_parts: ModelParts) -> bool:
+    """Return whether an activation is applied to one vector per text, [b e], as the tanh of a pooler."""
     return model_parts.tape[site.input].ndim == 2 and site.name == "tanh"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrongActivation(Cause):
-    """Another function."""
+    """Another activation.
+
+    Attributes:
+        function: its name in :data:`porting.causes.functions.ACTIVATIONS`.
+    """
 
     function: str
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each activation that is another one."""
+        """Yield each activation that is another function."""
         for site in model_parts.activations:
             if site.name != self.function and model_parts.tape[site.input].is_floating_point():
                 detail = f"{self.function} where the reference has {site.name or 'another function'}"
-                yield alter(site.call, applied(site, ACTIVATIONS[self.function]), detail)
+                yield alter(site.call, apply_instead(site, ACTIVATIONS[self.function]), detail)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shaped(Cause):
-    """A function with a number in it that is solved for."""
+class ParametricActivation(Cause):
+    """An activation with a number that is solved for.
+
+    Attributes:
+        function: the input and the number -> the result.
+        says: the function's text, with ``{}`` for the number.
+        first, last: the range in which the number is searched.
+    """
 
     function: Callable[[Tensor, float], Tensor]
     says: str
@@ -53,41 +62,36 @@ class Shaped(Cause):
     last: float
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Each activation, but the pooler's."""
+        """Yield the number of each activation but the pooler's."""
         for site in model_parts.activations:
-            if not pools(site, model_parts) and model_parts.tape[site.input].is_floating_point():
+            if not is_pooler(site, model_parts) and model_parts.tape[site.input].is_floating_point():
                 detail = f"{self.says} where the reference has {site.name or 'another function'}"
                 yield free_parameter(
                     site.call, partial(self._rewrite, site), detail.format, geometric(self.first, self.last, 6)
                 )
 
     def _rewrite(self, site: Activation, number: float) -> Rewrite:
-        return applied(site, lambda value: self.function(value, number))
+        return apply_instead(site, lambda value: self.function(value, number))
 
 
 class ActivationMissing(Cause):
-    """None at all."""
+    """An activation that is missing."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each activation, but the pooler's."""
+        """Yield each activation but the pooler's."""
         for site in model_parts.activations:
-            if not pools(site, model_parts):
-                yield alter(site.call, applied(site, lambda value: value))
+            if not is_pooler(site, model_parts):
+                yield alter(site.call, apply_instead(site, lambda value: value))
 
 
 class PoolerTanhMissing(Cause):
-    """None in the pooler."""
+    """The pooler's tanh is missing."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """The pooler's."""
+        """Yield the pooler's activation."""
         for site in model_parts.activations:
-            if pools(site, model_parts):
-                yield alter(site.call, applied(site, lambda value: value))
-
-
-def _tanh_gelu(value: Tensor, *, cubic: float = 0.044715, factor: float = math.sqrt(2 / math.pi)) -> Tensor:
-    """Source: Hendrycks and Gimpel 2016, section 2."""
-    return 0.5 * value * (1 + torch.tanh(factor * (value + cubic * value**3)))
+            if is_pooler(site, model_parts):
+                yield alter(site.call, apply_instead(site, lambda value: value))
 
 
 def _wrong(function: str, looks: str, fix: str) -> WrongActivation:
@@ -122,7 +126,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _wrong("squared ReLU", "large differences where activations are large", "see hidden_act: relu2 is the square"),
     _wrong("ELU", "negative numbers down to -1 come out", "see hidden_act"),
-    Shaped(
+    ParametricActivation(
         name="sigmoid GELU of another steepness",
         what="the activation is x * sigmoid(c * x) with a number c that is neither SiLU's 1 nor quick GELU's 1.702",
         looks="differences of up to 0.2 from a GELU",
@@ -132,7 +136,7 @@ CAUSES: tuple[Cause, ...] = (
         first=0.1,
         last=10.0,
     ),
-    Shaped(
+    ParametricActivation(
         name="leaky ReLU for another activation",
         what="the activation is the ReLU with a slope for negative numbers",
         looks="small negative numbers come out of the feed-forward network's first half",
@@ -142,22 +146,22 @@ CAUSES: tuple[Cause, ...] = (
         first=1e-3,
         last=0.9,
     ),
-    Shaped(
+    ParametricActivation(
         name="GELU constant",
         what="the factor of x**3 in the tanh GELU is not 0.044715",
         looks="differences of 1e-5 to 1e-1",
         fix="0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
-        function=lambda value, number: _tanh_gelu(value, cubic=number),
+        function=lambda value, number: tanh_gelu(value, cubic=number),
         says="tanh GELU with {} x**3",
         first=1e-3,
         last=10.0,
     ),
-    Shaped(
+    ParametricActivation(
         name="GELU factor",
         what="the factor within the tanh GELU is not sqrt(2 / pi)",
         looks="differences of 1e-5 to 1e-1",
         fix="0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
-        function=lambda value, number: _tanh_gelu(value, factor=number),
+        function=lambda value, number: tanh_gelu(value, factor=number),
         says="tanh GELU with tanh({} * ...), and not sqrt(2 / pi) = 0.798,",
         first=1e-2,
         last=1e2,

@@ -1,11 +1,11 @@
-"""Attention on a tape: from a softmax back to the product of query and key, and on to the context.
+"""Recognising attention on a tape, from the softmax back to the product of query and key and on to the context.
 
-However the model spells it: what is recorded has one spelling (:mod:`porting.tracing.attention`).
+Fused kernels and einsums were written out as products before they were recorded (:mod:`porting.tracing.attention`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,21 +14,25 @@ from torch import Tensor
 
 from porting.causes.functions import CASTING, LOWEST, MASKING, SCALING, SUM
 from porting.causes.linear import Linear, projection
+from porting.causes.replay import Rewrite, Values
 from porting.causes.tape import Call, Ref, Tape
 from porting.tracing.calls import Kind
+
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Query, key and value, each [b h s d]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """``softmax(q k^T scale + bias + mask) v``.
+    """An attention, ``softmax(q k^T scale + bias + mask) v``.
 
     Attributes:
-        tape: where it is.
+        tape: the pass.
         product: the call that multiplies query and key.
-        steps: the calls between it and the softmax, in order.
-        softmax: its call.
-        context: the call that multiplies the probabilities and the value.
-        linears: the maps that make query, key and value; one alone where they are fused.
+        steps: the calls between the product and the softmax, in order.
+        softmax: the call of the softmax.
+        context: the call that multiplies probabilities and value.
+        linears: the projections of query, key and value; a single one where they are fused.
     """
 
     tape: Tape
@@ -40,27 +44,27 @@ class Attention:
 
     @property
     def where(self) -> str:
-        """The module that it runs in."""
+        """The path of the module that calls the softmax."""
         return self.softmax.module
 
     @property
     def query(self) -> Ref:
-        """[b h q d]."""
+        """The query, [b h q d]."""
         return self.product.reads[0]
 
     @property
     def key(self) -> Ref:
-        """[b h d k], as it is multiplied."""
+        """The key as it is multiplied, [b h d k]."""
         return self.product.reads[1]
 
     @property
     def value(self) -> Ref:
-        """[b h k d]."""
+        """The value, [b h k d]."""
         return self.context.reads[1]
 
     @property
     def masked(self) -> Ref:
-        """What the softmax is given, [b h q k]."""
+        """The scores that the softmax reads, [b h q k]."""
         return self.softmax.reads[0]
 
     @cached_property
@@ -75,13 +79,13 @@ class Attention:
 
     @cached_property
     def scale(self) -> float:
-        """What the product is multiplied by; 1 where it is not, or not after the product."""
-        found = 1.0
+        """The factor of the product of query and key; 1 where the scale is applied before it, or not at all."""
+        scale = 1.0
         for step in self.steps:
             factor = next((argument for argument in step.args[1:] if isinstance(argument, int | float)), None)
             if step.name in SCALING and factor and not self._masks(step):
-                found = found / factor if "div" in step.name else found * factor
-        return found
+                scale = scale / factor if "div" in step.name else scale * factor
+        return scale
 
     @property
     def size(self) -> int:
@@ -90,95 +94,111 @@ class Attention:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """Where a query attends, [b h q k] of bool: its probability is not zero, and not for want of any other key."""
+        """Where a query attends, [b h q k] of bool: its probability is not 0, and some key of the row is not hidden."""
         return (self.tape[self.softmax.result] > 0) & (self.tape[self.masked] > LOWEST / 2)
 
     @cached_property
     def kept(self) -> Tensor:
-        """The keys that any query attends to, [b 1 1 k] of bool: what the padding mask leaves."""
+        """The keys to which any query attends, [b 1 1 k] of bool; padding is left out."""
         return self.allowed.any(-2, keepdim=True).any(1, keepdim=True)
 
     @cached_property
     def causal(self) -> bool:
-        """Whether no query attends to what comes after it."""
+        """Whether no query attends to later positions."""
         queries, keys = self.allowed.shape[-2:]
         later = torch.ones(queries, keys, dtype=torch.bool).triu(1)
         return queries == keys > 1 and not bool((self.allowed & later).any())
 
     @cached_property
     def own(self) -> bool:
-        """Whether queries and keys are of the same positions."""
+        """Whether it is self-attention: queries and keys have the same positions."""
         return self.tape[self.query].shape[-2] == self.tape[self.key].shape[-1]
 
     @cached_property
     def merge(self) -> Call | None:
-        """The call that puts the heads side by side, [b h s d] -> [b s (h d)]."""
+        """The call that joins the heads, [b h s d] -> [b s (h d)]; None where there is none."""
         shape = self.tape[self.context.result].shape
-        waiting, seen = [self.context.result], 0
-        while waiting and seen < 12:
-            ref = waiting.pop(0)
-            seen += 1
+        pending, visited = [self.context.result], 0
+        while pending and visited < 12:
+            ref = pending.pop(0)
+            visited += 1
             if len(shape) == 4 and self.tape[ref].shape == (shape[0], shape[2], shape[1] * shape[3]):
                 return self.tape.maker(ref)
-            waiting += [call.result for call in self.tape.users(ref)]
+            pending += [call.result for call in self.tape.users(ref)]
         return None
 
     def _masks(self, step: Call) -> bool:
-        """Whether a step takes a mask in: a tensor that no parameter is in, and no bias."""
+        """Return whether a step applies a mask, a tensor without parameters that is no bias."""
         others = [read for read in step.reads if not self.tape.learned(read) and self.tape[read].ndim > 0]
         return bool(others) and step.name in MASKING and not self._biases(step, others[0])
 
     def _biases(self, step: Call, other: Ref) -> bool:
-        """Whether a step adds numbers that differ from head to head, none of which masks: attention's linear biases."""
+        """Return whether a step adds unmasked numbers that differ between heads, such as linear biases."""
         value = self.tape[other]
         heads = value.ndim >= 3 and value.shape[-3] > 1 and value.is_floating_point()
         return step.name in SUM and heads and bool((value > LOWEST).all())
 
 
+def with_heads(attention: Attention, change: Callable[[Heads], Heads]) -> dict[int, Rewrite]:
+    """Return the rewrites of an attention whose query, key and value are changed, each [b h s d]."""
+
+    def heads(values: Values) -> Heads:
+        return change((values[attention.query], values[attention.key].mT, values[attention.value]))
+
+    def product(values: Values, call: Call) -> Tensor:
+        query, key, _ = heads(values)
+        return query @ key.mT
+
+    def context(values: Values, call: Call) -> Tensor:
+        return values[call.reads[0]] @ heads(values)[2]
+
+    return {attention.product.number: product, attention.context.number: context}
+
+
 def attentions(tape: Tape, linears: Sequence[Linear]) -> Iterator[Attention]:
-    """The attentions of a pass, in order."""
-    known = {linear.call.number: linear for linear in linears}
+    """Yield the attentions of a pass, in order."""
+    by_call = {linear.call.number: linear for linear in linears}
     for softmax in tape.calls:
         if softmax.kind is not Kind.SOFTMAX or not softmax.reads:
             continue
-        steps, product = _chain(tape, softmax.reads[0])
+        steps, product = _score_steps(tape, softmax.reads[0])
         context = _context(tape, softmax.result)
         if product is None or context is None:
             continue
         sources = (product.reads[0], product.reads[1], context.reads[1])
-        behind = [linear for linear in (projection(tape, ref, known) for ref in sources) if linear is not None]
-        yield Attention(tape, product, tuple(reversed(steps)), softmax, context, tuple(dict.fromkeys(behind)))
+        projections = [linear for linear in (projection(tape, ref, by_call) for ref in sources) if linear is not None]
+        yield Attention(tape, product, tuple(reversed(steps)), softmax, context, tuple(dict.fromkeys(projections)))
 
 
-def _chain(tape: Tape, ref: Ref) -> tuple[list[Call], Call | None]:
-    """Backwards from the softmax: what is done to the scores, and the product that they come from."""
+def _score_steps(tape: Tape, ref: Ref) -> tuple[list[Call], Call | None]:
+    """Return the steps between product and softmax, the last first, and the product, or None for it."""
     steps: list[Call] = []
     call = tape.maker(ref)
     while call is not None and call.kind is not Kind.PRODUCT:
         if call.name not in (*MASKING, *CASTING, "tanh"):
             return steps, None
         steps.append(call)
-        behind = [read for read in call.reads if tape.learned(read)]
-        ref = next((read for read in behind if _product(tape, read)), behind[0] if behind else call.reads[0])
+        learned = [read for read in call.reads if tape.learned(read)]
+        ref = next((read for read in learned if _follows_product(tape, read)), learned[0] if learned else call.reads[0])
         call = tape.maker(ref)
     return steps, call
 
 
-def _product(tape: Tape, ref: Ref) -> bool:
-    """Whether a product of two activations lies directly behind, and not an embedding of distances."""
-    behind = tape.before(ref, lambda call: call.name not in (*MASKING, *CASTING, "tanh"))
-    return any(call.kind is Kind.PRODUCT for call in behind)
+def _follows_product(tape: Tape, ref: Ref) -> bool:
+    """Return whether a tensor directly follows a product of two activations, and not an embedding of distances."""
+    calls = tape.before(ref, lambda call: call.name not in (*MASKING, *CASTING, "tanh"))
+    return any(call.kind is Kind.PRODUCT for call in calls)
 
 
 def _context(tape: Tape, ref: Ref) -> Call | None:
-    """Forwards from the probabilities to the product with the value."""
+    """Return the call that multiplies the probabilities with the value; None where there is none."""
     for _ in range(6):
         users = tape.users(ref)
         product = next((call for call in users if call.kind is Kind.PRODUCT and call.reads[0] == ref), None)
         if product is not None:
             return product
-        onward = [call for call in users if call.name in ("dropout", "masked_fill", *CASTING)]
-        if not onward:
+        following = [call for call in users if call.name in ("dropout", "masked_fill", *CASTING)]
+        if not following:
             return None
-        ref = onward[0].result
+        ref = following[0].result
     return None

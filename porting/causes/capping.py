@@ -1,4 +1,4 @@
-"""Soft caps and clamps on a tape."""
+"""Recognising soft caps and clamps on a tape."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from porting.causes.tape import Call, Ref, Tape
 
 @dataclass(frozen=True, eq=False)
 class Cap:
-    """``size * tanh(x / size)``.
+    """A soft cap, ``size * tanh(x / size)``.
 
     Attributes:
-        call: the call that gives its result.
-        bend: that of tanh.
-        input: what is capped.
-        size: the largest that comes out.
+        call: the call that returns its result.
+        bend: the call of tanh.
+        input: the tensor that is capped.
+        size: the largest possible result.
     """
 
     call: Call
@@ -27,22 +27,22 @@ class Cap:
 
 
 def caps(tape: Tape) -> Iterator[Cap]:
-    """The soft caps of a pass."""
+    """Yield the soft caps of a pass."""
     for bend in tape.calls:
         if bend.name != "tanh" or not bend.reads or not tape.learned(bend.result):
             continue
         before = tape.maker(bend.reads[0])
         users = tape.users(bend.result)
-        behind = users[0] if len(users) == 1 else None
-        if before is None or behind is None or len(before.reads) != 1:
+        after = users[0] if len(users) == 1 else None
+        if before is None or after is None or len(before.reads) != 1:
             continue
-        small, large = _factor(before), _factor(behind)
+        small, large = _factor(before), _factor(after)
         if small and large and abs(small * large - 1) < 1e-6:
-            yield Cap(behind, bend, before.reads[0], large)
+            yield Cap(after, bend, before.reads[0], large)
 
 
 def _factor(call: Call) -> float | None:
-    """By which number a call multiplies; None where it does something else."""
+    """Return the number by which a call multiplies; None where it does something else."""
     number = next((float(argument) for argument in call.args if isinstance(argument, int | float)), None)
     if call.name not in SCALING or not number:
         return None
@@ -51,12 +51,12 @@ def _factor(call: Call) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Clamp:
-    """Numbers that are kept between two others.
+    """A clamp of activations.
 
     Attributes:
-        call: its call.
-        input: what is clamped.
-        least, most: the two, or None where there is none.
+        call: the call.
+        input: the tensor that is clamped.
+        least, most: the limits; None for no limit.
     """
 
     call: Call
@@ -66,7 +66,7 @@ class Clamp:
 
 
 def clamps(tape: Tape) -> Iterator[Clamp]:
-    """The clamps of activations in a pass."""
+    """Yield the clamps of activations in a pass."""
     for call in tape.calls:
         if call.name in ("clamp", "clip") and call.reads and tape.learned(call.reads[0]) and len(call.reads) == 1:
             least, most = call.argument(1, "min"), call.argument(2, "max")

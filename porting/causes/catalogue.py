@@ -8,11 +8,9 @@ from types import MappingProxyType
 from porting.causes import (
     activations,
     alibi,
-    branches,
-    clamps,
     embeddings,
-    grouped,
     heads,
+    limits,
     masks,
     norms,
     outputs,
@@ -20,24 +18,22 @@ from porting.causes import (
     positions,
     precision,
     projections,
-    root_mean_square,
     rotary,
-    soft_caps,
     structure,
 )
 from porting.causes.cause import Cause
 
 THEMES: Mapping[str, tuple[Cause, ...]] = MappingProxyType(
     {
-        "norms": (*norms.CAUSES, *root_mean_square.CAUSES, *own_norms.CAUSES),
+        "norms": (*norms.CAUSES, *own_norms.CAUSES),
         "activations": activations.CAUSES,
         "projections": projections.CAUSES,
-        "heads": (*heads.CAUSES, *grouped.CAUSES),
+        "heads": heads.CAUSES,
         "masks": masks.CAUSES,
         "embeddings": embeddings.CAUSES,
         "positions": (*positions.CAUSES, *rotary.CAUSES, *alibi.CAUSES),
-        "structure": (*structure.CAUSES, *branches.CAUSES),
-        "limits": (*soft_caps.CAUSES, *clamps.CAUSES),
+        "structure": structure.CAUSES,
+        "limits": limits.CAUSES,
         "outputs": outputs.CAUSES,
         "precision": precision.CAUSES,
     }

@@ -17,7 +17,7 @@ from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Ma
 from porting.causes.fitting import FreeParameter, Solution, solved_for
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Stage
-from porting.causes.weights import OTHER, replaced, solved, words
+from porting.causes.weights import OTHER, replaced, solve_weights, words
 
 NEAREST = 3
 """Number of entries that are named where none fits."""
@@ -94,7 +94,7 @@ class Search:
         return any(self._small_enough(mark, own) for own in candidates) if candidates else mark.difference <= mark.bound
 
     def everything(self, scopes: Collection[str]) -> Iterator[Candidate]:
-        """Yield the candidates that could make up a whole model, within some modules: each kind at all places, then single."""
+        """Yield the candidates that could make up a whole model: each kind at all places, then each alone."""
         candidates = [
             candidate
             for candidate in self._candidates
@@ -209,7 +209,7 @@ class Search:
         return (candidate for candidate in candidates if not numbers.isdisjoint(candidate.rewrites))
 
     def _fitted(self, mark: Mark, parameters: Sequence[tuple[Cause, FreeParameter]]) -> Iterator[Candidate]:
-        """Yield numbers that were solved for, at one place, or the same value at all places that a mark depends on."""
+        """Yield numbers that were solved for, at one place, or one value at all places that a mark depends on."""
         numbers = frozenset().union(*(self.stage.numbers[name] for name in mark.sources))
         near: dict[Cause, list[FreeParameter]] = {}
         for cause, parameter in parameters:
@@ -240,11 +240,11 @@ class Search:
                     break
 
     def _shared(self, mark: Mark, fitting: Sequence[Candidate]) -> list[Candidate]:
-        """Return the fitting candidates, and the values that were solved for at other marks and fit here as well."""
+        """Return the fitting candidates, with the values that were solved for at other marks and fit here as well."""
         found, keys = list(fitting), {candidate.key for candidate in fitting}
-        for solved in (candidate for candidate in fitting if candidate in self._solved_at_places):
-            for solution in self._solved[solved.causes[0]]:
-                candidate = Candidate(solved.causes, solution.at(self._solved_at_places[solved]))
+        for earlier in (candidate for candidate in fitting if candidate in self._solved_at_places):
+            for solution in self._solved[earlier.causes[0]]:
+                candidate = Candidate(earlier.causes, solution.at(self._solved_at_places[earlier]))
                 if candidate.key not in keys and self._holds(mark, candidate):
                     keys.add(candidate.key)
                     found.append(candidate)
@@ -416,7 +416,7 @@ class Search:
 
     def _weights(self, mark: Mark, target: Tensor) -> Finding | None:
         """Return the linear map and the weights with which it gives the port's value."""
-        solution = solved(self.model_parts, self.stage, mark.sources[0], target)
+        solution = solve_weights(self.model_parts, self.stage, mark.sources[0], target)
         if solution is None:
             return None
         linear, matrix = solution

@@ -1,9 +1,8 @@
-"""The first step of the port whose result the reference does not have: found by values, whatever the two are made of.
+"""Finding the first step of the port whose result does not occur in the reference, by comparing values.
 
-Both passes are recorded.  A tensor of the port is *known* when the reference has a tensor with the same numbers, in
-any layout; of a step that is given known tensors and gives one that is not, and of whose results none is known later
-on, it is certain that the port leaves the reference there.  No entry of the catalogue is needed for that, and no probe
-in between.
+Both passes are recorded. A tensor of the port is *known* if the reference has a tensor with the same numbers in any
+layout. If a step reads known tensors, its result is not known, and nothing computed from it is known either, then the
+port differs from the reference from this step on. This needs no entry of the catalogue, and no probe in between.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from porting.causes.tape import Call, Ref, Tape
 from porting.frames import from_here
 
 MASKED = -5e3
-"""Scores at or below are masked, by whatever number: they count alike."""
+"""Attention scores up to this number count as masked, whatever they are."""
 
 CLOSE = 1e-11
-"""Two tensors have the same numbers when their moments differ by no more, relative to their size."""
+"""Largest difference of the moments, relative to their size, of tensors with the same numbers."""
 
 MOVING = frozenset({
     "dropout", "view_as", "tensor_split", "view", "reshape", "transpose", "permute", "expand", "expand_as",
@@ -33,25 +32,25 @@ MOVING = frozenset({
     "unflatten", "chunk", "split", "unbind", "select", "movedim", "swapaxes", "getitem", "narrow", "flip", "roll",
     "repeat", "repeat_interleave", "cat", "stack", "index_select", "__getitem__", "__get__", "t", "pad",
 })  # fmt: skip
-"""What moves numbers and computes none."""
+"""Functions that rearrange numbers and compute none."""
 
-SHOWING = frozenset({"amax", "sub", "dropout", "size", "dim"})
-"""What is not worth a word of the reference's: steps that show scores, and that change nothing in eval mode."""
+UNREMARKABLE = frozenset({"amax", "sub", "dropout", "size", "dim"})
+"""Steps of the reference that are not reported: how scores are made visible, and what does nothing in eval mode."""
 
 REDUCING = frozenset({
     "mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "std", "var", "var_mean", "std_mean",
     "norm", "topk", "logsumexp", "prod", "median",
 })  # fmt: skip
-"""What gives the same for many inputs: that its result is known says nothing of what it was given."""
+"""Functions with the same result for many inputs: a known result does not show that the input is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of a pass.
+    """One call of a pass, in a report's terms.
 
     Attributes:
         operation: the torch function, ``"clamp"``.
-        module: the path of the module that was running; ``""`` is the model itself.
+        module: the path of the module that was running; ``""`` for the model itself.
     """
 
     operation: str
@@ -59,25 +58,25 @@ class Step:
 
 
 class Kind(StrEnum):
-    """How a value of the port stands to the reference's values."""
+    """How a value of the port relates to the reference's values."""
 
     STEP = "step"
-    """A step gives what the reference does not have."""
+    """The result of a step does not occur in the reference."""
 
     ORDER = "order"
-    """The value has the right numbers in other places."""
+    """The value has the right numbers in another order."""
 
     ELSEWHERE = "elsewhere"
-    """The value is one that the reference has somewhere else."""
+    """The value occurs elsewhere in the reference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """A tensor with the numbers of one of the reference's, in another order or shape.
+    """A tensor with the same numbers as one of the reference's, in another order or shape.
 
     Attributes:
-        shape, expected: the shapes in the port and in the reference; equal where only the order is another.
-        line, code: the step since which that is so; empty where it is not known.
+        shape, expected: the shapes in the port and in the reference; equal where only the order differs.
+        line, code: the line that rearranged the numbers; empty where it is not known.
     """
 
     shape: tuple[int, ...]
@@ -88,19 +87,19 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Where the port leaves the reference.
+    """Where the port begins to differ from the reference.
 
     Attributes:
-        probe: the port's point whose value is not the reference's.
+        probe: the port's probe whose value differs.
         kind: how it differs.
-        step: the step of the port; None unless the kind is ``STEP``.
-        line: ``file:line`` of the user's code that does it.
-        callers: the lines that called it, the innermost first.
-        code: that line's text; empty where there is no such file.
-        also: an operand of the step that is not computed from weights and that the reference does not have, such as a
-            mask or positions, by the ``file:line`` that makes it; empty where there is none.
-        moved: the step's input, where it has the reference's numbers in another order or shape.
-        instead: what the reference does with the same numbers.
+        step: the step of the port; None unless ``kind`` is ``STEP``.
+        line: ``file:line`` of the user's code that makes the step.
+        callers: the calling lines, the innermost first.
+        code: the text of that line; empty where the file cannot be read.
+        also: ``file:line`` that makes an operand of the step without weights, such as a mask or positions, which the
+            reference does not have; empty where there is none.
+        moved: the operand of the step that has the reference's numbers in another order or shape, if any.
+        instead: the steps of the reference that read the same numbers.
     """
 
     probe: str
@@ -114,48 +113,48 @@ class Divergence:
     instead: tuple[Step, ...] = ()
 
 
-class Numbers:
-    """The numbers of some tensors, to be recognised in any layout.
+class TensorIndex:
+    """The tensors of a pass, searchable by their numbers in any layout.
 
     Args:
-        tape: their pass.
-        weights: of its parameters and buffers, and not of what is computed.
+        tape: the pass.
+        weights: index the parameters and buffers, and not the computed tensors.
     """
 
     def __init__(self, tape: Tape, *, weights: bool = False) -> None:
         refs = (ref for ref in map(Ref, range(len(tape.values))) if (ref in tape.weights) == weights)
-        found = [(ref, vector) for ref in refs if (vector := moments(tape[ref])) is not None]
-        for linear in () if weights else linears(tape):  # a port may add the bias by itself
+        vectors = [(ref, vector) for ref in refs if (vector := moments(tape[ref])) is not None]
+        for linear in () if weights else linears(tape):  # a port may add the bias in a call of its own
             if linear.bias is not None:
-                before = moments(tape[linear.call.result] - tape[linear.bias])
-                found += [(linear.call.result, before)] if before is not None else []
-        self._refs = [ref for ref, _ in found]
+                without_bias = moments(tape[linear.call.result] - tape[linear.bias])
+                vectors += [(linear.call.result, without_bias)] if without_bias is not None else []
+        self._refs = [ref for ref, _ in vectors]
         self._moments = (
-            torch.stack([vector for _, vector in found]) if found else torch.zeros(0, 7, dtype=torch.float64)
+            torch.stack([vector for _, vector in vectors]) if vectors else torch.zeros(0, 7, dtype=torch.float64)
         )
 
     def like(self, value: Tensor) -> list[Ref]:
-        """The tensors that have the numbers of this one."""
-        wanted = moments(value)
-        if wanted is None:
+        """Return the tensors with the same numbers as this one, in any layout."""
+        vector = moments(value)
+        if vector is None:
             return []
-        size = wanted.abs().clamp_min(1e-300)
-        size[:5] = size[:5].amax()  # means and extremes are compared relative to the largest of them
-        size[5:] = 1.0
-        near = ((self._moments - wanted).abs() <= CLOSE * size).all(1)
-        return [self._refs[place] for place in near.nonzero().flatten().tolist()]
+        scale = vector.abs().clamp_min(1e-300)
+        scale[:5] = scale[:5].amax()  # means and extremes are compared relative to the largest of them
+        scale[5:] = 1.0
+        matches = ((self._moments - vector).abs() <= CLOSE * scale).all(1)
+        return [self._refs[place] for place in matches.nonzero().flatten().tolist()]
 
 
 def moments(value: Tensor) -> Tensor | None:
-    """Seven numbers that do not change when elements are moved, or are all repeated as often.
+    """Return seven statistics that do not depend on the order of the elements, or on how often all are repeated.
 
-    Mean, root mean square, third moment, least and largest of what is not masked, the share of that, and whether
-    the numbers are whole; None for a tensor of a single number, or of none, of which nothing can be told.
+    They are the mean, root mean square, third moment, minimum and maximum of the elements that are finite and not
+    masked, their share, and whether the dtype is integral. None for a tensor with fewer than two different elements.
     """
     if value.layout != torch.strided or value.is_nested or value.numel() < 2 or value.is_complex():
         return None
-    numbers = value.detach().double().flatten()
-    kept = numbers[(numbers > MASKED) & torch.isfinite(numbers)]
+    elements = value.detach().double().flatten()
+    kept = elements[(elements > MASKED) & torch.isfinite(elements)]
     if not kept.numel() or bool((kept == kept[0]).all()):
         return None
     cube = kept.pow(3).mean()
@@ -165,82 +164,87 @@ def moments(value: Tensor) -> Tensor | None:
         cube.sign() * cube.abs().pow(1 / 3),
         kept.min(),
         kept.max(),
-        torch.tensor(kept.numel() / numbers.numel(), dtype=torch.float64),
+        torch.tensor(kept.numel() / elements.numel(), dtype=torch.float64),
         torch.tensor(float(not value.is_floating_point()), dtype=torch.float64),
     ])  # fmt: skip
 
 
 def divergence(port: Tape, reference: Tape, point: str, own: Ref, wanted: Sequence[Ref]) -> Divergence | None:
-    """Where the port leaves the reference on the way to a value.
+    """Find where the port begins to differ from the reference on the way to a value.
 
     Args:
-        port, reference: the two passes; the port's with lines, and with the reference's values at the probes before.
+        port, reference: the two tapes; the port's has lines, and the reference's values at earlier probes.
         point: the port's probe.
-        own: its value on the port's tape.
+        own: the probe's value on the port's tape.
         wanted: its counterparts on the reference's tape.
 
     Returns:
-        The divergence, or None where no single step can be told.
+        The divergence, or None where no single step can be named.
     """
-    numbers = Numbers(reference)
+    numbers = TensorIndex(reference)
     alike = [ref for ref in numbers.like(port[own]) if reference.learned(ref)]
     if any(ref in wanted for ref in alike):
         return Divergence(probe=point, kind=Kind.ORDER)
     if alike:
-        return Divergence(probe=point, kind=Kind.ELSEWHERE, instead=tuple(_instead(reference, alike)))
+        return Divergence(probe=point, kind=Kind.ELSEWHERE, instead=tuple(_reference_steps(reference, alike)))
     return Region(port, reference, numbers, {own: wanted}, Values(port)).divergence(point)
 
 
 class Region:
-    """The steps behind some values whose results the reference does not have.
+    """The steps of the port that lead to some values and whose results do not occur in the reference.
 
     Args:
-        port, reference: the two passes.
-        numbers: of the reference.
-        goals: the values, on the port's tape, and what they are compared with on the reference's.
+        port, reference: the two tapes.
+        index: the computed tensors of the reference.
+        goals: the values, on the port's tape, and their counterparts on the reference's.
         values: the port's values, some of which may have been replaced.
-        like: by value what the reference has with its numbers, where that is known.
+        like: the reference's tensors with the numbers of a tensor of the port, as far as already searched.
+
+    Attributes:
+        lost: the tensors on the way to the goals that do not occur in the reference.
     """
 
     def __init__(
         self,
         port: Tape,
         reference: Tape,
-        numbers: Numbers,
+        index: TensorIndex,
         goals: Mapping[Ref, Sequence[Ref]],
         values: Values,
         like: Mapping[Ref, list[Ref]] | None = None,
     ) -> None:
-        self._port, self._reference, self._numbers = port, reference, numbers
+        self._port, self._reference, self._index = port, reference, index
         self._goals, self._values = goals, values
         self._like = dict(like or {})
-        self.lost = self._behind() - self._vouched()
+        self.lost = self._unknown_before_goals() - self._used_for_known()
 
     def with_values(self, values: Values) -> Region:
-        """The same steps with other values in the places of some."""
+        """Return the same steps with some values replaced."""
         known = {ref: like for ref, like in self._like.items() if values[ref] is self._values[ref]}
-        return Region(self._port, self._reference, self._numbers, self._goals, values, known)
+        return Region(self._port, self._reference, self._index, self._goals, values, known)
 
     def steps(self, passed: Collection[Ref] = ()) -> Iterator[Call]:
-        """The steps that are given what the reference has and give what it has not, in order.
+        """Yield the steps that read only known tensors and whose result is not known, in order.
 
         Args:
-            passed: what counts as something that the reference has.
+            passed: tensors that count as known.
         """
         lost = self.lost.difference(passed)
-        made = {call.number: call for ref in lost if (call := self._port.maker(ref))}
-        calls = [call for _, call in sorted(made.items())]
+        makers = {call.number: call for ref in lost if (call := self._port.maker(ref))}
+        calls = [call for _, call in sorted(makers.items())]
         for call in sorted(calls, key=lambda call: call.name in MOVING):  # a step that only moves numbers last
             learned = [ref for ref in call.reads if self._port.learned(ref)]
             if learned and not any(ref in lost for ref in learned):
                 yield call
 
     def divergence(self, point: str) -> Divergence | None:
-        """That step, in a report's terms."""
+        """Return the first such step as a divergence."""
         call = next(self.steps(), None)
         if call is None:
             return None
-        known = [counterpart for ref in call.reads if self._port.learned(ref) for counterpart in self.through(ref)]
+        counterparts = [
+            counterpart for ref in call.reads if self._port.learned(ref) for counterpart in self.counterparts_of(ref)
+        ]
         return Divergence(
             probe=point,
             kind=Kind.STEP,
@@ -250,30 +254,30 @@ class Region:
             callers=tuple(map(from_here, call.lines[1:])),
             also=self._unknown_operand(call),
             moved=self._moved(call),
-            instead=tuple(_instead(self._reference, known)),
+            instead=tuple(_reference_steps(self._reference, counterparts)),
         )
 
     def _operation(self, call: Call) -> str:
-        """The function's name; scores are shown, less their largest, on the way into a softmax."""
+        """Return the function's name; ``softmax`` for the calls that make scores visible before it."""
         makers = [self._port.maker(ref) for ref in call.reads]
         shown = call.name in ("sub", "__sub__") and any(maker and maker.name == "amax" for maker in makers)
         return "softmax" if shown else call.name.strip("_")
 
-    def _behind(self) -> set[Ref]:
-        """What the values are made of, back to what is known."""
-        seen = {ref for ref, wanted in self._goals.items() if not self._reached(ref, wanted)}
+    def _unknown_before_goals(self) -> set[Ref]:
+        """Return the tensors that the goals are computed from, back to known ones."""
+        seen = {ref for ref, wanted in self._goals.items() if not self._is_goal_met(ref, wanted)}
         waiting = list(seen)
         while waiting:
             call = self._port.maker(waiting.pop())
             for ref in call.reads if call else ():
-                made = self._port.maker(ref) is not None and not moves_weights(self._port, ref)
-                if ref not in seen and made and not self._known(ref):
+                computed = self._port.maker(ref) is not None and not is_moved_weight(self._port, ref)
+                if ref not in seen and computed and not self._known(ref):
                     seen.add(ref)
                     waiting.append(ref)
         return seen
 
-    def _vouched(self) -> set[Ref]:
-        """What a known value is computed from: it is right, though the reference computes it in another way."""
+    def _used_for_known(self) -> set[Ref]:
+        """Return the tensors from which known tensors are computed, which are right even if unknown."""
         found: set[Ref] = set()
         for call in reversed(self._port.calls):
             known = call.name not in MOVING and any(self._known(ref) for ref in call.writes)
@@ -281,62 +285,62 @@ class Region:
                 found.update(call.reads)
         return found
 
-    def _reached(self, ref: Ref, wanted: Sequence[Ref]) -> bool:
-        """Whether a goal has the numbers that it should have; of one that is put together of several, any."""
+    def _is_goal_met(self, ref: Ref, wanted: Sequence[Ref]) -> bool:
+        """Return whether a goal has its counterpart's numbers; with several counterparts, any known numbers."""
         return self._known(ref) and (len(wanted) != 1 or wanted[0] in self._like[ref])
 
     def _known(self, ref: Ref) -> bool:
         if ref not in self._like:
-            self._like[ref] = self._numbers.like(self._values[ref])
+            self._like[ref] = self._index.like(self._values[ref])
         return bool(self._like[ref])
 
-    def through(self, ref: Ref) -> Iterator[Ref]:
-        """The reference's tensors with these numbers, or with those that they were moved from."""
+    def counterparts_of(self, ref: Ref) -> Iterator[Ref]:
+        """Yield the reference's tensors with the numbers of a tensor, or of what it was rearranged from."""
         call = self._port.maker(ref)
         if ref in self._port.weights:
             return
         if self._known(ref):
             yield from (
-                counterpart for counterpart in self._like[ref] if not moves_weights(self._reference, counterpart)
+                counterpart for counterpart in self._like[ref] if not is_moved_weight(self._reference, counterpart)
             )
         elif call is not None and call.name in MOVING:
             for read in call.reads:
-                yield from self.through(read)
+                yield from self.counterparts_of(read)
 
     def _moved(self, call: Call) -> Moved | None:
-        """An operand that has the numbers of tensors of the reference, and is none of them."""
+        """Return an operand with the numbers of a tensor of the reference in another order or shape."""
         for ref in call.reads:
             shape = tuple(self._values[ref].shape)
             if not self._port.learned(ref) or ref in self._port.weights or self._in_order(ref) is not False:
                 continue
-            theirs = [tuple(self._reference[counterpart].shape) for counterpart in self._like[ref]]
-            expected = min(theirs, key=lambda other_shape: (other_shape != shape, len(other_shape) != len(shape)))
-            since = self.turning(ref)
-            where = {"line": line_of(since), "code": _code(since)} if since else {}
-            return Moved(shape=shape, expected=expected, **where)
+            shapes = [tuple(self._reference[counterpart].shape) for counterpart in self._like[ref]]
+            expected = min(shapes, key=lambda other_shape: (other_shape != shape, len(other_shape) != len(shape)))
+            step = self.reordering_step(ref)
+            position = {"line": line_of(step), "code": _code(step)} if step else {}
+            return Moved(shape=shape, expected=expected, **position)
         return None
 
     def _in_order(self, ref: Ref) -> bool | None:
-        """Whether the reference has a tensor, and not its numbers alone; None where it has not even these."""
+        """Return whether the reference has the tensor itself; None where it does not even have its numbers."""
         value = self._values[ref]
-        alike = [self._reference[counterpart] for counterpart in self._like.get(ref, ())]
-        if not alike:
+        candidates = [self._reference[known] for known in self._like.get(ref, ())]
+        if not candidates:
             return None
-        same = (value_like for value_like in alike if value_like.shape == value.shape)
-        return any(torch.allclose(value_like.to(value.dtype), value, rtol=1e-9, atol=1e-9) for value_like in same)
+        same_shape = (candidate for candidate in candidates if candidate.shape == value.shape)
+        return any(torch.allclose(candidate.to(value.dtype), value, rtol=1e-9, atol=1e-9) for candidate in same_shape)
 
-    def turning(self, ref: Ref) -> Call | None:
-        """The step that moved the numbers of a tensor that the reference has."""
+    def reordering_step(self, ref: Ref) -> Call | None:
+        """Return the call that rearranged the numbers of a known tensor."""
         call = self._port.maker(ref)
         if call is None or call.name not in MOVING or not call.reads:
             return None
         before = call.reads[0]
         self._known(before)
-        earlier = self._in_order(before)
-        return call if earlier or earlier is None else self.turning(before)
+        in_order = self._in_order(before)
+        return call if in_order or in_order is None else self.reordering_step(before)
 
     def _unknown_operand(self, call: Call) -> str:
-        """Where an operand is made that holds no weights and that the reference does not have."""
+        """Return the line that makes an unknown operand without weights, such as a mask; empty where there is none."""
         for ref in call.reads:
             made = self._port.maker(ref)
             if ref in self.lost and made is not None and not self._port.learned(ref):
@@ -344,42 +348,44 @@ class Region:
         return ""
 
     def _earliest(self, call: Call) -> Call:
-        """The step that began what a tensor without weights is made of."""
+        """Return the first call on the way to a tensor without weights that the reference does not have."""
         earlier = [
             made
             for ref in call.reads
             if ref in self.lost and not self._port.learned(ref) and (made := self._port.maker(ref)) is not None
         ]
-        return min(
-            (self._earliest(earlier_call) for earlier_call in earlier), key=lambda call: call.number, default=call
-        )
+        return min((self._earliest(maker) for maker in earlier), key=lambda maker: maker.number, default=call)
 
 
-def _instead(reference: Tape, known: Sequence[Ref]) -> Iterator[Step]:
-    """The steps that the reference does with some tensors, each once; what only moves them is followed."""
+def _reference_steps(reference: Tape, known: Sequence[Ref]) -> Iterator[Step]:
+    """Yield the steps that the reference makes with some tensors, each once, past calls that only rearrange them."""
     seen: set[tuple[str, str]] = set()
-    waiting, followed = list(dict.fromkeys(known)), set(known)
-    while waiting:
-        for call in reference.users(waiting.pop(0)):
+    pending, followed = list(dict.fromkeys(known)), set(known)
+    while pending:
+        for call in reference.users(pending.pop(0)):
             if call.name in MOVING:
-                more = [ref for ref in call.writes if ref not in followed]
-                followed.update(more)
-                waiting += more
-            elif call.writes and call.name not in SHOWING and (key := (call.name.strip("_"), call.module)) not in seen:
+                moved = [ref for ref in call.writes if ref not in followed]
+                followed.update(moved)
+                pending += moved
+            elif (
+                call.writes
+                and call.name not in UNREMARKABLE
+                and (key := (call.name.strip("_"), call.module)) not in seen
+            ):
                 seen.add(key)
                 yield Step(operation=key[0], module=key[1])
 
 
-def moves_weights(tape: Tape, ref: Ref) -> bool:
-    """Whether a tensor is a weight, or one that was moved."""
+def is_moved_weight(tape: Tape, ref: Ref) -> bool:
+    """Return whether a tensor is a weight, or a rearranged one."""
     call = tape.maker(ref)
     return ref in tape.weights or (
-        call is not None and call.name in MOVING and all(moves_weights(tape, read) for read in call.reads)
+        call is not None and call.name in MOVING and all(is_moved_weight(tape, read) for read in call.reads)
     )
 
 
 def line_of(call: Call) -> str:
-    """``file:line`` of the user's code that made a call."""
+    """Return the ``file:line`` of the user's code that made a call; empty where it was not recorded."""
     return from_here(call.lines[0]) if call.lines else ""
 
 

@@ -1,4 +1,4 @@
-"""Dropout that is left on: found by switching it off in the port, since what it draws cannot be drawn again."""
+"""Dropout that is left on in eval mode: found by switching it off, because random draws cannot be repeated."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FIX = (
 )
 
 
-class Silence(FunctionMode):
-    """No dropout, wherever it is asked for: ``with Silence(): model(**inputs)``.
+class NoDropout(FunctionMode):
+    """Switches dropout off everywhere: ``with NoDropout(): model(**inputs)``.
 
-    It is a mode because ``F.dropout`` asks no module whether it is in training mode.
+    It is a mode of torch functions because ``F.dropout`` depends on no module's training mode.
 
     Attributes:
-        rates: with which probabilities it was asked for.
+        rates: the probabilities of the dropout that was switched off.
     """
 
     def __init__(self) -> None:
@@ -34,26 +34,26 @@ class Silence(FunctionMode):
 
     @property
     def detail(self) -> str:
-        """What was switched off."""
-        said = ", ".join(f"p is {rate:g}" for rate in sorted(self.rates))
-        return f"{said}; without it the difference is gone" if said else "without it the difference is gone"
+        """What was switched off, for a report."""
+        rates_text = ", ".join(f"p is {rate:g}" for rate in sorted(self.rates))
+        return f"{rates_text}; without it the difference is gone" if rates_text else "without it the difference is gone"
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
         name, kind = getattr(func, "__name__", ""), kind_of(func)
-        asked = partial(argument, func, args, kwargs)
+        get = partial(argument, func, args, kwargs)
         if "dropout" in name or name.startswith("bernoulli"):
             active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-            self._asked(args[1] if len(args) > 1 else kwargs.get("p", 0.5), active=bool(active))
+            self._note(args[1] if len(args) > 1 else kwargs.get("p", 0.5), active=bool(active))
             return args[0] if "dropout" in name else torch.ones_like(args[0])
         if kind is Kind.ATTENTION:
-            self._asked(asked("dropout_p", 0.0), active=True)
+            self._note(get("dropout_p", 0.0), active=True)
             args, kwargs = changed(func, args, kwargs, dropout_p=0.0)
         elif kind is Kind.MULTI_HEAD:
-            self._asked(asked("dropout_p", 0.0), active=asked("training", True))
+            self._note(get("dropout_p", 0.0), active=get("training", True))
             args, kwargs = changed(func, args, kwargs, training=False)
         return func(*args, **kwargs)
 
-    def _asked(self, rate: object, *, active: bool) -> None:
+    def _note(self, rate: object, *, active: bool) -> None:
         if active and isinstance(rate, int | float) and rate > 0:
             self.rates.add(float(rate))

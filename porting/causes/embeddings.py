@@ -1,4 +1,4 @@
-"""Embeddings that are not the reference's."""
+"""Embeddings that differ from the reference's."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ from porting.causes.tape import Call, Ref
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left(Cause):
-    """One kind of embedding is left out of the sum."""
+class EmbeddingMissing(Cause):
+    """One kind of embedding is missing from the sum.
+
+    Attributes:
+        role: ``types`` or ``positions``.
+    """
 
     role: str
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of that kind."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == self.role:
-                yield alter(embedding.call, map_result(torch.zeros_like))
+        """Yield each embedding of this kind."""
+        for embedding in model_parts.embeddings_of(self.role):
+            yield alter(embedding.call, map_result(torch.zeros_like))
 
 
 class TypesIgnored(Cause):
-    """All tokens are of the first type."""
+    """All tokens have the first token type."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of token types, where there are several."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == "types" and bool(model_parts.tape[embedding.ids].any()):
+        """Yield each token type embedding that is given several types."""
+        for embedding in model_parts.embeddings_of("types"):
+            if bool(model_parts.tape[embedding.ids].any()):
                 yield alter(embedding.call, looked_up(embedding, torch.zeros_like(model_parts.tape[embedding.ids])))
 
 
 def looked_up(embedding: Embedding, ids: Tensor) -> Rewrite:
-    """The embedding of other numbers; beyond the table's end its last row."""
+    """Return the rewrite that looks up other rows; indices beyond the table are moved to its nearest end."""
 
     def rewrite(values: Values, call: Call) -> Tensor:
         weight = values[embedding.weight]
@@ -53,97 +56,96 @@ def looked_up(embedding: Embedding, ids: Tensor) -> Rewrite:
 
 
 OFFSETS = (-2, -1, 1, 2)
-"""By how much people are off; any other number is looked for where none of these fits."""
+"""The usual offsets; any other is searched where none of these fits."""
 
-MOST = 600
-"""Beyond this nobody is off by accident."""
+MAX_OFFSET = 600
+"""Largest offset that is searched."""
 
 
 class PositionOffset(Cause):
-    """Positions that are counted from somewhere else."""
+    """Positions are counted from another number."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of positions, by the usual numbers."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == "positions":
-                ids = model_parts.tape[embedding.ids]
-                for offset in OFFSETS:
-                    yield alter(embedding.call, looked_up(embedding, ids + offset), f"off by {offset:+d}")
-                    for real in _real(model_parts, ids):
-                        yield alter(embedding.call, looked_up(embedding, ids + offset * real), f"off by {offset:+d}")
+        """Yield each position embedding with the usual offsets, of all tokens or of all but padding."""
+        for embedding in model_parts.embeddings_of("positions"):
+            ids = model_parts.tape[embedding.ids]
+            for offset in OFFSETS:
+                yield alter(embedding.call, looked_up(embedding, ids + offset), f"off by {offset:+d}")
+                for not_padding in _not_padding(model_parts, ids):
+                    yield alter(embedding.call, looked_up(embedding, ids + offset * not_padding), f"off by {offset:+d}")
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Each embedding of positions, by any other number for which the table has rows."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == "positions":
-                ids = model_parts.tape[embedding.ids]
-                least, most = -int(ids.max()), model_parts.tape[embedding.weight].shape[0] - 1 - int(ids.min())
-                possible = [offset for offset in range(max(least, -MOST), min(most, MOST) + 1) if offset]
-                if possible:
-                    yield free_parameter(
-                        embedding.call, partial(_moved, embedding, ids), "off by {}".format, possible, integer=True
-                    )
+        """Yield the offset of each position embedding, as far as the table has rows."""
+        for embedding in model_parts.embeddings_of("positions"):
+            ids = model_parts.tape[embedding.ids]
+            least, most = -int(ids.max()), model_parts.tape[embedding.weight].shape[0] - 1 - int(ids.min())
+            offsets = [offset for offset in range(max(least, -MAX_OFFSET), min(most, MAX_OFFSET) + 1) if offset]
+            if offsets:
+                yield free_parameter(
+                    embedding.call, partial(_shifted, embedding, ids), "off by {}".format, offsets, integer=True
+                )
 
 
-def _moved(embedding: Embedding, ids: Tensor, offset: float) -> Rewrite:
+def _shifted(embedding: Embedding, ids: Tensor, offset: float) -> Rewrite:
     return looked_up(embedding, ids + int(offset))
 
 
 class PositionsEnd(Cause):
-    """Positions that stop, or begin again."""
+    """Positions stop at a number, or begin again after it."""
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Each embedding of positions, by each number that its rows can show."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == "positions":
-                ids = model_parts.tape[embedding.ids]
-                ends = range(max(int(ids.max()) - MOST, 1), int(ids.max()))
-                for rewrite, detail in ((_stopped, "they stop at {}"), (_again, "they begin again after {}")):
-                    if ends:
-                        yield free_parameter(
-                            embedding.call, partial(rewrite, embedding, ids), detail.format, ends, integer=True
-                        )
+        """Yield the last position of each position embedding, below the largest of the batch."""
+        for embedding in model_parts.embeddings_of("positions"):
+            ids = model_parts.tape[embedding.ids]
+            ends = range(max(int(ids.max()) - MAX_OFFSET, 1), int(ids.max()))
+            for rewrite, detail in ((_clamped, "they stop at {}"), (_repeated, "they begin again after {}")):
+                if ends:
+                    yield free_parameter(
+                        embedding.call, partial(rewrite, embedding, ids), detail.format, ends, integer=True
+                    )
 
 
-def _stopped(embedding: Embedding, ids: Tensor, end: float) -> Rewrite:
+def _clamped(embedding: Embedding, ids: Tensor, end: float) -> Rewrite:
     return looked_up(embedding, ids.clamp_max(int(end)))
 
 
-def _again(embedding: Embedding, ids: Tensor, end: float) -> Rewrite:
+def _repeated(embedding: Embedding, ids: Tensor, end: float) -> Rewrite:
     return looked_up(embedding, ids % (int(end) + 1))
 
 
 class PositionsAroundPadding(Cause):
-    """Positions that skip padding, or that do not."""
+    """Positions skip padding, or count it, unlike the reference's."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of positions whose rows count otherwise in a padded batch."""
-        for embedding in model_parts.embeddings:
+        """Yield each position embedding with each other way to count a padded row."""
+        for embedding in model_parts.embeddings_of("positions"):
             ids = model_parts.tape[embedding.ids]
-            if embedding.role != "positions" or ids.ndim != 2:
+            if ids.ndim != 2:
                 continue
             first = int(ids.min())
-            for real in _real(model_parts, ids):
-                full = real.bool().all(-1)
+            for not_padding in _not_padding(model_parts, ids):
+                unpadded_rows = not_padding.bool().all(-1)
                 for start in dict.fromkeys((first, max(first - 1, 0))):
-                    ways = (
-                        torch.arange(ids.shape[-1]).expand_as(real),
-                        (real.cumsum(-1) - 1).clamp_min(0) * real,
-                        real.cumsum(-1) * real,
-                        (real.cumsum(-1) - 1).clamp_min(0),
+                    countings = (
+                        torch.arange(ids.shape[-1]).expand_as(not_padding),
+                        (not_padding.cumsum(-1) - 1).clamp_min(0) * not_padding,
+                        not_padding.cumsum(-1) * not_padding,
+                        (not_padding.cumsum(-1) - 1).clamp_min(0),
                     )
-                    for counted in ways:
-                        if torch.equal((start + counted)[full], ids.expand_as(real)[full]):  # else it is an offset
-                            yield alter(embedding.call, looked_up(embedding, start + counted))
+                    for positions in countings:
+                        if torch.equal(
+                            (start + positions)[unpadded_rows], ids.expand_as(not_padding)[unpadded_rows]
+                        ):  # else it is another offset
+                            yield alter(embedding.call, looked_up(embedding, start + positions))
 
 
-def _real(model_parts: ModelParts, ids: Tensor) -> Iterator[Tensor]:
-    """What is no padding [b s], 0 or 1, for positions [b s] or [1 s]: by the mask, and by the words themselves."""
+def _not_padding(model_parts: ModelParts, ids: Tensor) -> Iterator[Tensor]:
+    """Yield 1 for tokens and 0 for padding [b s], by the attention mask, and by the padding token of an embedding."""
     masks = [model_parts.inputs.get("attention_mask")]
-    for embedding in model_parts.embeddings:
-        word = embedding.call.argument(2, "padding_idx")
-        if embedding.role == "words" and isinstance(word, int):
-            masks.append((model_parts.tape[embedding.ids] != word).long())
+    for embedding in model_parts.embeddings_of("tokens"):
+        padding = embedding.call.argument(2, "padding_idx")
+        if isinstance(padding, int):
+            masks.append((model_parts.tape[embedding.ids] != padding).long())
     for mask in masks:
         fits = mask is not None and mask.ndim == ids.ndim == 2 and mask.shape[-1] == ids.shape[-1]
         if fits and mask is not None and len(ids) in (1, len(mask)):
@@ -151,20 +153,19 @@ def _real(model_parts: ModelParts, ids: Tensor) -> Iterator[Tensor]:
 
 
 class PositionsFromTheEnd(Cause):
-    """The last token has position 0."""
+    """Positions are counted from the last token."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of positions."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == "positions":
-                yield alter(embedding.call, looked_up(embedding, model_parts.tape[embedding.ids].flip(-1)))
+        """Yield each position embedding."""
+        for embedding in model_parts.embeddings_of("positions"):
+            yield alter(embedding.call, looked_up(embedding, model_parts.tape[embedding.ids].flip(-1)))
 
 
 class ScaleMissing(Cause):
     """The embeddings are not scaled."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding that is multiplied by a number."""
+        """Yield each embedding that is multiplied by a number."""
         for embedding in model_parts.embeddings:
             for call in model_parts.tape.users(embedding.call.result):
                 number = number_of(model_parts, call)
@@ -173,7 +174,7 @@ class ScaleMissing(Cause):
 
 
 def number_of(model_parts: ModelParts, call: Call) -> float | None:
-    """The number that a call is given, as one or as a tensor that no parameter is in."""
+    """Return the number that a call was given, as a Python number or as a tensor without parameters."""
     for argument in call.args:
         if isinstance(argument, int | float):
             return float(argument)
@@ -187,30 +188,28 @@ def number_of(model_parts: ModelParts, call: Call) -> float | None:
 
 
 class ScaleExtra(Cause):
-    """The embeddings are scaled though they should not be."""
+    """The token embeddings are scaled by ``sqrt(hidden_size)``, unlike the reference's."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of words; where it is scaled already, once more."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == "words":
-                yield alter(embedding.call, map_result(lambda value: value * value.shape[-1] ** 0.5))
+        """Yield each token embedding; one that is already scaled is scaled once more."""
+        for embedding in model_parts.embeddings_of("tokens"):
+            yield alter(embedding.call, map_result(lambda value: value * value.shape[-1] ** 0.5))
 
 
 class ScaleOther(Cause):
-    """The embeddings are scaled by another number."""
+    """The token embeddings are scaled by another number."""
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Each embedding of words."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == "words":
-                number = scale_of(model_parts, embedding)
-                width = model_parts.tape[embedding.weight].shape[-1]
-                detail = partial(_scaled, spelled(number, width))
-                yield free_parameter(embedding.call, partial(_by, number), detail, geometric(1e-3, 1e3, 3))
+        """Yield the scale of each token embedding."""
+        for embedding in model_parts.embeddings_of("tokens"):
+            number = scale_of(model_parts, embedding)
+            width = model_parts.tape[embedding.weight].shape[-1]
+            detail = partial(_scale_detail, scale_text(number, width))
+            yield free_parameter(embedding.call, partial(_scaled_to, number), detail, geometric(1e-3, 1e3, 3))
 
 
 def scale_of(model_parts: ModelParts, embedding: Embedding) -> float:
-    """What an embedding is multiplied by; 1 where it is not."""
+    """Return what an embedding is multiplied by; 1 where it is not scaled."""
     for call in model_parts.tape.users(embedding.call.result):
         number = number_of(model_parts, call)
         if call.name in SCALING and number:
@@ -218,24 +217,24 @@ def scale_of(model_parts: ModelParts, embedding: Embedding) -> float:
     return 1.0
 
 
-def spelled(number: float, width: int) -> str:
-    """A scale as a person writes it."""
+def scale_text(number: float, width: int) -> str:
+    """Return a scale as a person would write it."""
     return f"sqrt({width})" if math.isclose(number, width**0.5, rel_tol=1e-6) else f"{number:.6g}"
 
 
-def _by(number: float, found: float) -> Rewrite:
-    return map_result(lambda value: value * (found / number))
+def _scaled_to(scale: float, new_scale: float) -> Rewrite:
+    return map_result(lambda value: value * (new_scale / scale))
 
 
-def _scaled(expected: str, found: str) -> str:
-    return f"word embeddings are multiplied by {found} where the reference has {expected}"
+def _scale_detail(expected: str, actual: str) -> str:
+    return f"word embeddings are multiplied by {actual} where the reference has {expected}"
 
 
 class TypesSwapped(Cause):
-    """Types counted from the other end."""
+    """Token types are counted from the other end."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of token types, where the table has several."""
+        """Yield each token type embedding with several rows."""
         for embedding in model_parts.embeddings:
             ids = model_parts.tape[embedding.ids]
             if embedding.role == "types" and model_parts.tape[embedding.weight].shape[0] > 1:
@@ -243,31 +242,30 @@ class TypesSwapped(Cause):
 
 
 class PaddingRow(Cause):
-    """The padding word's embedding is zero."""
+    """The embedding of the padding token is zero."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of words that has a padding word."""
+        """Yield each token embedding with a padding token."""
         for embedding in model_parts.embeddings:
             word = embedding.call.argument(2, "padding_idx")
-            if embedding.role == "words" and isinstance(word, int) and word >= 0:
-                yield alter(embedding.call, self._without(model_parts.tape[embedding.ids] == word))
+            if embedding.role == "tokens" and isinstance(word, int) and word >= 0:
+                yield alter(embedding.call, self._zeroed(model_parts.tape[embedding.ids] == word))
 
     @staticmethod
-    def _without(places: Tensor) -> Rewrite:
-        return map_result(lambda value: value.masked_fill(places[..., None], 0.0))
+    def _zeroed(positions: Tensor) -> Rewrite:
+        return map_result(lambda value: value.masked_fill(positions[..., None], 0.0))
 
 
-class WordsPermuted(Cause):
-    """A special token was put before the vocabulary, so that every word has its neighbour's row."""
+class VocabularyShifted(Cause):
+    """Every token has the row of its neighbour, as if a special token had been added to the vocabulary."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each embedding of words, by one."""
-        for embedding in model_parts.embeddings:
-            if embedding.role == "words":
-                for offset in (-1, 1):
-                    rows = model_parts.tape[embedding.weight].shape[0]
-                    ids = (model_parts.tape[embedding.ids] + offset) % rows
-                    yield alter(embedding.call, looked_up(embedding, ids), f"off by {offset:+d}")
+        """Yield each token embedding, shifted by one to both sides."""
+        for embedding in model_parts.embeddings_of("tokens"):
+            for offset in (-1, 1):
+                rows = model_parts.tape[embedding.weight].shape[0]
+                ids = (model_parts.tape[embedding.ids] + offset) % rows
+                yield alter(embedding.call, looked_up(embedding, ids), f"off by {offset:+d}")
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -278,7 +276,7 @@ CAUSES: tuple[Cause, ...] = (
         fix="pass token_type_ids on to the embeddings",
         absorbed_by_weights=True,
     ),
-    Left(
+    EmbeddingMissing(
         name="token types missing",
         what="no token type embedding is added, not even the first type's",
         looks="everything differs by a constant: row 0 is added also when no types are given",
@@ -321,7 +319,7 @@ CAUSES: tuple[Cause, ...] = (
         fix="arange(s)",
         absorbed_by_weights=True,
     ),
-    Left(
+    EmbeddingMissing(
         name="positions missing",
         what="no position embedding is added",
         looks="the model does not see the order of words",
@@ -357,7 +355,7 @@ CAUSES: tuple[Cause, ...] = (
         fix="load the row as it is; padding_idx only keeps it from being trained",
         absorbed_by_weights=True,
     ),
-    WordsPermuted(
+    VocabularyShifted(
         name="vocabulary shifted",
         what="every word has the row of its neighbour",
         looks="everything differs from the embeddings on",

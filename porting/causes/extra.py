@@ -133,7 +133,7 @@ def _factor(value: Tensor, target: Tensor) -> float | None:
 
 
 def _order(value: Tensor, target: Tensor, axis: int) -> Tensor | None:
-    """Return for each place along an axis of the target where it comes from in the value; None where that is no permutation."""
+    """Return where each index along an axis of the target comes from; None where that is no permutation."""
     rows, target_rows = (tensor.movedim(axis, 0).flatten(1) for tensor in (value, target))
     if not 1 < len(rows) <= MAX_PERMUTED:
         return None

@@ -126,7 +126,7 @@ class Gap:
     rms: float
 
     def of(self, candidate: Candidate) -> float:
-        """Return the distance that counts for a candidate: the RMS for rounding, whose last digits are a matter of luck."""
+        """Return the distance that counts for a candidate: the RMS for rounding, since last digits are luck."""
         return self.rms if candidate.rough else self.largest
 
 

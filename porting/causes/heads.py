@@ -1,4 +1,4 @@
-"""Attention's heads: how they are cut, scaled and put together."""
+"""Attention's heads: how they are split, scaled and joined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.attention import Attention
+from porting.causes.attention import Attention, Heads, with_heads
 from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with, run_with
 from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SCALING, SUM
@@ -18,76 +18,74 @@ from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
-Heads = tuple[Tensor, Tensor, Tensor]
-"""Query, key and value, each [b h s d]."""
-
 
 def flat(heads: Tensor) -> Tensor:
-    """[b h s d] -> [b s (h d)]: the projection's output again."""
+    """Join heads, [b h s d] -> [b s (h d)]."""
     return heads.transpose(1, 2).flatten(2)
 
 
 def unflat(value: Tensor, *sizes: int) -> Tensor:
-    """The last axis cut into several."""
+    """Split the last axis into several."""
     return value.reshape(*value.shape[:-1], *sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rescaled(Cause):
-    """The scores by another factor; a function of the head's width d, of the number of heads, and of the scale."""
+    """The scores are multiplied by a factor.
+
+    Attributes:
+        factor: a head's width, the number of heads, and the reference's scale -> the factor; 0 or 1 for none.
+    """
 
     factor: Callable[[int, int, float], float]
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention that is scaled, but the query beforehand."""
+        """Yield the product of query and key in each attention."""
         for attention in model_parts.attentions:
-            size, heads = (
-                attention.size,
-                model_parts.tape[attention.query].shape[1] if model_parts.tape[attention.query].ndim == 4 else 1,
-            )
-            factor = self.factor(size, heads, attention.scale)
+            query = model_parts.tape[attention.query]
+            factor = self.factor(attention.size, query.shape[1] if query.ndim == 4 else 1, attention.scale)
             if factor and not math.isclose(factor, 1.0):
                 yield alter(attention.product, _times(factor), where=attention.where)
 
 
 class OtherScale(Cause):
-    """The scores by a factor that is no usual mistake."""
+    """The scores are multiplied by an unusual factor."""
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Each attention."""
+        """Yield the scale of each attention."""
         for attention in model_parts.attentions:
             scale = attention.scale * scaled_before(attention)
-            expected = f"{_spelled(scale, attention.size)} is expected"
+            expected = f"{_scale_text(scale, attention.size)} is expected"
             yield free_parameter(
                 attention.product,
-                partial(_by, scale),
-                partial(_scaled, expected),
+                partial(_scaled_to, scale),
+                partial(_scale_detail, expected),
                 geometric(2e-5, 2e2, 4),
                 where=attention.where,
             )
 
 
-def _by(scale: float, found: float) -> Rewrite:
-    return _times(found / scale)
+def _scaled_to(scale: float, new_scale: float) -> Rewrite:
+    return _times(new_scale / scale)
 
 
-def _scaled(expected: str, found: str) -> str:
+def _scale_detail(expected: str, found: str) -> str:
     return f"scores are multiplied by {found} where {expected}"
 
 
-def _spelled(scale: float, size: int) -> str:
+def _scale_text(scale: float, size: int) -> str:
     return f"1 / sqrt({size})" if math.isclose(scale, size**-0.5, rel_tol=1e-6) else f"{scale:.6g}"
 
 
 def scaled_before(attention: Attention) -> float:
-    """What query and key are multiplied by on their way from their projections."""
-    found = 1.0
+    """Return what query and key are multiplied by between their projections and their product."""
+    scale = 1.0
     for ref in (attention.query, attention.key):
         for call in attention.tape.before(ref, lambda call: call.name in ("linear", "addmm", *SUM)):
             factor = next((number for number in call.args[1:] if isinstance(number, int | float)), None)
             if call.name in SCALING and factor:
-                found = found / factor if "div" in call.name else found * factor
-    return found
+                scale = scale / factor if "div" in call.name else scale * factor
+    return scale
 
 
 def _times(factor: float) -> Rewrite:
@@ -95,55 +93,49 @@ def _times(factor: float) -> Rewrite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut(Cause):
-    """Query, key and value cut into heads in another way."""
+class HeadsSplit(Cause):
+    """Query, key and value are split into heads in another way.
 
-    cut: Callable[[Heads, int], Iterator[tuple[str, Heads]]]
+    Attributes:
+        variants: the heads, and the width of a head -> the details and the heads of each variant.
+    """
+
+    variants: Callable[[Heads, int], Iterator[tuple[str, Heads]]]
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention of four axes over its own positions."""
+        """Yield each variant of each self-attention with four axes."""
         for attention in model_parts.attentions:
             tape = model_parts.tape
             refs = (attention.query, attention.key, attention.value)
             if not attention.own or any(tape[ref].ndim != 4 for ref in refs):
                 continue
-            now = (tape[attention.query], tape[attention.key].mT, tape[attention.value])
-            for number, (detail, _) in enumerate(self.cut(now, attention.size)):
-                yield Alteration(where=attention.where, rewrites=self._rewrites(attention, number), detail=detail)
+            recorded = (tape[attention.query], tape[attention.key].mT, tape[attention.value])
+            for index, (detail, _) in enumerate(self.variants(recorded, attention.size)):
+                rewrites = with_heads(attention, partial(self._variant, size=attention.size, index=index))
+                yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
 
-    def _rewrites(self, attention: Attention, number: int) -> dict[int, Rewrite]:
-        def heads(values: Values) -> Heads:
-            now = (values[attention.query], values[attention.key].mT, values[attention.value])
-            return list(self.cut(now, attention.size))[number][1]
-
-        def product(values: Values, call: Call) -> Tensor:
-            query, key, _ = heads(values)
-            return query @ key.mT
-
-        def context(values: Values, call: Call) -> Tensor:
-            return values[call.reads[0]] @ heads(values)[2]
-
-        return {attention.product.number: product, attention.context.number: context}
+    def _variant(self, heads: Heads, *, size: int, index: int) -> Heads:
+        return list(self.variants(heads, size))[index][1]
 
 
 def interleaved(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
-    """The fused projection's output read in another order than it has."""
+    """Yield the heads that result from reading the fused projection's output in another order."""
     count = heads[0].shape[1]
-    rows = torch.cat([flat(head) for head in heads], -1)  # [b s (p h d)]
+    fused = torch.cat([flat(head) for head in heads], -1)  # [b s (p h d)]
     pattern = {"(h p d)": (count, 3, size), "(h d p)": (count, size, 3), "(d h p)": (size, count, 3)}
     for name, shape in pattern.items():
         letters = name.strip("()").split()
-        split = unflat(rows, *shape)  # [b s] and the three, in this order
+        split = unflat(fused, *shape)  # [b s ...] with the axes of ``shape``
         p, h, d = (2 + letters.index(letter) for letter in "phd")
         query, key, value = split.permute(p, 0, h, 1, d)
         yield f"read as {name} where it is (p h d)", (query, key, value)
-    back = torch.stack([head.transpose(1, 2) for head in heads], 3).flatten(2)  # [b s (h p d)]
-    query, key, value = unflat(back, 3, count, size).permute(2, 0, 3, 1, 4)
+    by_heads = torch.stack([head.transpose(1, 2) for head in heads], 3).flatten(2)  # [b s (h p d)]
+    query, key, value = unflat(by_heads, 3, count, size).permute(2, 0, 3, 1, 4)
     yield "read as (p h d) where it is (h p d)", (query, key, value)
 
 
 def untransposed(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
-    """``view(b, h, s, d)`` of [b s (h d)], and heads that take every h-th channel."""
+    """Yield ``view(b, h, s, d)`` of [b s (h d)], and heads of every h-th channel."""
     query, key, value = (flat(head).reshape(head.shape) for head in heads)
     yield "[b s (h d)] viewed as [b h s d] at once", (query, key, value)
     count = heads[0].shape[1]
@@ -151,11 +143,11 @@ def untransposed(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
     yield "(d h) where it is (h d)", (query, key, value)
 
 
-class HeadOrder(Cause):
-    """The heads from the last to the first."""
+class HeadsReversed(Cause):
+    """The heads are in reverse order."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Of each attention what is put together; of query, key and value each."""
+        """Yield each attention with its joined heads, its queries, its keys, or its values reversed."""
         for attention in model_parts.attentions:
             if any(model_parts.tape[ref].ndim != 4 for ref in (attention.query, attention.key, attention.value)):
                 continue
@@ -178,18 +170,18 @@ class HeadCount(Cause):
     """Another number of heads."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention of four axes, with each other number of heads that divides the width."""
+        """Yield each attention of four axes, with each other number of heads that divides the width."""
         for attention in model_parts.attentions:
             query = model_parts.tape[attention.query]
             if query.ndim != 4 or attention.merge is None:
                 continue
             heads, width = query.shape[1], query.shape[1] * query.shape[3]
-            for count in (found for found in range(1, min(width, 64) + 1) if width % found == 0 and found != heads):
+            for count in (number for number in range(1, min(width, 64) + 1) if width % number == 0 and number != heads):
                 detail = f"{count} heads where the reference has {heads}"
-                yield alter(attention.merge, self._again(attention, count), detail, where=attention.where)
+                yield alter(attention.merge, self._with_count(attention, count), detail, where=attention.where)
 
     @staticmethod
-    def _again(attention: Attention, count: int) -> Rewrite:
+    def _with_count(attention: Attention, count: int) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
             query, key, value = (
                 unflat(flat(ref), count, -1).transpose(1, 2)
@@ -203,26 +195,30 @@ class HeadCount(Cause):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merged(Cause):
-    """The heads put together in another way; a function of [b h s d]."""
+class HeadsJoined(Cause):
+    """The heads are joined in another way.
 
-    merge: Callable[[Tensor], Tensor]
+    Attributes:
+        join: the context [b h s d] -> [b s (h d)].
+    """
+
+    join: Callable[[Tensor], Tensor]
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention whose heads are merged."""
+        """Yield each attention whose heads are joined."""
         for attention in model_parts.attentions:
             if attention.merge is not None:
-                yield alter(attention.merge, replace_with(attention.context.result, self.merge), where=attention.where)
+                yield alter(attention.merge, replace_with(attention.context.result, self.join), where=attention.where)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxAxis(Cause):
-    """The softmax over another axis."""
+    """The softmax is taken over another axis."""
 
     axis: int
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention, its mask as it is, far down, and infinitely far down: a whole column may be masked."""
+        """Yield each attention with its mask as it is, low, and infinitely low, since a whole column may be masked."""
         for attention in model_parts.attentions:
             if model_parts.tape[attention.masked].ndim < -self.axis:
                 continue
@@ -232,17 +228,17 @@ class SoftmaxAxis(Cause):
                 )
 
     def _rewrites(self, attention: Attention, masked: Callable[[Tensor], Tensor]) -> dict[int, Rewrite]:
-        """The softmax, and the scores as they are shown: relative to their largest along that axis."""
+        """Rewrite the softmax, and the calls that make the scores visible, relative to the largest along the axis."""
         rewrites: dict[int, Rewrite] = {
             attention.softmax.number: replace_with(attention.masked, lambda scores: masked(scores).softmax(self.axis))
         }
-        for shown in attention.tape.users(attention.masked):
-            if shown.name == "amax":
-                rewrites[shown.number] = replace_with(
+        for user in attention.tape.users(attention.masked):
+            if user.name == "amax":
+                rewrites[user.number] = replace_with(
                     attention.masked, lambda scores: masked(scores).amax(self.axis, keepdim=True)
                 )
-            elif shown.name in ("sub", "__sub__"):
-                rewrites[shown.number] = self._relative(attention, masked)
+            elif user.name in ("sub", "__sub__"):
+                rewrites[user.number] = self._relative(attention, masked)
         return rewrites
 
     @staticmethod
@@ -258,17 +254,46 @@ class SoftmaxAxis(Cause):
 
 
 class PositionBiasMissing(Cause):
-    """No learned bias on the scores."""
+    """The learned bias is not added to the scores."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each step between product and softmax that adds one."""
+        """Yield each step between product and softmax that adds a learned bias."""
         for attention in model_parts.attentions:
             previous = attention.product.result
             for step in attention.steps:
-                added = [ref for ref in step.reads if model_parts.tape.learned(ref) and ref != previous]
-                if added and previous in step.reads:
+                biases = [ref for ref in step.reads if model_parts.tape.learned(ref) and ref != previous]
+                if biases and previous in step.reads:
                     yield alter(step, replace_with(previous), where=attention.where)
                 previous = step.result
+
+
+def tiled(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
+    """Yield grouped heads of keys and values (Ainslie et al. 2023, section 2.2) that are repeated in another order."""
+    query, key, value = heads
+    count = key.shape[1]
+    for repeats in (divisor for divisor in range(count, 1, -1) if count % divisor == 0):
+        groups = count // repeats
+        group_of, place_in_groups = torch.arange(count) // repeats, torch.arange(count) % groups
+        if groups == 1 or all(_repeats(tensor, group_of, repeats) for tensor in (key, value)):
+            orders = (group_of * repeats, place_in_groups * repeats, f"h % {groups}", f"h // {repeats}")
+        elif all(torch.equal(tensor, tensor[:, place_in_groups]) for tensor in (key, value)):
+            orders = (place_in_groups, group_of, f"h // {repeats}", f"h % {groups}")
+        else:
+            continue
+        if groups > 1:
+            _, order, actual, expected = orders
+            for names, changed in (
+                ("keys and values", (query, key[:, order], value[:, order])),
+                ("values alone", (query, key, value[:, order])),
+                ("keys alone", (query, key[:, order], value)),
+            ):
+                yield f"head h reads head {actual} of the {names}, where the reference reads {expected}", changed
+            return
+
+
+def _repeats(heads: Tensor, group_of: Tensor, repeats: int) -> bool:
+    """Return whether each head occurs as often as it should beside itself."""
+    return torch.equal(heads, heads[:, group_of * repeats])
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -306,23 +331,23 @@ CAUSES: tuple[Cause, ...] = (
         fix="scores = q @ k.T / sqrt(head_size), unless the config says otherwise; scale= of the kernel",
         absorbed_by_weights=True,
     ),
-    Cut(
+    HeadsSplit(
         name="query, key and value interleaved wrongly",
         what="the fused projection's rows are read in another order than they were written",
         looks="every head mixes queries, keys and values",
         fix="say the order in the table: [(p h d) e] for query, key, value one after the other, [(h p d) e] by heads",
-        cut=interleaved,
+        variants=interleaved,
         absorbed_by_weights=True,
     ),
-    Cut(
+    HeadsSplit(
         name="heads split wrongly",
         what="the projection's output is cut into heads along the wrong axes",
         looks="the projections agree, the scores do not; the shapes fit",
         fix="view(b, s, h, d).transpose(1, 2), not view(b, h, s, d)",
-        cut=untransposed,
+        variants=untransposed,
         absorbed_by_weights=True,
     ),
-    HeadOrder(
+    HeadsReversed(
         name="heads reversed",
         what="the heads stand in the opposite order",
         looks="the projections agree; all shapes fit",
@@ -335,20 +360,20 @@ CAUSES: tuple[Cause, ...] = (
         looks="every shape fits, since the weights do not depend on it",
         fix="take num_attention_heads from the config",
     ),
-    Merged(
+    HeadsJoined(
         name="heads not transposed back",
         what="[b h s d] is reshaped to [b s e] without transposing heads and positions first",
         looks="the probabilities agree, the context does not",
         fix="context.transpose(1, 2).reshape(b, s, e)",
-        merge=lambda context: context.reshape(context.shape[0], context.shape[2], -1),
+        join=lambda context: context.reshape(context.shape[0], context.shape[2], -1),
         absorbed_by_weights=True,
     ),
-    Merged(
+    HeadsJoined(
         name="heads merged in the wrong order",
         what="the channels are put together as (d h) and not as (h d)",
         looks="the probabilities agree, the context is shuffled",
         fix="heads first, then the channels of each: rearrange 'b h s d -> b s (h d)'",
-        merge=lambda context: context.permute(0, 2, 3, 1).flatten(2),
+        join=lambda context: context.permute(0, 2, 3, 1).flatten(2),
         absorbed_by_weights=True,
     ),
     SoftmaxAxis(
@@ -370,6 +395,14 @@ CAUSES: tuple[Cause, ...] = (
         what="the learned bias for each distance is not added to the scores",
         looks="scores differ in every layer by the same amounts",
         fix="add it before the softmax, in every layer",
+        absorbed_by_weights=True,
+    ),
+    HeadsSplit(
+        name="key and value heads tiled",
+        what="the heads of keys or values are repeated as a whole and not each by itself, or the other way round",
+        looks="the projections agree; the first and the last head agree, those between do not",
+        fix="repeat_interleave(n, dim=heads), or expand [b g 1 s d] to [b g n s d]; not repeat, which tiles",
+        variants=tiled,
         absorbed_by_weights=True,
     ),
 )

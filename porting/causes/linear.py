@@ -1,4 +1,4 @@
-"""Linear maps on a tape, however they are called: ``F.linear``, or ``addmm`` with the matrix the other way round."""
+"""Recognising linear layers on a tape: ``F.linear``, ``addmm``, or a product with a parameter."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from porting.causes.tape import Call, Ref, Tape
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """``y = x W^T + b``.
+    """A linear layer, ``y = x W^T + b``.
 
     Attributes:
-        call: its call.
-        input, weight: its tensors.
+        call: the call.
+        input, weight: what it reads.
         bias: the bias, or None.
-        turned: the weight is kept [in out] and not [out in].
+        transposed: the weight is stored [in, out] and not [out, in].
     """
 
     call: Call
     input: Ref
     weight: Ref
     bias: Ref | None
-    turned: bool
+    transposed: bool
 
     def matrix(self, values: Values) -> Tensor:
-        """The weight [out in]."""
+        """Return the weight, [out, in]."""
         weight = values[self.weight]
-        return weight.mT if self.turned else weight
+        return weight.mT if self.transposed else weight
 
     def offset(self, values: Values) -> Tensor | None:
-        """The bias [out]."""
+        """Return the bias, [out], or None."""
         return None if self.bias is None else values[self.bias]
 
     def apply(self, values: Values, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The map with another weight [out in] and bias [out]."""
+        """Apply the layer with another weight [out, in] and bias [out]."""
         return F.linear(values[self.input], weight, bias)
 
     def name(self, tape: Tape) -> str:
-        """The parameter's name."""
+        """Return the name of the weight."""
         return tape.weights.get(self.weight, self.call.module)
 
 
 def linears(tape: Tape) -> Iterator[Linear]:
-    """The linear maps of a pass, in order."""
+    """Yield the linear layers of a pass, in order."""
     for call in tape.calls:
         if call.name == "linear":
-            yield Linear(call, call.args[0], call.argument(1, "weight"), call.argument(2, "bias"), turned=False)
+            yield Linear(call, call.args[0], call.argument(1, "weight"), call.argument(2, "bias"), transposed=False)
         elif call.name == "addmm":
-            bias, given, weight = (call.args + tuple(call.kwargs.values()))[:3]
+            bias, source, weight = (call.args + tuple(call.kwargs.values()))[:3]
             if weight in tape.weights:
-                yield Linear(call, given, weight, bias, turned=True)
+                yield Linear(call, source, weight, bias, transposed=True)
         elif call.name in ("matmul", "__matmul__") and call.args[1] in tape.weights and tape[call.args[1]].ndim == 2:
-            yield Linear(call, call.args[0], call.args[1], None, turned=True)
+            yield Linear(call, call.args[0], call.args[1], None, transposed=True)
 
 
 def projection(tape: Tape, ref: Ref, known: dict[int, Linear]) -> Linear | None:
-    """The nearest linear map behind a tensor."""
+    """Return the nearest linear layer before a tensor."""
     for call in tape.before(ref, lambda call: call.number in known):
         if call.number in known:
             return known[call.number]

@@ -39,7 +39,7 @@ class Embedding:
     Attributes:
         call: the call of ``F.embedding``.
         ids, weight: the indices and the table.
-        role: what the indices are: ``words``, ``types``, ``positions``, or ``distances`` between positions.
+        role: what the indices are: ``tokens``, ``types``, ``positions``, or ``distances`` between positions.
     """
 
     call: Call
@@ -126,8 +126,12 @@ class ModelParts:
             embeddings.append(Embedding(call, ids, weight, self._role(self.tape[ids])))
         return embeddings
 
+    def embeddings_of(self, role: str) -> Iterator[Embedding]:
+        """Yield the embeddings with a role."""
+        return (embedding for embedding in self.embeddings if embedding.role == role)
+
     def _role(self, ids: Tensor) -> str:
-        for name, role in (("input_ids", "words"), ("token_type_ids", "types"), ("position_ids", "positions")):
+        for name, role in (("input_ids", "tokens"), ("token_type_ids", "types"), ("position_ids", "positions")):
             given = [tensor for key, tensor in self.inputs.items() if key.endswith(name)]
             if any(tensor.shape == ids.shape and torch.equal(tensor, ids) for tensor in given):
                 return role
@@ -201,6 +205,6 @@ class ModelParts:
         return uses_weights and any(goal in call.reads for call in calls)
 
     @cached_property
-    def words(self) -> Ref | None:
+    def token_table(self) -> Ref | None:
         """The table of the word embeddings."""
-        return next((embedding.weight for embedding in self.embeddings if embedding.role == "words"), None)
+        return next((embedding.weight for embedding in self.embeddings_of("tokens")), None)

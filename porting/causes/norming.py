@@ -1,4 +1,4 @@
-"""Norms on a tape: torch's own calls, and those that are written out, as most models write their RMSNorm."""
+"""Recognising norms on a tape: calls of torch's norms, and norms that are written out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from porting.causes.functions import SCALING, SUM
-from porting.causes.recognising import LARGEST_EPS, LAYER, NORMS, RMS, norm_of
+from porting.causes.functions import LARGEST_EPS, LAYER, NORMS, RMS, SCALING, SUM, norm_of
 from porting.causes.replay import Values
 from porting.causes.tape import Call, Ref, Tape
 
@@ -21,11 +20,11 @@ class Norm:
     """A norm over the last axis.
 
     Attributes:
-        call: the call that gives its result.
-        input, weight, bias: its tensors; a norm may lack the last two.
-        eps: what is added to the variance, or to the mean of squares.
-        kind: ``layer``, or ``rms`` where the mean is not taken off.
-        added: what is added to the weight before it is multiplied by: 1 where gains are kept as their distance from 1.
+        call: the call that returns its result.
+        input, weight, bias: what it reads; weight and bias may be None.
+        eps: the number that is added to the variance or to the mean of squares.
+        kind: ``layer`` or ``rms``.
+        added: a number that is added to the weight: 1 where the gain is stored as its difference from 1.
         first: the number of its first call.
     """
 
@@ -40,30 +39,30 @@ class Norm:
 
     @property
     def output(self) -> Ref:
-        """The normed values."""
+        """The normed tensor."""
         return self.call.result
 
     def gain(self, values: Values) -> Tensor | None:
-        """What is multiplied by [n], or None."""
+        """Return the factor after normalisation, [n], or None."""
         return None if self.weight is None else values[self.weight] + self.added if self.added else values[self.weight]
 
     def of(self, value: Tensor, eps: float | None = None) -> Tensor:
-        """Another tensor in its place, without gain and bias."""
+        """Normalise another tensor, without gain and bias."""
         return NORMS[self.kind](value, self.eps if eps is None else eps)
 
     def whole(self, value: Tensor, values: Values) -> Tensor:
-        """Another tensor in its place, with gain and bias."""
+        """Normalise another tensor, with gain and bias."""
         gain = self.gain(values)
-        made = self.of(value) if gain is None else self.of(value) * gain
-        return made if self.bias is None else made + values[self.bias]
+        normed = self.of(value) if gain is None else self.of(value) * gain
+        return normed if self.bias is None else normed + values[self.bias]
 
 
 def norms(tape: Tape) -> list[Norm]:
-    """The norms of a pass, in order."""
-    return sorted((*_called(tape), *_written(tape)), key=lambda norm: norm.call.number)
+    """Return the norms of a pass, in order."""
+    return sorted((*_norm_calls(tape), *_written_out_norms(tape)), key=lambda norm: norm.call.number)
 
 
-def _called(tape: Tape) -> Iterator[Norm]:
+def _norm_calls(tape: Tape) -> Iterator[Norm]:
     for call in tape.calls:
         weight = call.argument(2, "weight")
         if call.name == "layer_norm":
@@ -73,38 +72,39 @@ def _called(tape: Tape) -> Iterator[Norm]:
             yield Norm(call, call.args[0], weight, None, float(call.argument(3, "eps")), RMS, first=call.number)
 
 
-def _written(tape: Tape) -> Iterator[Norm]:
-    """``x * rsqrt(mean of squares + eps)``, and what is then multiplied and added."""
-    found: set[int] = set()
+def _written_out_norms(tape: Tape) -> Iterator[Norm]:
+    """Yield norms that are written out, ``x * rsqrt(mean of squares + eps)``, with their gain and bias."""
+    products: set[int] = set()
     for root in tape.calls:
         if root.name not in ROOTS or not tape.learned(root.result) or tape[root.result].shape[-1:] != (1,):
             continue
         for call in tape.users(root.result):
             others = [read for read in call.reads if read != root.result and tape.learned(read)]
-            if call.name not in SCALING or len(others) != 1 or call.number in found:
+            if call.name not in SCALING or len(others) != 1 or call.number in products:
                 continue
-            made = _normed(tape, root, call, others[0])
-            if made is not None:
-                found.add(call.number)
-                yield _finished(tape, made)
+            norm = _norm_of_product(tape, root, call, others[0])
+            if norm is not None:
+                products.add(call.number)
+                yield _with_gain_and_bias(tape, norm)
 
 
-def _normed(tape: Tape, root: Call, call: Call, value: Ref) -> Norm | None:
-    """The norm that a product is, before its gain."""
+def _norm_of_product(tape: Tape, root: Call, call: Call, value: Ref) -> Norm | None:
+    """Return the norm that a product of a value and a reciprocal root is, before its gain."""
     maker = tape.maker(value)
     sources = [value]
-    if maker is not None and maker.name in ("sub", "__sub__"):  # from which the mean was taken off
+    if maker is not None and maker.name in ("sub", "__sub__"):  # the mean was subtracted
         sources = [maker.reads[0], value]
-    behind = [call for _, call in zip(range(4), tape.before(root.result), strict=False)]
-    numbers = [number for call in behind for number in _numbers(tape, call) if 0 <= number <= LARGEST_EPS]
-    known = norm_of(tape[call.result], [tape[source] for source in sources], numbers)
-    if known is None:
+    steps = [call for _, call in zip(range(4), tape.before(root.result), strict=False)]
+    numbers = [number for call in steps for number in _numbers(tape, call) if 0 <= number <= LARGEST_EPS]
+    norm = norm_of(tape[call.result], [tape[source] for source in sources], numbers)
+    if norm is None:
         return None
-    given = uncast(tape, sources[known.source])
-    return Norm(call, given, None, None, known.eps, known.kind, first=min(call.number for call in behind))
+    given = uncast(tape, sources[norm.source])
+    return Norm(call, given, None, None, norm.eps, norm.kind, first=min(call.number for call in steps))
 
 
 def _numbers(tape: Tape, call: Call) -> Iterator[float]:
+    """Yield the numbers that a call was given, as Python floats or as tensors without parameters."""
     for argument in (*call.args, *call.kwargs.values()):
         if isinstance(argument, float):
             yield argument
@@ -113,14 +113,14 @@ def _numbers(tape: Tape, call: Call) -> Iterator[float]:
 
 
 def uncast(tape: Tape, ref: Ref) -> Ref:
-    """A tensor before it was cast."""
+    """Return a tensor as it was before casts."""
     while (call := tape.maker(ref)) is not None and call.name in CASTS:
         ref = call.reads[0]
     return ref
 
 
-def _finished(tape: Tape, norm: Norm) -> Norm:
-    """With its gain, its bias, and the casts behind them."""
+def _with_gain_and_bias(tape: Tape, norm: Norm) -> Norm:
+    """Extend a norm by its gain, its bias, and the casts that follow."""
     call, weight, bias, added = norm.call, norm.weight, norm.bias, norm.added
     while len(users := tape.users(call.result)) == 1:
         (user,) = users
@@ -130,7 +130,7 @@ def _finished(tape: Tape, norm: Norm) -> Norm:
             continue
         if len(others) != 1 or tape[others[0]].ndim != 1 or not tape.learned(others[0]):
             break
-        origin = _weight(tape, others[0])
+        origin = _stored_weight(tape, others[0])
         if user.name in SCALING and "div" not in user.name and origin and weight is None and bias is None:
             weight, added = origin
         elif user.name in SUM and origin and bias is None and not origin[1]:
@@ -141,14 +141,14 @@ def _finished(tape: Tape, norm: Norm) -> Norm:
     return Norm(call, norm.input, weight, bias, norm.eps, norm.kind, added, norm.first)
 
 
-def _weight(tape: Tape, ref: Ref) -> tuple[Ref, float] | None:
-    """The parameter that a vector is, and what was added to it."""
+def _stored_weight(tape: Tape, ref: Ref) -> tuple[Ref, float] | None:
+    """Return the parameter that a vector is, and the number that was added to it."""
     ref = uncast(tape, ref)
     if ref in tape.weights:
         return ref, 0.0
     call = tape.maker(ref)
     if call is None or call.name not in SUM:
         return None
-    given = [uncast(tape, read) for read in call.reads]
+    summands = [uncast(tape, read) for read in call.reads]
     number = next((float(argument) for argument in call.args if isinstance(argument, int | float)), None)
-    return (given[0], number) if len(given) == 1 and given[0] in tape.weights and number is not None else None
+    return (summands[0], number) if len(summands) == 1 and summands[0] in tape.weights and number is not None else None

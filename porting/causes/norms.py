@@ -1,4 +1,4 @@
-"""Norms that are not the reference's."""
+"""Norms that differ from the reference's: LayerNorm, and RMSNorm (Zhang and Sennrich 2019)."""
 
 from __future__ import annotations
 
@@ -11,37 +11,45 @@ from torch import Tensor
 
 from porting.causes.cause import Cause, alter, free_parameter, replace_with
 from porting.causes.fitting import FreeParameter, geometric
+from porting.causes.functions import LAYER, NORMS, RMS
 from porting.causes.model_parts import ModelParts
 from porting.causes.norming import Norm
-from porting.causes.recognising import LAYER, NORMS, RMS
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
-"""What people write, and what torch.nn.LayerNorm (1e-5) and the field's configs have; any other is solved for."""
+"""The usual numbers of code, of torch.nn.LayerNorm (1e-5) and of configs; any other is solved for."""
 
 Statistics = Callable[[Tensor, Norm], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfNorms(Cause):
-    """A mistake in norms of one kind."""
+    """A mistake in the norms of one kind.
+
+    Attributes:
+        kind: ``layer`` or ``rms``.
+    """
 
     kind: str = LAYER
 
     def norms(self, model_parts: ModelParts) -> Iterator[Norm]:
-        """The norms of that kind."""
+        """Return the norms of this kind."""
         return (norm for norm in model_parts.norms if norm.kind == self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormOf(OfNorms):
-    """Each norm by another formula for what comes before gain and bias."""
+    """Norms with another formula.
+
+    Attributes:
+        formula: a tensor and its norm -> the tensor before gain and bias.
+    """
 
     formula: Statistics
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm."""
+        """Yield each norm of this kind."""
         for norm in self.norms(model_parts):
             yield alter(norm.call, affine(norm, self.formula))
 
@@ -49,7 +57,14 @@ class NormOf(OfNorms):
 def affine(
     norm: Norm, formula: Statistics, *, gain: bool = True, bias: bool = True, more: float = 0.0
 ) -> Callable[[Values, Call], Tensor]:
-    """The norm with another formula, with its gain and bias or without, and with more added to the gain."""
+    """Return the rewrite of a norm with another formula.
+
+    Args:
+        norm: the norm.
+        formula: the result before gain and bias.
+        gain, bias: whether they are applied.
+        more: a number that is added to the gain.
+    """
 
     def rewrite(values: Values, call: Call) -> Tensor:
         result = formula(values[norm.input], norm)
@@ -62,61 +77,61 @@ def affine(
 
 
 def standard(value: Tensor, norm: Norm, *, eps: float | None = None) -> Tensor:
-    """As it is, but for its eps."""
+    """Return the norm's own formula, with another eps if given."""
     return norm.of(value, eps)
 
 
 def across(value: Tensor, norm: Norm, *, dim: int) -> Tensor:
-    """Mean and variance over another axis."""
+    """Return the LayerNorm over another axis."""
     centred = value - value.mean(dim, keepdim=True)
     return centred * torch.rsqrt(centred.square().mean(dim, keepdim=True) + norm.eps)
 
 
 def bessel(value: Tensor, norm: Norm) -> Tensor:
-    """With the variance of a sample: the sum of squares over n - 1."""
+    """Return the LayerNorm with the sample variance, the sum of squares over n - 1."""
     return (value - value.mean(-1, keepdim=True)) * torch.rsqrt(value.var(-1, keepdim=True) + norm.eps)
 
 
 def outside(value: Tensor, norm: Norm) -> Tensor:
-    """With eps added to the root and not under it."""
+    """Return the norm with eps added to the root, and not under it."""
     centred = value - value.mean(-1, keepdim=True) if norm.kind == LAYER else value
     return centred / (centred.square().mean(-1, keepdim=True).sqrt() + norm.eps)
 
 
 def of_kind(kind: str) -> Statistics:
-    """The formula of another kind of norm."""
+    """Return the formula of another kind of norm."""
     return lambda value, norm: NORMS[kind](value, norm.eps)
 
 
 def by_length(value: Tensor, norm: Norm) -> Tensor:
-    """Divided by its length: the sum of squares under the root, and not their mean."""
+    """Return the tensor divided by its length: the root of the sum of squares, and not of their mean."""
     return value * torch.rsqrt(value.square().sum(-1, keepdim=True) + norm.eps)
 
 
 class Bessel(OfNorms):
-    """The variance of a sample."""
+    """The norm uses the sample variance."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm, with its own eps under the root, and with the annotated transformer's beside it."""
+        """Yield each norm with its own eps under the root, and with 1e-6 added to the standard deviation."""
         for norm in self.norms(model_parts):
             yield alter(norm.call, affine(norm, bessel))
-            yield alter(norm.call, _annotated(norm, ANNOTATED), self._detail(f"{ANNOTATED:g}"))
+            yield alter(norm.call, _over_deviation(norm, DEVIATION_EPS), self._detail(f"{DEVIATION_EPS:g}"))
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Each norm whose eps is added to the standard deviation."""
+        """Yield the eps that is added to the standard deviation of each norm."""
         for norm in self.norms(model_parts):
-            yield free_parameter(norm.call, partial(_annotated, norm), self._detail, geometric(1e-14, 10.0, 1))
+            yield free_parameter(norm.call, partial(_over_deviation, norm), self._detail, geometric(1e-14, 10.0, 1))
 
     @staticmethod
     def _detail(eps: str) -> str:
         return f"eps is added to the standard deviation, and is {eps}"
 
 
-ANNOTATED = 1e-6
-"""The eps of Rush's "The Annotated Transformer", which divides by ``x.std(-1) + eps``."""
+DEVIATION_EPS = 1e-6
+"""The eps of "The Annotated Transformer" (Rush 2018), which divides by ``x.std(-1) + eps``."""
 
 
-def _annotated(norm: Norm, eps: float) -> Rewrite:
+def _over_deviation(norm: Norm, eps: float) -> Rewrite:
     return affine(norm, lambda value, norm: _centred(value) / (value.std(-1, keepdim=True) + eps))
 
 
@@ -128,14 +143,14 @@ class NormEps(OfNorms):
     """Another eps."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm with each usual eps."""
+        """Yield each norm with each usual eps."""
         for norm in self.norms(model_parts):
             for eps in EPSILONS:
                 if eps != norm.eps:
                     yield alter(norm.call, affine(norm, partial(standard, eps=eps)), self._detail(norm, f"{eps:.12g}"))
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """The eps of each norm."""
+        """Yield the eps of each norm."""
         for norm in self.norms(model_parts):
             yield free_parameter(
                 norm.call, partial(_with_eps, norm), partial(self._detail, norm), geometric(1e-14, 10.0, 1)
@@ -151,10 +166,10 @@ def _with_eps(norm: Norm, eps: float) -> Rewrite:
 
 
 class NormAxis(OfNorms):
-    """Another axis."""
+    """The norm is taken over another axis."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm over each other axis."""
+        """Yield each norm over each other axis."""
         for norm in self.norms(model_parts):
             for dim in range(-model_parts.tape[norm.input].ndim, -1):
                 yield alter(norm.call, affine(norm, partial(across, dim=dim)), f"axis {dim}")
@@ -164,7 +179,7 @@ class NormGain(OfNorms):
     """The gain is missing."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm that has one."""
+        """Yield each norm that has a gain."""
         for norm in self.norms(model_parts):
             if norm.weight is not None:
                 yield alter(norm.call, affine(norm, standard, gain=False))
@@ -174,36 +189,36 @@ class NormBias(OfNorms):
     """The bias is missing."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm that has one."""
+        """Yield each norm that has a bias."""
         for norm in self.norms(model_parts):
             if norm.bias is not None:
                 yield alter(norm.call, affine(norm, standard, bias=False))
 
 
 class GainFirst(Cause):
-    """The norm of what was multiplied by the gain."""
+    """The gain is multiplied before the norm is taken."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm that has a gain."""
+        """Yield each norm that has a gain."""
         for norm in model_parts.norms:
             if norm.weight is not None:
-                yield alter(norm.call, self._turned(norm))
+                yield alter(norm.call, self._gain_first(norm))
 
     @staticmethod
-    def _turned(norm: Norm) -> Rewrite:
+    def _gain_first(norm: Norm) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
             gain = norm.gain(values)
-            made = norm.of(values[norm.input] if gain is None else values[norm.input] * gain)
-            return made if norm.bias is None else made + values[norm.bias]
+            normed = norm.of(values[norm.input] if gain is None else values[norm.input] * gain)
+            return normed if norm.bias is None else normed + values[norm.bias]
 
         return rewrite
 
 
 class GainForBias(OfNorms):
-    """Gain and bias in each other's place."""
+    """Gain and bias are exchanged."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm that has both."""
+        """Yield each norm that has a gain and a bias."""
         for norm in self.norms(model_parts):
             if norm.weight is not None and norm.bias is not None:
                 yield alter(norm.call, self._exchanged(norm, norm.weight, norm.bias))
@@ -214,14 +229,19 @@ class GainForBias(OfNorms):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GainMoved(Cause):
-    """A gain with 1 added where the reference adds none, or without where it does."""
+class GainOffset(Cause):
+    """The gain has 1 added where the reference's has not, or the other way round.
+
+    Attributes:
+        known: what the reference adds to its weight.
+        more: what the port adds to the reference's gain.
+    """
 
     known: float
     more: float
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm that has one."""
+        """Yield each norm whose weight the reference treats so."""
         for norm in model_parts.norms:
             if norm.weight is not None and norm.added == self.known:
                 yield alter(norm.call, affine(norm, standard, more=self.more))
@@ -229,22 +249,27 @@ class GainMoved(Cause):
 
 @dataclass(frozen=True, kw_only=True)
 class NormMissing(Cause):
-    """A norm that is not there."""
+    """A norm that is missing.
+
+    Attributes:
+        place: as of :func:`place`.
+    """
 
     place: str
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each norm at such a place."""
+        """Yield each norm at this place."""
         for norm in model_parts.norms:
             if place(norm, model_parts) == self.place:
                 yield alter(norm.call, replace_with(norm.input))
 
 
 def place(norm: Norm, model_parts: ModelParts) -> str:
-    """Where a norm stands.
+    """Return where a norm is.
 
-    ``embedding``: before any attention; ``final``: after the last sum; ``layer``; ``head``: the model's; ``heads``: on
-    the way of a query or key.
+    Returns:
+        ``heads`` for a norm of queries or keys, ``embedding`` before the first attention, ``final`` after the last
+        residual sum of a pre-norm model, ``head`` in the model's head, ``layer`` elsewhere.
     """
     if norm in model_parts.own_norms:
         return "heads"
@@ -255,14 +280,14 @@ def place(norm: Norm, model_parts: ModelParts) -> str:
     if norm.call.number < first and not any(linear.input == norm.output for linear in model_parts.linears):
         return "embedding"
     if norm.first > max(sums) and norm.first - max(sums) < 4:  # a dropout or a cast between them
-        return "final" if goes_on(model_parts) else "layer"
+        return "final" if is_pre_norm(model_parts) else "layer"
     if norm.first > max(sums):
         return "head"
     return "layer"
 
 
-def goes_on(model_parts: ModelParts) -> bool:
-    """Whether sums are added to without a norm between them, as in a pre-norm model."""
+def is_pre_norm(model_parts: ModelParts) -> bool:
+    """Return whether residual sums follow each other without a norm between them, as in a pre-norm model."""
     results = {residual.call.result for residual in model_parts.residuals}
     return any(residual.stream in results for residual in model_parts.residuals)
 
@@ -353,5 +378,63 @@ CAUSES: tuple[Cause, ...] = (
         looks="all layers agree, and the logits do not",
         fix="dense, activation, norm, decoder",
         place="head",
+    ),
+    NormEps(
+        name="RMSNorm eps",
+        what="the norm adds another small number to the mean of squares",
+        looks="a difference of 1e-7 to 1e-4, larger where activations are small; atol=1e-3 does not see it",
+        fix="take eps from the config (rms_norm_eps, layer_norm_epsilon); torch.nn.RMSNorm has the dtype's unless told",
+        kind=RMS,
+    ),
+    NormOf(
+        name="RMSNorm eps outside of the root",
+        what="eps is added to the root of the mean of squares, and not under the root",
+        looks="as a wrong eps: a difference of half of eps where activations are of size 1",
+        fix="x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)",
+        kind=RMS,
+        formula=outside,
+    ),
+    NormOf(
+        name="LayerNorm for RMSNorm",
+        what="the norm takes off the mean where it should not",
+        looks="a difference of the size of the activations' mean",
+        fix="divide by the root of the mean of squares alone: torch.nn.RMSNorm, and not torch.nn.LayerNorm(bias=False)",
+        kind=RMS,
+        formula=of_kind(LAYER),
+    ),
+    NormOf(
+        name="length for root mean square",
+        what="the norm divides by the root of the sum of squares, and not of their mean",
+        looks="everything is smaller by the root of the width",
+        fix="x.pow(2).mean(-1, keepdim=True); F.normalize and x.norm() are sqrt(n) times as large",
+        kind=RMS,
+        formula=by_length,
+        absorbed_by_weights=True,
+    ),
+    NormGain(
+        name="RMSNorm gain missing",
+        what="the norm does not multiply by its weight",
+        looks="nothing on a fresh model, whose gains are 1; much on a trained one",
+        fix="elementwise_affine=True, and load the weight",
+        kind=RMS,
+        absorbed_by_weights=True,
+    ),
+    GainOffset(
+        name="norm gain without 1 added",
+        what="the norm multiplies by its weight, where the reference multiplies by 1 + weight",
+        looks="everything is nearly 0: such weights are kept as their distance from 1",
+        fix="x * (1 + weight), as Gemma has it; or add 1 to the weights when they are loaded",
+        known=1.0,
+        more=-1.0,
+        absorbed_by_weights=True,
+    ),
+    GainOffset(
+        name="norm gain with 1 added",
+        what="the norm multiplies by 1 + weight, where the reference multiplies by its weight",
+        looks="everything is twice as large: such weights are near 1",
+        fix="x * weight: Llama and most others keep the gain itself, Gemma what is added to 1",
+        known=0.0,
+        more=1.0,
+        absorbed_by_weights=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""What is made of the last hidden states: pooling, the head's transform, the decoder."""
+"""What is computed from the last hidden states: pooling, the head's transform, the logits."""
 
 from __future__ import annotations
 
@@ -16,31 +16,35 @@ from porting.causes.replay import Alteration
 from porting.causes.tape import Call, Ref
 
 
-def pooled(model_parts: ModelParts) -> Iterator[tuple[Call, Ref]]:
-    """The calls that take one vector [b e] of each row of [b s e]."""
+def pooling_calls(model_parts: ModelParts) -> Iterator[tuple[Call, Ref]]:
+    """Yield the calls that take one vector [b e] from each row of [b s e]."""
     tape = model_parts.tape
     for call in model_parts.called("__getitem__", "select", "index_select", "mean", "squeeze"):
         source = call.reads[0]
-        before, after = tape[source], tape[call.result]
-        if tape.learned(source) and before.ndim == 3 and after.shape == (before.shape[0], before.shape[2]):
+        hidden, vector = tape[source], tape[call.result]
+        if tape.learned(source) and hidden.ndim == 3 and vector.shape == (hidden.shape[0], hidden.shape[2]):
             yield call, source
 
 
 def mean_of(hidden: Tensor, kept: Tensor) -> Tensor:
-    """The mean [b e] of the positions of [b s e] where ``kept`` [b s 1] is 1."""
+    """Return the mean [b e] of the positions of [b s e] at which ``kept`` [b s 1] is 1."""
     return (hidden * kept).sum(1) / kept.sum(1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooled(Cause):
-    """One vector of each row, by another rule; a function of [b s e]."""
+class PooledOtherwise(Cause):
+    """A text's vector is computed by another rule.
+
+    Attributes:
+        rules: the details and functions of the rules, [b s e] -> [b e].
+    """
 
     rules: tuple[tuple[str, Callable[[Tensor], Tensor]], ...]
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each place where one is taken."""
+        """Yield each pooling with each rule, and with the mean of what is not padding."""
         mask = model_parts.inputs.get("attention_mask")
-        for call, source in pooled(model_parts):
+        for call, source in pooling_calls(model_parts):
             for detail, rule in self.rules:
                 yield alter(call, replace_with(source, rule), detail)
             if mask is not None and mask.shape == model_parts.tape[source].shape[:2]:
@@ -49,10 +53,10 @@ class Pooled(Cause):
 
 
 class TransformSkipped(Cause):
-    """The decoder reads the hidden states themselves."""
+    """The decoder reads the hidden states, without the head's dense layer."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each decoder behind a dense layer of the same width."""
+        """Yield each decoder that follows a dense layer of the same width."""
         for decoder in model_parts.linears:
             if role_of(decoder, model_parts) != "decoder":
                 continue
@@ -64,18 +68,18 @@ class TransformSkipped(Cause):
                 if linear.call.number < number and role_of(linear, model_parts) == "other"
             ]
             last = dense[-1] if dense else None
-            between = {call.number for call in model_parts.tape.before(decoder.input)}
-            if last is not None and last.call.number in between and model_parts.tape[last.input].shape[-1] == width:
+            calls = {call.number for call in model_parts.tape.before(decoder.input)}
+            if last is not None and last.call.number in calls and model_parts.tape[last.input].shape[-1] == width:
                 maker = model_parts.tape.maker(decoder.input)
                 if maker is not None:
                     yield alter(maker, replace_with(last.input))
 
 
 class LogitScale(Cause):
-    """The logits by a factor."""
+    """The logits are multiplied by a number."""
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """What each decoder gives, with its bias."""
+        """Yield the factor of each decoder's result, with its bias."""
         biased = {linear: call for call, linear, _ in added_biases(model_parts)}
         for decoder in model_parts.linears:
             if role_of(decoder, model_parts) == "decoder":
@@ -87,7 +91,7 @@ class LogitScale(Cause):
 
 
 CAUSES: tuple[Cause, ...] = (
-    Pooled(
+    PooledOtherwise(
         name="pooled from the wrong place",
         what="another token's vector, or a mean, is taken for the whole text",
         looks="the layers agree, the pooled vector does not",

@@ -1,4 +1,4 @@
-"""Computed positions that are not the reference's: sinusoids."""
+"""Sinusoidal position embeddings (Vaswani et al. 2017, section 3.5) that differ from the reference's."""
 
 from __future__ import annotations
 
@@ -18,23 +18,19 @@ from porting.causes.tape import Call
 
 
 class SinusoidLayout(Cause):
-    """Sines and cosines in halves, or one by one."""
+    """Sines and cosines are in two halves, or interleaved, unlike the reference's."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each table of positions that was computed and not learned."""
-        for embedding in model_parts.embeddings:
-            values = model_parts.tape[embedding.call.result]
-            if (
-                embedding.role == "positions"
-                and values.shape[-1] % 2 == 0
-                and sinusoidal(model_parts.tape[embedding.weight])
-            ):
+        """Yield each table of positions that was computed and not learned."""
+        for embedding in model_parts.embeddings_of("positions"):
+            table = model_parts.tape[embedding.weight]
+            if table.shape[-1] % 2 == 0 and sinusoidal(table):
                 yield alter(embedding.call, map_result(halves_to_pairs), "in pairs, not in halves")
                 yield alter(embedding.call, map_result(pairs_to_halves), "in halves, not in pairs")
 
 
 SAME_BASE = 1e-3
-"""Bases that are this close are the same number, rounded."""
+"""Largest relative difference of bases that are the same number but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -42,51 +38,51 @@ class Sinusoids:
     """A table of sines and cosines.
 
     Attributes:
-        embedding: where its rows are read.
-        pairs: a sine and its cosine stand beside each other, and not in two halves.
-        base: the first speed is 1, and each other one is smaller by the same factor, to 1 / base in the end.
+        embedding: the lookup in the table.
+        pairs: sines and cosines are interleaved, and not in two halves.
+        base: the frequencies fall from 1 to 1 / base in equal ratios.
     """
 
     embedding: Embedding
     pairs: bool
     base: float
 
-    def turned(self, base: float, way: Way) -> Rewrite:
-        """The rows by another base."""
+    def with_base(self, base: float, variant: Variant) -> Rewrite:
+        """Return the rewrite of the lookup with another base."""
 
         def rewrite(values: Values, call: Call) -> Tensor:
-            if not way.less and math.isclose(base, self.base, rel_tol=SAME_BASE):
+            if not variant.one_step_less and math.isclose(base, self.base, rel_tol=SAME_BASE):
                 return values.tape[call.result]  # another rounding of the same table has no other base
             ids, width = values.tape[self.embedding.ids], values[self.embedding.weight].shape[-1]
-            speeds = base ** (torch.arange(width // 2, dtype=way.computed) / way.steps(width // 2))
-            angles = ids[..., None].to(way.computed) / speeds
+            frequencies = base ** (torch.arange(width // 2, dtype=variant.computed) / variant.steps(width // 2))
+            angles = ids[..., None].to(variant.computed) / frequencies
             halves = torch.stack((angles.sin(), angles.cos()), -1 if self.pairs else -2).flatten(-2)
-            return halves.to(way.kept).to(values.tape[call.result].dtype)
+            return halves.to(variant.kept).to(values.tape[call.result].dtype)
 
         return rewrite
 
 
 @dataclass(frozen=True)
-class Way:
-    """How people compute a table.
+class Variant:
+    """One of the usual computations of such a table.
 
     Attributes:
-        computed, kept: the dtypes in which it is computed and kept.
-        less: speeds fall over one step less, so that the last one is 1 / base (tensor2tensor).
+        computed, kept: the dtypes in which it is computed and stored.
+        one_step_less: the frequencies fall in one step less, so that the last one is 1 / base, as in tensor2tensor.
     """
 
     computed: torch.dtype
     kept: torch.dtype
-    less: bool
+    one_step_less: bool
 
     def steps(self, count: int) -> int:
-        """In how many steps the speeds fall by the base."""
-        return count - 1 if self.less else count
+        """Return the number of steps in which the frequencies fall by the base."""
+        return count - 1 if self.one_step_less else count
 
 
-WAYS = tuple(
-    Way(computed, kept, less)
-    for less in (False, True)
+VARIANTS = tuple(
+    Variant(computed, kept, one_step_less)
+    for one_step_less in (False, True)
     for computed, kept in (
         (torch.float64, torch.float32),
         (torch.float64, torch.float64),
@@ -96,55 +92,57 @@ WAYS = tuple(
 
 
 def sinusoids(model_parts: ModelParts) -> Iterator[Sinusoids]:
-    """The tables of sines and cosines whose base is known."""
-    for embedding in model_parts.embeddings:
+    """Yield the tables of sines and cosines, with their base."""
+    for embedding in model_parts.embeddings_of("positions"):
         table = model_parts.tape[embedding.weight].detach().double()
-        if embedding.role != "positions" or table.shape[-1] % 2 or len(table) < 2 or not sinusoidal(table):
+        if table.shape[-1] % 2 or len(table) < 2 or not sinusoidal(table):
             continue
         for pairs in (False, True):
             sines, cosines = (table[1, ::2], table[1, 1::2]) if pairs else table[1].chunk(2)
-            speeds = torch.atan2(sines, cosines)
-            together = torch.allclose(sines.square() + cosines.square(), torch.ones_like(sines), atol=1e-5)
-            if together and len(speeds) > 1 and bool((speeds > 0).all()):
-                base = float(speeds[1] / speeds[0]) ** -len(speeds)
+            frequencies = torch.atan2(sines, cosines)
+            unit_length = torch.allclose(sines.square() + cosines.square(), torch.ones_like(sines), atol=1e-5)
+            if unit_length and len(frequencies) > 1 and bool((frequencies > 0).all()):
+                base = float(frequencies[1] / frequencies[0]) ** -len(frequencies)
                 yield Sinusoids(embedding, pairs, float(f"{base:.3g}"))
                 break
 
 
 class SinusoidBase(Cause):
-    """Speeds that fall to another number."""
+    """Sines and cosines with other frequencies."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each table, by the numbers that people take, and with the exponent doubled and halved."""
+        """Yield each table with the usual bases, and with the exponent doubled and halved."""
         for table in sinusoids(model_parts):
-            for way in WAYS:
+            for variant in VARIANTS:
                 for base in dict.fromkeys((table.base**2, table.base**0.5, 100.0, 1000.0, 10_000.0, 100_000.0)):
-                    if base != table.base or way.less:
+                    if base != table.base or variant.one_step_less:
                         yield alter(
-                            table.embedding.call, table.turned(base, way), self._detail(table, way, f"{base:.6g}")
+                            table.embedding.call,
+                            table.with_base(base, variant),
+                            self._detail(table, variant, f"{base:.6g}"),
                         )
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Each table by any base."""
+        """Yield the base of each table."""
         for table in sinusoids(model_parts):
-            for way in WAYS:
-                turned, detail = partial(_based, table, way), partial(self._detail, table, way)
-                yield free_parameter(table.embedding.call, turned, detail, geometric(2.0, 1e10, 4))
+            for variant in VARIANTS:
+                rewrite, detail = partial(_with_base, table, variant), partial(self._detail, table, variant)
+                yield free_parameter(table.embedding.call, rewrite, detail, geometric(2.0, 1e10, 4))
 
     @staticmethod
-    def _detail(table: Sinusoids, way: Way, base: str) -> str:
-        said = f"the base is {base} where the reference has {table.base:g}"
+    def _detail(table: Sinusoids, variant: Variant, base: str) -> str:
+        text = f"the base is {base} where the reference has {table.base:g}"
         if math.isclose(float(base), table.base**2):
-            said += ": the exponent is doubled"
-        return f"{said}, and the last speed is 1 / base" if way.less else said
+            text += ": the exponent is doubled"
+        return f"{text}, and the last speed is 1 / base" if variant.one_step_less else text
 
 
-def _based(table: Sinusoids, way: Way, base: float) -> Rewrite:
-    return table.turned(base, way)
+def _with_base(table: Sinusoids, variant: Variant, base: float) -> Rewrite:
+    return table.with_base(base, variant)
 
 
 def sinusoidal(table: Tensor) -> bool:
-    """Whether the rows of a table are sines and cosines: each of the same length, and 0s and 1s alone in the first."""
+    """Return whether the rows of a table are sines and cosines: of equal length, and the first of 0s and 1s alone."""
     lengths = table.square().sum(-1)
     first = table[0]
     return bool(torch.allclose(lengths, lengths[:1].expand_as(lengths), rtol=1e-4)) and bool(
@@ -153,12 +151,12 @@ def sinusoidal(table: Tensor) -> bool:
 
 
 def halves_to_pairs(value: Tensor) -> Tensor:
-    """[... (k d)] -> [... (d k)], k = sine, cosine."""
+    """Interleave two halves, [... (k d)] -> [... (d k)] for k = sine, cosine."""
     return value.reshape(*value.shape[:-1], 2, -1).mT.flatten(-2)
 
 
 def pairs_to_halves(value: Tensor) -> Tensor:
-    """[... (d k)] -> [... (k d)], k = sine, cosine."""
+    """Separate interleaved channels, [... (d k)] -> [... (k d)] for k = sine, cosine."""
     return value.reshape(*value.shape[:-1], -1, 2).mT.flatten(-2)
 
 
@@ -172,7 +170,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     SinusoidBase(
         name="sinusoid frequencies",
-        what="the sines and cosines of positions have other speeds than the reference's",
+        what="the sines and cosines of positions have other frequencies than the reference's",
         looks="the first positions agree best, the last ones least",
         fix="10000 ** (-2 i / width) for i = 0, 1, ... width / 2 - 1; arange(0, width, 2) is 2 i already",
         absorbed_by_weights=True,

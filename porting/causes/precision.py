@@ -1,4 +1,4 @@
-"""What rounds worse than the reference does: lower precision inside, and constants that swallow digits."""
+"""Larger rounding errors than the reference's: lower precision inside, and large constants that swallow digits."""
 
 from __future__ import annotations
 
@@ -20,35 +20,40 @@ from porting.printable import dtype_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lowered(Cause):
-    """Some functions in a lower precision."""
+class LowPrecision(Cause):
+    """Some functions are computed in a lower precision.
+
+    Attributes:
+        functions: their names.
+        dtype: the precision.
+    """
 
     functions: tuple[str, ...]
     dtype: torch.dtype
     rough: bool = True
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each call of one of these on activations."""
+        """Yield each call of one of these functions on activations."""
         detail = f"in {dtype_name(self.dtype)}"
         for call in model_parts.called(*self.functions):
             value = model_parts.tape[call.result]
             if model_parts.tape.learned(call.result) and value.is_floating_point() and value.dtype != self.dtype:
                 yield alter(call, self._computed, detail)
                 yield alter(call, self._rounded, detail)
-        for call, linear, bias in added_biases(model_parts):  # which in the port may be one with its map
+        for call, linear, bias in added_biases(model_parts):  # the port may compute layer and bias in one call
             if linear.call.name in self.functions:
                 yield alter(call, self._with_bias(linear, bias), detail)
 
     def _with_bias(self, linear: Linear, bias: Ref) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
             parts = (values[linear.input], linear.matrix(values), values[bias].flatten())
-            given, weight, offset = (part.to(self.dtype) for part in parts)
-            return torch.nn.functional.linear(given, weight, offset).to(values.tape[call.result].dtype)
+            source, weight, offset = (part.to(self.dtype) for part in parts)
+            return torch.nn.functional.linear(source, weight, offset).to(values.tape[call.result].dtype)
 
         return rewrite
 
     def _rounded(self, values: Values, call: Call) -> Tensor:
-        """From rounded numbers, with a sum that is exact, rounded again: what a good kernel gives."""
+        """Compute from rounded operands, sum exactly, and round the result, as a good kernel does."""
 
         def rounded(value: object) -> object:
             floats = isinstance(value, Tensor) and value.is_floating_point()
@@ -59,7 +64,7 @@ class Lowered(Cause):
         return result.to(self.dtype).to(result.dtype)
 
     def _computed(self, values: Values, call: Call) -> Tensor:
-        """In that precision from first to last, as the machine does it."""
+        """Compute in the lower precision throughout."""
 
         def lower(value: object) -> object:
             return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -71,46 +76,54 @@ class Lowered(Cause):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoweredSoftmax(Cause):
-    """The softmax in a lower precision, and with it what it is given and what it gives."""
+class LowPrecisionSoftmax(Cause):
+    """The softmax is computed in a lower precision, from rounded scores to rounded probabilities.
+
+    Attributes:
+        dtype: the precision.
+    """
 
     dtype: torch.dtype
     rough: bool = True
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention: its scores, as they are and as they are shown, its probabilities, and what reads these."""
+        """Yield each attention with its scores, its probabilities and what reads them rounded."""
         detail = f"in {dtype_name(self.dtype)}"
         for attention in model_parts.attentions:
             scores = model_parts.tape.maker(attention.masked)
             rewrites: dict[int, Rewrite] = {
-                attention.softmax.number: replace_with(attention.masked, self._weigh),
-                attention.context.number: self._reads_low,
+                attention.softmax.number: replace_with(attention.masked, self._softmax_low),
+                attention.context.number: self._context_low,
             }
-            shown = [call for call in model_parts.tape.users(attention.masked) if call.name in ("sub", "__sub__")]
-            for call in (*([scores] if scores else []), *shown):
-                rewrites[call.number] = map_result(self._again)
+            visible = [call for call in model_parts.tape.users(attention.masked) if call.name in ("sub", "__sub__")]
+            for call in (*([scores] if scores else []), *visible):
+                rewrites[call.number] = map_result(self._round)
             yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
 
-    def _weigh(self, scores: Tensor) -> Tensor:
+    def _softmax_low(self, scores: Tensor) -> Tensor:
         return scores.to(self.dtype).softmax(-1).to(scores.dtype)
 
-    def _again(self, value: Tensor) -> Tensor:
+    def _round(self, value: Tensor) -> Tensor:
         return value.to(self.dtype).to(value.dtype)
 
-    def _reads_low(self, values: Values, call: Call) -> Tensor:
+    def _context_low(self, values: Values, call: Call) -> Tensor:
         probabilities, rest = call.reads[0], call.reads[1]
-        return self._again(values[probabilities]) @ values[rest]
+        return self._round(values[probabilities]) @ values[rest]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shifted(Cause):
-    """A large number is added to every score that counts."""
+class ScoresShifted(Cause):
+    """A large number is added to every score that is not hidden.
+
+    Attributes:
+        constants: the numbers.
+    """
 
     constants: tuple[float, ...]
     rough: bool = True
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention."""
+        """Yield each attention with each number."""
         for attention in model_parts.attentions:
             call = model_parts.tape.maker(attention.masked)
             if call is None or model_parts.tape[attention.masked].ndim != 4:
@@ -121,44 +134,45 @@ class Shifted(Cause):
                     added = added.expand_as(attention.allowed).masked_fill(~causal_of(attention), FAR)
                 yield alter(
                     call,
-                    _plus(attention.raw == call.result, attention.raw, added),
+                    _add_to_scores(attention.raw == call.result, attention.raw, added),
                     f"of {constant:g}",
                     where=attention.where,
                 )
 
 
-def _plus(last: bool, raw: Ref, added: Tensor) -> Rewrite:
+def _add_to_scores(last: bool, raw: Ref, added: Tensor) -> Rewrite:
     return lambda values, call: (values.run(call) if last else values[raw]) + added
 
 
-def _lowered(name: str, functions: tuple[str, ...], dtype: torch.dtype, what: str, fix: str) -> Lowered:
-    return Lowered(name=name, what=what, looks=_LOOKS, fix=fix, functions=functions, dtype=dtype)
+def _low_precision(name: str, functions: tuple[str, ...], dtype: torch.dtype, what: str, fix: str) -> LowPrecision:
+    return LowPrecision(name=name, what=what, looks=_LOOKS, fix=fix, functions=functions, dtype=dtype)
 
 
-def _softmax(name: str, dtype: torch.dtype, what: str) -> LoweredSoftmax:
+def _low_softmax(name: str, dtype: torch.dtype, what: str) -> LowPrecisionSoftmax:
     fix = f"{_CAST}; softmax(scores.float(), dim=-1)"
-    return LoweredSoftmax(name=name, what=what, looks=_LOOKS, fix=fix, dtype=dtype)
+    return LowPrecisionSoftmax(name=name, what=what, looks=_LOOKS, fix=fix, dtype=dtype)
 
 
 _LOOKS = "larger rounding errors than the reference's, or a difference in float64 that float64 should not have"
-
 
 _LINEAR = ("linear", "addmm")
 _PRODUCTS = ("matmul", "__matmul__", "bmm")
 _CAST = "take out .half(), .bfloat16() and torch.autocast, or turn autocast off around it"
 
 CAUSES: tuple[Cause, ...] = (
-    _lowered("half-precision linear layer", _LINEAR, torch.float16, "a linear layer computes in float16", _CAST),
-    _lowered("bfloat16 linear layer", _LINEAR, torch.bfloat16, "a linear layer computes in bfloat16", _CAST),
-    _lowered("half-precision attention", _PRODUCTS, torch.float16, "attention's products are in float16", _CAST),
-    _lowered("bfloat16 attention", _PRODUCTS, torch.bfloat16, "attention's products are in bfloat16", _CAST),
-    _lowered("float16 autocast", _LINEAR + _PRODUCTS, torch.float16, "every product is computed in float16", _CAST),
-    _lowered("bfloat16 autocast", _LINEAR + _PRODUCTS, torch.bfloat16, "every product is in bfloat16", _CAST),
-    _lowered("half-precision norm", ("layer_norm",), torch.float16, "a norm is computed in float16", _CAST),
-    _lowered("bfloat16 norm", ("layer_norm",), torch.bfloat16, "a norm is computed in bfloat16", _CAST),
-    _softmax("half-precision softmax", torch.float16, "the softmax is computed in float16"),
-    _softmax("bfloat16 softmax", torch.bfloat16, "the softmax is computed in bfloat16"),
-    Shifted(
+    _low_precision("half-precision linear layer", _LINEAR, torch.float16, "a linear layer computes in float16", _CAST),
+    _low_precision("bfloat16 linear layer", _LINEAR, torch.bfloat16, "a linear layer computes in bfloat16", _CAST),
+    _low_precision("half-precision attention", _PRODUCTS, torch.float16, "attention's products are in float16", _CAST),
+    _low_precision("bfloat16 attention", _PRODUCTS, torch.bfloat16, "attention's products are in bfloat16", _CAST),
+    _low_precision(
+        "float16 autocast", _LINEAR + _PRODUCTS, torch.float16, "every product is computed in float16", _CAST
+    ),
+    _low_precision("bfloat16 autocast", _LINEAR + _PRODUCTS, torch.bfloat16, "every product is in bfloat16", _CAST),
+    _low_precision("half-precision norm", ("layer_norm",), torch.float16, "a norm is computed in float16", _CAST),
+    _low_precision("bfloat16 norm", ("layer_norm",), torch.bfloat16, "a norm is computed in bfloat16", _CAST),
+    _low_softmax("half-precision softmax", torch.float16, "the softmax is computed in float16"),
+    _low_softmax("bfloat16 softmax", torch.bfloat16, "the softmax is computed in bfloat16"),
+    ScoresShifted(
         name="mask precedence",
         what="1.0 - mask * -10000.0 adds a large number to every score that counts, and 1 to those of padding",
         looks="the probabilities are right; the scores lose the digits that the number takes",

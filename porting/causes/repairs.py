@@ -1,8 +1,8 @@
-"""Repairing the port: a step that leaves the reference is given what the reference has there, until nothing is left.
+"""Repairing the port: the results of wrong steps are replaced by the reference's until port and reference agree.
 
-When what the port then returns is the reference's, the port is wrong in these steps and in nothing else, whatever kind
-of mistake they are: no entry of the catalogue is needed.  What distinguishes each step from the reference's is read
-off the two calls: another function, another number, another tensor, the same tensor in another order.
+If the port then returns what the reference returns, it is wrong in these steps and in nothing else. This needs no entry
+of the catalogue. The difference of each step is read off the two calls: another function, number, or tensor, or the
+same tensor in another order.
 """
 
 from __future__ import annotations
@@ -16,268 +16,274 @@ from itertools import combinations, islice, takewhile
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.diverging import MOVING, Numbers, Region, line_of
+from porting.causes.diverging import MOVING, Region, TensorIndex, line_of
 from porting.causes.linear import linears
 from porting.causes.replay import Around, Values
-from porting.causes.step_differences import LAYOUTS, Kind, Repair, Steps, laid_out, spelled, word
+from porting.causes.step_differences import (
+    MAX_LAYOUTS,
+    Kind,
+    Repair,
+    StepComparison,
+    generic_path,
+    layouts,
+    operation_of,
+)
 from porting.causes.tape import Call, Ref, Tape
 
-STEPS = 96
-"""So many steps are repaired at most."""
+MAX_STEPS = 96
+"""Largest number of repaired steps."""
 
-LINES = 3
-"""A cause is at so many lines of the port; one that leaves the reference at more is another model."""
+MAX_LINES = 3
+"""Largest number of wrong lines that are reported; a port with more is a different model."""
 
-NEAR = 24
-"""A step may stand for so many steps of the reference."""
+MAX_DISTANCE = 24
+"""Number of steps of the reference, per starting point, among which a counterpart is searched."""
 
-TRIED = 40
-"""So many tensors of the reference are tried in the place of a step's result."""
+MAX_TRIED = 40
+"""Number of tensors of the reference that are tried as a replacement of one result."""
 
-FRONTIER = 6
-"""Of so many steps that are given what the reference has, each is tried."""
+MAX_FRONTIER = 6
+"""Number of steps with known operands that are tried at once."""
 
-PASSED = 4
-"""Over so many steps in a row that cannot be repaired the search goes on."""
+MAX_PASSED = 4
+"""Number of times in a row that the search passes over steps that cannot be repaired."""
 
-SURE = 4
-"""So many tensors are tried before the one that is best so far is taken."""
+ENOUGH_TRIED = 4
+"""Number of tensors that are tried before the best one so far is taken."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way in which the port becomes the reference.
+class RepairSet:
+    """Steps whose repair turns the port into the reference.
 
     Attributes:
-        repairs: the steps that have to be repaired, in order.
-        left: how far what the port returns is then from what the reference returns.
+        repairs: the repaired steps, in order.
+        residual: the distance of the outputs that is left.
     """
 
     repairs: tuple[Repair, ...]
-    left: float
+    residual: float
 
     @property
     def keys(self) -> set[tuple[Kind, str, str]]:
-        """Each mistake once."""
-        return {step_repair.key for step_repair in self.repairs}
+        """The different mistakes; one mistake may occur in several layers."""
+        return {repair.key for repair in self.repairs}
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What a step is given in the place of its result."""
+class _Replacement:
+    """A replacement for a step's result.
+
+    Attributes:
+        step: the step of the port.
+        value: the replacement.
+        source: the tensor of the reference that it was made from; None where it is an operand of the step.
+    """
 
     step: Call
     value: Tensor
-    theirs: Ref | None
+    source: Ref | None
 
 
-def repair(
-    port: Tape,
-    reference: Tape,
-    goals: Mapping[Ref, Sequence[Ref]],
-    left: Callable[[Values], float],
-    *,
-    bound: float,
-    until: float,
-    around: Around = nullcontext,
-) -> list[Way]:
-    """Give the port's steps what the reference has, from the first that leaves it on, until none is left.
+class RepairSearch:
+    """Replaces the results of the port's wrong steps, from the first on, until port and reference agree.
 
     Args:
-        port, reference: the two passes, each end to end; the port's with lines.
-        goals: the port's values that are compared, and what they are compared with.
-        left: how far what the port returns with these values is from what the reference returns.
-        bound: what rounding leaves of that.
-        until: when to give up, by ``time.thread_time``.
-        around: what the port's calls are made again in.
-
-    Returns:
-        The ways in which a few steps account for all, each without the steps that need not be repaired.
+        port, reference: the tapes of two end-to-end passes; the port's has lines.
+        goals: the port's compared values, with their counterparts.
+        distance: values of the port -> the distance of its outputs from the reference's.
+        bound: the largest distance that rounding explains.
+        until: the deadline, by ``time.thread_time``.
+        around: the context in which the port's calls are repeated.
     """
-    repairing = _Repairing(port, reference, goals, left, bound, until, around)
-    ways = []
-    for extra in (True, False):
-        way = repairing.way(extra=extra)
-        while way is not None and len(way.keys) > 1:
-            steps = dict.fromkeys(step_repair.step for step_repair in way.repairs)
-            fewer = (repairing.way(extra=extra, but=step) for step in steps)
-            simpler = next(
-                (candidate for candidate in fewer if candidate is not None and len(candidate.keys) < len(way.keys)),
-                None,
-            )
-            if simpler is None:
-                break
-            way = simpler
-        ways += [] if way is None else [way]
-    return ways
-
-
-class _Repairing:
-    """The search for the steps; what does not depend on the steps is made once."""
 
     def __init__(
         self,
         port: Tape,
         reference: Tape,
         goals: Mapping[Ref, Sequence[Ref]],
-        left: Callable[[Values], float],
+        distance: Callable[[Values], float],
+        *,
         bound: float,
         until: float,
-        around: Around,
+        around: Around = nullcontext,
     ) -> None:
         self._port, self._reference = port, reference
-        self._left, self._bound, self._until = left, bound, until
-        self._numbers = Numbers(reference)
-        self._weights = Numbers(reference, weights=True)
+        self._distance, self._bound, self._until = distance, bound, until
+        self._index = TensorIndex(reference)
+        self._weights = TensorIndex(reference, weights=True)
         self._linears = {linear.call.number: linear for linear in linears(reference)}
         self._unchanged = Values(port, around=around)
-        self._first = Region(port, reference, self._numbers, goals, self._unchanged)
+        self._whole_region = Region(port, reference, self._index, goals, self._unchanged)
 
-    def way(self, *, extra: bool, but: tuple[str, str] | None = None) -> Way | None:
-        """The steps with which the port becomes the reference; None where few steps do not.
+    def find(self) -> list[RepairSet]:
+        """Return the sets of few steps that explain all differences, without steps that need no repair."""
+        found = []
+        for allow_extra in (True, False):
+            repair_set = self._repair_set(allow_extra=allow_extra)
+            while repair_set is not None and len(repair_set.keys) > 1:
+                steps = dict.fromkeys(repair.step for repair in repair_set.repairs)
+                others = (self._repair_set(allow_extra=allow_extra, skipped=step) for step in steps)
+                size = len(repair_set.keys)
+                smaller = next((other for other in others if other is not None and len(other.keys) < size), None)
+                if smaller is None:
+                    break
+                repair_set = smaller
+            found += [] if repair_set is None else [repair_set]
+        return found
+
+    def _repair_set(self, *, allow_extra: bool, skipped: tuple[str, str] | None = None) -> RepairSet | None:
+        """Repair the port step by step; None where a few steps are not enough.
 
         Args:
-            extra: a step may be left out altogether; that often fits where it is not what was done.
-            but: the line and operation of a step that is not repaired.
+            allow_extra: try to leave a step out altogether; this often fits where it was not the mistake.
+            skipped: the line and operation of a step that is not repaired.
         """
-        self._extra, self._but = extra, but
-        self._values, self._region = self._unchanged, self._first
-        given: list[_Given] = []
-        while self._left(self._values) > self._bound:
-            repaired = self._next_repaired()
-            if repaired is None or len(given) == STEPS:
+        self._allow_extra, self._skipped = allow_extra, skipped
+        self._values, self._region = self._unchanged, self._whole_region
+        replacements: list[_Replacement] = []
+        while self._distance(self._values) > self._bound:
+            replacement = self._next_replacement()
+            if replacement is None or len(replacements) == MAX_STEPS:
                 return None
-            given = self._needed(given, repaired)
-        given.sort(key=lambda mismatch: mismatch.step.number)
-        found = _merged([self._steps().repair(mismatch.step, mismatch.value, mismatch.theirs) for mismatch in given])
-        found = _moved(found)
-        turned = self._sequence(given, found)
-        found = found if turned is None else [turned]
-        few = len({step_repair.line for step_repair in found}) <= LINES
-        return Way(tuple(found), self._left(self._values)) if few else None
+            replacements = self._needed(replacements, replacement)
+        replacements.sort(key=lambda replacement: replacement.step.number)
+        comparison = self._comparison()
+        repairs = [comparison.repair(each.step, each.value, each.source) for each in replacements]
+        repairs = _moved(_merged(repairs))
+        swapped = self._swapped_parts(replacements, repairs)
+        repairs = repairs if swapped is None else [swapped]
+        few = len({repair.line for repair in repairs}) <= MAX_LINES
+        return RepairSet(tuple(repairs), self._distance(self._values)) if few else None
 
-    def _sequence(self, given: Sequence[_Given], found: Sequence[Repair]) -> Repair | None:
-        """Two parts that run in another order than the reference's; None where none do.
+    def _swapped_parts(self, replacements: Sequence[_Replacement], repairs: Sequence[Repair]) -> Repair | None:
+        """Return two parts of a layer that run in the opposite order than in the reference; None where none do.
 
-        The one that comes first in the port has to read what the other one reads in the reference.
+        The part that runs first in the port has to read what the other part reads in the reference.
         """
-        steps = self._steps()
-        tensors = [(told, mismatch) for mismatch, told in zip(given, found, strict=False) if told.kind is Kind.TENSOR]
-        places = [
-            (told, tensor.step, call)
-            for told, tensor in tensors
-            if tensor.theirs is not None and (call := steps.maker(tensor.theirs)) is not None
+        comparison = self._comparison()
+        pairs = zip(repairs, replacements, strict=False)
+        wrong_tensors = [
+            (repair, replacement.step, call)
+            for repair, replacement in pairs
+            if repair.kind is Kind.TENSOR and replacement.source is not None
+            if (call := comparison.maker(replacement.source)) is not None
         ]
-        for (told, step, ours), (_, _, theirs) in combinations(places, 2):
-            read = {like for ref in step.reads for like in self._numbers.like(self._values[ref])}
+        for (repair, step, ours), (_, _, theirs) in combinations(wrong_tensors, 2):
+            read = {like for ref in step.reads for like in self._index.like(self._values[ref])}
             if theirs.number < ours.number and not read.isdisjoint(theirs.reads):
-                ours_part, two = _parts(ours.module, theirs.module)
-                if ours_part and two:
-                    names = (
-                        [spelled(ours_part), spelled(two)] if spelled(ours_part) != spelled(two) else [ours_part, two]
-                    )
-                    return replace(
-                        told, kind=Kind.SEQUENCE, detail=f"{names[0]} runs before {names[1]}", where=ours_part
-                    )
+                first, second = _different_parts(ours.module, theirs.module)
+                if first and second:
+                    names = generic_path(first), generic_path(second)
+                    names = names if names[0] != names[1] else (first, second)
+                    detail = f"{names[0]} runs before {names[1]}"
+                    return replace(repair, kind=Kind.SEQUENCE, detail=detail, where=first)
         return None
 
-    def _steps(self) -> Steps:
-        return Steps(self._port, self._reference, self._numbers, self._weights, self._values, self._region)
+    def _comparison(self) -> StepComparison:
+        return StepComparison(self._port, self._reference, self._index, self._weights, self._values, self._region)
 
-    def _next_repaired(self) -> _Given | None:
-        """The first step that can be repaired; some have no counterpart, as a part of what is one step there."""
+    def _next_replacement(self) -> _Replacement | None:
+        """Return a replacement for the first step that can be repaired.
+
+        Some steps have no counterpart, because the reference does in one step what the port does in several.
+        """
         passed: set[Ref] = set()
-        for _ in range(PASSED):
-            steps = list(islice(self._region.steps(passed), FRONTIER))
+        for _ in range(MAX_PASSED):
+            steps = list(islice(self._region.steps(passed), MAX_FRONTIER))
             for step in steps:
-                repaired = None if (line_of(step), word(step)) == self._but else self._repair(step)
-                if repaired is not None:
-                    return repaired
+                replacement = None if (line_of(step), operation_of(step)) == self._skipped else self._repair(step)
+                if replacement is not None:
+                    return replacement
             passed.update(ref for step in steps for ref in step.writes)
         return None
 
-    def _needed(self, given: Sequence[_Given], last: _Given) -> list[_Given]:
-        """Without those that need not be repaired now that another step is: a sum in another order, say.
+    def _needed(self, replacements: Sequence[_Replacement], last: _Replacement) -> list[_Replacement]:
+        """Drop replacements that are no longer needed now that another step is replaced.
 
-        What is before the last one on the way to it stays: whether it is needed cannot be seen behind it.
+        Those on the way to the last one stay, because its replacement hides whether they are needed.
         """
-        needed = [*given, last]
-        before = {call.number for call in self._port.before(last.step.result)}
-        for mismatch in reversed(given):
-            if mismatch.step.number in before or time.thread_time() > self._until:
+        needed = [*replacements, last]
+        on_the_way = {call.number for call in self._port.before(last.step.result)}
+        for replacement in reversed(replacements):
+            if replacement.step.number in on_the_way or time.thread_time() > self._until:
                 continue
-            rest = [other for other in needed if other is not mismatch]
+            rest = [other for other in needed if other is not replacement]
             values = self._unchanged
             for number, other in enumerate(rest):
-                values = self._given(values, other, rest[number + 1].step.number if number + 1 < len(rest) else None)
+                values = self._with_replacement(
+                    values, other, rest[number + 1].step.number if number + 1 < len(rest) else None
+                )
             region = self._region.with_values(values)
-            if self._next(region) >= self._next(self._region):
+            if self._first_wrong_step(region) >= self._first_wrong_step(self._region):
                 needed, self._values, self._region = rest, values, region
         return needed
 
-    def _next(self, region: Region) -> int:
-        """The number of the first step that is not the reference's."""
+    def _first_wrong_step(self, region: Region) -> int:
+        """Return the number of the first step that differs from the reference's."""
         return next((step.number for step in region.steps()), len(self._port.calls))
 
-    def _repair(self, step: Call) -> _Given | None:
-        """Give a step what the reference has in its place, if the port then goes on as the reference does."""
+    def _repair(self, step: Call) -> _Replacement | None:
+        """Replace a step's result by a tensor of the reference, if port and reference then agree further."""
         furthest, best = step.number, None
-        if self._steps().has_own_weights(step):
+        if self._comparison().has_own_weights(step):
             return None
-        for number, (value, theirs) in enumerate(self._instead(step)):
+        for tried, (value, source) in enumerate(self._candidates(step)):
             if time.thread_time() > self._until:
                 return None
-            mismatch = _Given(step, value, theirs)
+            replacement = _Replacement(step, value, source)
             try:
-                values = self._given(self._values, mismatch)
+                values = self._with_replacement(self._values, replacement)
             except (RuntimeError, IndexError, ValueError, TypeError):  # it does not fit there
                 continue
             region = self._region.with_values(values)
-            further = self._next(region)
-            if further > furthest:
-                furthest, best = further, (mismatch, values, region)
-            if best and number >= SURE:
+            next_wrong = self._first_wrong_step(region)
+            if next_wrong > furthest:
+                furthest, best = next_wrong, (replacement, values, region)
+            if best and tried >= ENOUGH_TRIED:
                 break
         if best is None:
             return None
-        mismatch, self._values, self._region = best
-        return mismatch
+        replacement, self._values, self._region = best
+        return replacement
 
-    def _given(self, values: Values, mismatch: _Given, last: int | None = None) -> Values:
-        """The values when a step gives something else, up to a later step or to the end."""
-        changed = Values(self._port, {**values.changed, mismatch.step.result: mismatch.value}, around=values.around)
-        self._play(changed, mismatch.step, last)
+    def _with_replacement(self, values: Values, replacement: _Replacement, last: int | None = None) -> Values:
+        """Return the values with a step's result replaced, up to a later step or to the end."""
+        changed = Values(
+            self._port, {**values.changed, replacement.step.result: replacement.value}, around=values.around
+        )
+        self._replay_after(changed, replacement.step, last)
         return changed
 
-    def _play(self, values: Values, step: Call, last: int | None) -> None:
-        """Go on from a step."""
+    def _replay_after(self, values: Values, step: Call, last: int | None) -> None:
+        """Repeat the calls after a step that read changed values."""
         for call in self._port.calls[step.number + 1 : last]:
             if any(read in values.changed for read in call.reads):
-                made = [leaf for leaf in tree_leaves(values.run(call)) if isinstance(leaf, Tensor)]
-                values.changed.update(zip(call.writes, made, strict=True))
+                tensors = [leaf for leaf in tree_leaves(values.run(call)) if isinstance(leaf, Tensor)]
+                values.changed.update(zip(call.writes, tensors, strict=True))
 
-    def _instead(self, step: Call) -> Iterator[tuple[Tensor, Ref | None]]:
-        """What may stand in the place of a step's result: tensors of the reference, the likeliest first."""
+    def _candidates(self, step: Call) -> Iterator[tuple[Tensor, Ref | None]]:
+        """Yield tensors that may replace a step's result, with their source in the reference, the likeliest first."""
         shape = tuple(self._values[step.result].shape)
         dtype = self._values[step.result].dtype
-        for ref in self._given_to(step) if self._extra else ():  # the step itself may be too much
+        for ref in self._operands_of(step) if self._allow_extra else ():  # the step itself may be the mistake
             if self._values[ref].shape == shape and ref not in self._port.weights:
                 yield self._values[ref].to(dtype), None
-        for ref in islice(self._theirs(step), TRIED):
-            for whole in self._with_and_without_bias(step, ref):
-                for value in islice(laid_out(whole, shape), LAYOUTS):
+        for ref in islice(self._likely_counterparts(step), MAX_TRIED):
+            for result in self._with_and_without_bias(step, ref):
+                for value in islice(layouts(result, shape), MAX_LAYOUTS):
                     yield value.to(dtype), ref
 
     def _with_and_without_bias(self, step: Call, ref: Ref) -> Iterator[Tensor]:
-        """A result; where a port's product may add the bias in a step of its own, first what it is without."""
+        """Yield a result of the reference, before it without its bias, which a port may add separately."""
         call = self._reference.maker(ref)
         linear = None if call is None else self._linears.get(call.number)
-        if linear is not None and linear.bias is not None and word(step) == "matmul":
+        if linear is not None and linear.bias is not None and operation_of(step) == "matmul":
             yield self._reference[ref] - self._reference[linear.bias]
         yield self._reference[ref]
 
-    def _theirs(self, step: Call) -> Iterator[Ref]:
-        """Results of the reference: of calls with the step's weights, and of what it does with the step's operands."""
+    def _likely_counterparts(self, step: Call) -> Iterator[Ref]:
+        """Yield results of the reference: of calls with the step's weights or operands, then of later calls."""
         seen: set[Ref] = set()
         numel = self._values[step.result].numel()
 
@@ -287,23 +293,23 @@ class _Repairing:
             seen.add(ref)
             return good and ref not in self._reference.weights
 
-        by_weight = [call for ref in self._steps().weights_of(step) for call in self._users(ref)]
-        by_operand = [call for ref in self._operands(step) for call in self._users(ref)]
-        direct = [*by_weight, *by_operand]
-        same = [call for call in direct if word(call) == word(step)]
-        for call in (*same, *direct):
+        by_weight = [call for ref in self._comparison().weights_of(step) for call in self._users(ref)]
+        by_operand = [call for ref in self._reference_operands(step) for call in self._users(ref)]
+        direct_calls = [*by_weight, *by_operand]
+        same = [call for call in direct_calls if operation_of(call) == operation_of(step)]
+        for call in (*same, *direct_calls):
             yield from (ref for ref in call.writes if fresh(ref))
-        waiting, steps = list(direct), 0
-        while waiting and steps < NEAR * max(len(direct), 1):
-            call = waiting.pop(0)
+        pending, steps = list(direct_calls), 0
+        while pending and steps < MAX_DISTANCE * max(len(direct_calls), 1):
+            call = pending.pop(0)
             steps += 1
             for ref in call.writes:
                 if fresh(ref):
                     yield ref
-                waiting += [user for user in self._users(ref) if user not in waiting]
+                pending += [user for user in self._users(ref) if user not in pending]
 
     def _users(self, ref: Ref) -> Iterator[Call]:
-        """The calls that compute something of a tensor, wherever it is moved."""
+        """Yield the calls that compute something from a tensor, past calls that only rearrange it."""
         for call in self._reference.users(ref):
             if call.name in MOVING:
                 for write in call.writes:
@@ -311,60 +317,60 @@ class _Repairing:
             else:
                 yield call
 
-    def _operands(self, step: Call) -> Iterator[Ref]:
-        """The reference's tensors that have the numbers of a step's operands."""
-        for ref in self._given_to(step):
-            yield from self._region.through(ref)
+    def _reference_operands(self, step: Call) -> Iterator[Ref]:
+        """Yield the reference's tensors with the numbers of a step's operands."""
+        for ref in self._operands_of(step):
+            yield from self._region.counterparts_of(ref)
 
-    def _given_to(self, step: Call) -> list[Ref]:
-        """The activations that the reference has and that a step is given, at once or by steps that it has not."""
-        found, waiting, seen = [], list(step.reads), set(step.reads)
-        while waiting:
-            ref = waiting.pop(0)
+    def _operands_of(self, step: Call) -> list[Ref]:
+        """Return the known activations that a step reads, directly or through steps that are not known."""
+        operands, pending, seen = [], list(step.reads), set(step.reads)
+        while pending:
+            ref = pending.pop(0)
             if not self._port.learned(ref):
                 continue
             call = self._port.maker(ref)
             if ref not in self._region.lost or call is None:
-                found.append(ref)
+                operands.append(ref)
                 continue
-            waiting += [read for read in call.reads if read not in seen]
+            pending += [read for read in call.reads if read not in seen]
             seen.update(call.reads)
-        return found
+        return operands
 
 
-def _merged(found: Sequence[Repair]) -> list[Repair]:
-    """Repairs of which several tell of one step that is left out, because several steps read what it would give."""
-    first: dict[tuple[Kind, str], Repair] = {}
-    for step_repair in found:
-        if step_repair.kind is Kind.LEFT_OUT:
-            first.setdefault((step_repair.kind, step_repair.detail), step_repair)
+def _merged(repairs: Sequence[Repair]) -> list[Repair]:
+    """Merge repairs that tell of the same missing step, which several later steps would have read."""
+    missing: dict[tuple[Kind, str], Repair] = {}
+    for repair in repairs:
+        if repair.kind is Kind.LEFT_OUT:
+            missing.setdefault((repair.kind, repair.detail), repair)
     return [
-        replace(step_repair, line=known.line, operation=known.operation)
-        if (known := first.get((step_repair.kind, step_repair.detail))) is not None
-        else step_repair
-        for step_repair in found
+        replace(repair, line=known.line, operation=known.operation)
+        if (known := missing.get((repair.kind, repair.detail))) is not None
+        else repair
+        for repair in repairs
     ]
 
 
-def _moved(found: Sequence[Repair]) -> list[Repair]:
-    """Repairs in which a step that is left out and one that is too many are one that is done in another place."""
-    left_out = {step_repair.missing: step_repair for step_repair in found if step_repair.kind is Kind.LEFT_OUT}
-    extra = {step_repair.operation: step_repair for step_repair in found if step_repair.kind is Kind.EXTRA}
-    if len(found) != len(left_out) + len(extra) or not left_out or left_out.keys() != extra.keys():
-        return list(found)
+def _moved(repairs: Sequence[Repair]) -> list[Repair]:
+    """Merge repairs of a missing and of an extra step into that of one step in another place."""
+    left_out = {repair.missing: repair for repair in repairs if repair.kind is Kind.LEFT_OUT}
+    extra = {repair.operation: repair for repair in repairs if repair.kind is Kind.EXTRA}
+    if len(repairs) != len(left_out) + len(extra) or not left_out or left_out.keys() != extra.keys():
+        return list(repairs)
     return [
         replace(
             extra[operation],
             kind=Kind.MOVED,
-            detail=f"{step_repair.detail} there, and done here",
-            where=step_repair.where,
+            detail=f"{repair.detail} there, and done here",
+            where=repair.where,
         )
-        for operation, step_repair in left_out.items()
+        for operation, repair in left_out.items()
     ]
 
 
-def _parts(first: str, two: str) -> tuple[str, str]:
-    """The two parts of the module that both are in; empty where one is that module."""
-    ours, theirs = first.split("."), two.split(".")
+def _different_parts(first: str, second: str) -> tuple[str, str]:
+    """Return the parts in which two paths differ, below their common module; empty where a path is that module."""
+    ours, theirs = first.split("."), second.split(".")
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
     return tuple(".".join(path[: shared + 1]) if len(path) > shared else "" for path in (ours, theirs))  # type: ignore[return-value]

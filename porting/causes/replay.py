@@ -140,7 +140,7 @@ class Stage:
         return result
 
     def whole(self, rewrites: Mapping[int, Rewrite]) -> dict[str, Tensor]:
-        """Replay the whole tape with some calls rewritten and nothing kept fixed; return the marked values that changed."""
+        """Replay the whole tape with nothing kept fixed; return the marked values that changed."""
         values = Values(self.tape, around=self.around)
         for call in self.tape.calls:
             rewrite = rewrites.get(call.number)

@@ -1,4 +1,4 @@
-"""Rotations that are not the reference's: other angles, another part, another pairing, none."""
+"""Rotary embeddings that differ from the reference's: other angles, another part of the head, another pairing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
     THETAS,
+    Rotate,
     Rotation,
+    Scale,
     Scaling,
-    Speeds,
-    Turn,
+    amplitude_of,
     base_of,
     based,
     bind,
     by_attention,
     declared,
-    loudness_of,
     rotated,
     scaling_of,
     smoothed,
@@ -34,195 +34,207 @@ from porting.causes.rotations import (
 from porting.causes.tape import Call, Ref
 
 ROTATED_IN = (torch.float64, torch.float32)
-"""Angles are computed in the working dtype, or in float32 whatever the model computes in."""
+"""Angles are computed in the working dtype, or always in float32."""
 
 
-def each(pair: list[Rotation], turn: Turn) -> dict[int, Rewrite]:
-    """Query and key in another way."""
-    return {rotation.whole.number: bind(turn, rotation) for rotation in pair}
+def rotate_both(pair: list[Rotation], rotate: Rotate) -> dict[int, Rewrite]:
+    """Return the rewrites of query and key with another rotation."""
+    return {rotation.whole.number: bind(rotate, rotation) for rotation in pair}
 
 
 class RotaryTheta(Cause):
     """Another base."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Query and key of each attention with each usual base."""
+        """Yield each attention with each usual base."""
         for module, pair in by_attention(model_parts):
-            known, scaling = base_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
-            said = declared(model_parts)
-            own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
-            explained = [own, *(theta for theta, _ in _ntk(model_parts, pair[0], own))] if own else []
+            own, scaling = _plain_theta(model_parts, pair[0]), scaling_of(model_parts, pair[0])
+            explained = [own, *(theta for theta, _ in _ntk_bases(model_parts, pair[0], own))] if own else []
             for theta in (
-                theta for theta in THETAS if not any(math.isclose(theta, two, rel_tol=1e-3) for two in explained)
+                theta for theta in THETAS if not any(math.isclose(theta, other, rel_tol=1e-3) for other in explained)
             ):
-                for dtype, scaled in product(ROTATED_IN, _ways(model_parts, scaling)):
-                    rewrites = each(pair, based(theta, dtype, scaled=scaled))
-                    yield Alteration(where=module, rewrites=rewrites, detail=_theta(f"{theta:.12g}", own))
+                for dtype, scaled in product(ROTATED_IN, _scalings(model_parts, scaling)):
+                    rewrites = rotate_both(pair, based(theta, dtype, scaled=scaled))
+                    yield Alteration(where=module, rewrites=rewrites, detail=_theta_detail(f"{theta:.12g}", own))
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Query and key of each attention with any base."""
+        """Yield the base of each attention."""
         for module, pair in by_attention(model_parts):
-            known, scaling = base_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
-            said = declared(model_parts)
-            own = said.theta if known is None and said else scaling.theta if known is None and scaling else known
-            detail = partial(_theta, known=own)
+            own, scaling = _plain_theta(model_parts, pair[0]), scaling_of(model_parts, pair[0])
+            detail = partial(_theta_detail, known=own)
             calls = frozenset(rotation.whole.number for rotation in pair)
-            for dtype, scaled in product(ROTATED_IN, _ways(model_parts, scaling)):
-                turned = partial(_with_theta, pair, dtype, scaled)
-                yield FreeParameter(module, calls, turned, detail, geometric(2.0, 2e8, 4))
+            for dtype, scaled in product(ROTATED_IN, _scalings(model_parts, scaling)):
+                rewrites = partial(_with_theta, pair, dtype, scaled)
+                yield FreeParameter(module, calls, rewrites, detail, geometric(2.0, 2e8, 4))
 
 
-def _with_theta(pair: list[Rotation], dtype: torch.dtype, scaled: Speeds, theta: float) -> dict[int, Rewrite]:
-    return each(pair, based(theta, dtype, scaled=scaled))
+def _plain_theta(model_parts: ModelParts, rotation: Rotation) -> float | None:
+    """Return the base of the reference's angles, also where they are scaled."""
+    known = base_of(model_parts, rotation)
+    source = None if known else declared(model_parts) or scaling_of(model_parts, rotation)
+    return source.theta if source else known
 
 
-def _theta(theta: str, known: float | None) -> str:
+def _with_theta(pair: list[Rotation], dtype: torch.dtype, scaled: Scale, theta: float) -> dict[int, Rewrite]:
+    return rotate_both(pair, based(theta, dtype, scaled=scaled))
+
+
+def _theta_detail(theta: str, known: float | None) -> str:
     if known and math.isclose(float(theta), known, rel_tol=1e-5):
         return f"theta is {known:.6g} on both sides, but for how its angles are rounded"
     return f"theta is {theta} where the reference has {f'{known:.6g}' if known else 'scaled angles'}"
 
 
-def _ways(model_parts: ModelParts, scaling: Scaling | None) -> tuple[Speeds, ...]:
-    """Without the reference's scaling, and with it."""
-    plain: Speeds = lambda speeds: speeds  # noqa: E731  # the type of two that are alike
-    said = declared(model_parts)
-    if said is not None:
-        return plain, said.speeds()
+def _scalings(model_parts: ModelParts, scaling: Scaling | None) -> tuple[Scale, ...]:
+    """Return the plain frequencies, and the reference's scaling."""
+    plain: Scale = lambda frequencies: frequencies  # noqa: E731  # an annotation that both branches share
+    config = declared(model_parts)
+    if config is not None:
+        return plain, config.scale()
     if scaling is None:
         return (plain,)
     factor = float(f"{scaling.factor:.6g}")
-    return plain, (lambda speeds: speeds / factor) if scaling.linear else partial(smoothed, factor=factor)
+    return plain, (lambda frequencies: frequencies / factor) if scaling.linear else partial(smoothed, factor=factor)
 
 
 def theta_of(model_parts: ModelParts, rotation: Rotation) -> float | None:
-    """The base of the reference's angles, scaled or not, as a person would have written it."""
-    scaling, said = scaling_of(model_parts, rotation), declared(model_parts)
-    found = said.theta if said else scaling.theta if scaling else base_of(model_parts, rotation)
-    return None if found is None else float(f"{found:.5g}")
+    """Return the base of the reference's angles, scaled or not, as a person would have written it."""
+    source = declared(model_parts) or scaling_of(model_parts, rotation)
+    theta = source.theta if source else base_of(model_parts, rotation)
+    return None if theta is None else float(f"{theta:.5g}")
 
 
 class NtkScaling(Cause):
-    """The base scaled by ``factor ** (d / (d - 2))``, d being the channels that are rotated (bloc97 2023)."""
+    """The base is scaled by ``factor ** (d / (d - 2))`` for d rotated channels (bloc97 2023)."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Query and key of each attention with a usual factor: in the port alone, and in the reference alone."""
+        """Yield each attention with each usual factor, in the port alone and in the reference alone."""
         for module, pair in by_attention(model_parts):
             own = base_of(model_parts, pair[0])
-            for theta, detail in () if own is None else _ntk(model_parts, pair[0], own):
+            for theta, detail in () if own is None else _ntk_bases(model_parts, pair[0], own):
                 for dtype in ROTATED_IN:
-                    yield Alteration(where=module, rewrites=each(pair, based(theta, dtype)), detail=detail)
+                    yield Alteration(where=module, rewrites=rotate_both(pair, based(theta, dtype)), detail=detail)
 
 
 NTK_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)
-"""By which contexts are made longer."""
+"""The usual factors by which contexts are extended."""
 
 
-def _ntk(model_parts: ModelParts, rotation: Rotation, own: float) -> Iterator[tuple[float, str]]:
-    """The bases that differ from the reference's by a usual factor of NTK scaling."""
+def _ntk_bases(model_parts: ModelParts, rotation: Rotation, own: float) -> Iterator[tuple[float, str]]:
+    """Yield the bases that differ from the reference's by a usual factor of NTK scaling, with their details."""
     count = model_parts.tape[rotation.input].shape[-1]
     for factor in NTK_FACTORS if count > 2 else ():
         ratio = factor ** (count / (count - 2))
         power = f"{factor:g} ** ({count} / {count - 2})"
-        more = _written(own) * ratio, f"theta is multiplied by {power}; the reference's is {own:.6g}"
-        less = _written(own / ratio), f"theta is {own / ratio:.6g} where the reference has it multiplied by {power}"
-        yield from (way for way in (more, less) if not (_round(own) and _round(way[0])))
+        more = _as_written(own) * ratio, f"theta is multiplied by {power}; the reference's is {own:.6g}"
+        less = _as_written(own / ratio), f"theta is {own / ratio:.6g} where the reference has it multiplied by {power}"
+        yield from (variant for variant in (more, less) if not (_is_round(own) and _is_round(variant[0])))
 
 
-def _round(theta: float) -> bool:
-    """Whether a base is one that people choose, as 160000 is, whatever it may be a multiple of."""
+def _is_round(theta: float) -> bool:
+    """Return whether a base is a round number, such as 160000, which need not come from a factor."""
     return math.isclose(float(f"{theta:.2g}"), theta, rel_tol=1e-5)
 
 
-def _written(theta: float) -> float:
-    """A base as a person would have written it, where it is read of angles in float32."""
+def _as_written(theta: float) -> float:
+    """Return a base as a person would have written it, where it was read off angles in float32."""
     short = float(f"{theta:.4g}")
     return short if math.isclose(short, theta, rel_tol=1e-5) else theta
 
 
 class ScalingMissing(Cause):
-    """The angles of theta alone."""
+    """The frequencies are not scaled."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Query and key of each attention whose angles are scaled."""
+        """Yield each attention with scaled frequencies."""
         for module, pair in by_attention(model_parts):
             scaling = scaling_of(model_parts, pair[0])
             if scaling is not None and (theta := theta_of(model_parts, pair[0])):
-                for dtype, loud in product(ROTATED_IN, {1.0, loudness_of(model_parts, pair[0])}):
+                for dtype, amplitude in product(ROTATED_IN, {1.0, amplitude_of(model_parts, pair[0])}):
                     yield Alteration(
-                        where=module, rewrites=each(pair, based(theta, dtype, loud=loud)), detail=str(scaling)
+                        where=module,
+                        rewrites=rotate_both(pair, based(theta, dtype, amplitude=amplitude)),
+                        detail=str(scaling),
                     )
 
 
-class ScalingOther(Cause):
-    """The angles by another factor."""
+class OtherScaling(Cause):
+    """The frequencies are scaled by another factor."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Llama 3's usual numbers; and cosine and sine that are not multiplied, where the reference's are."""
+        """Yield each attention with Llama 3's usual numbers, and without the factor of cosine and sine."""
         for module, pair in by_attention(model_parts):
-            theta, loud = theta_of(model_parts, pair[0]), loudness_of(model_parts, pair[0])
-            if not math.isclose(loud, 1.0):
-                detail = f"cosine and sine are not multiplied by {loud:.6g}"
-                yield Alteration(where=module, rewrites=each(pair, partial(_quiet, loud=loud)), detail=detail)
-            for rotation, dtype in product(_mistyped(model_parts), ROTATED_IN):
+            theta, amplitude = theta_of(model_parts, pair[0]), amplitude_of(model_parts, pair[0])
+            if not math.isclose(amplitude, 1.0):
+                detail = f"cosine and sine are not multiplied by {amplitude:.6g}"
+                yield Alteration(
+                    where=module,
+                    rewrites=rotate_both(pair, partial(_without_amplitude, amplitude=amplitude)),
+                    detail=detail,
+                )
+            for mistyped, dtype in product(_mistyped_scalings(model_parts), ROTATED_IN):
                 if theta is not None:
-                    turn = based(theta, dtype, scaled=rotation.speeds)
-                    yield Alteration(where=module, rewrites=each(pair, turn), detail=rotation.says)
+                    turn = based(theta, dtype, scaled=mistyped.scale)
+                    yield Alteration(where=module, rewrites=rotate_both(pair, turn), detail=mistyped.detail)
             for factor, dtype in product(FACTORS, ROTATED_IN):
                 if theta is not None:
                     turn = based(theta, dtype, scaled=partial(smoothed, factor=factor))
                     detail = f"the slow angles are divided by {factor:g}, as Llama 3's are"
-                    yield Alteration(where=module, rewrites=each(pair, turn), detail=detail)
+                    yield Alteration(where=module, rewrites=rotate_both(pair, turn), detail=detail)
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """All angles by a factor."""
+        """Yield the factor of all frequencies of each attention."""
         for module, pair in by_attention(model_parts):
             theta, scaling = theta_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
             calls = frozenset(rotation.whole.number for rotation in pair)
             known = str(scaling) if scaling else "the reference does not scale them"
             for dtype in ROTATED_IN if theta is not None else ():
-                turned = partial(_divided, pair, theta or 0.0, dtype)
+                rewrites = partial(_divided, pair, theta or 0.0, dtype)
                 yield FreeParameter(
-                    module, calls, turned, f"all angles are divided by {{}}; {known}".format, geometric(0.1, 100, 4)
+                    module, calls, rewrites, f"all angles are divided by {{}}; {known}".format, geometric(0.1, 100, 4)
                 )
 
 
 @dataclass(frozen=True)
-class _Mistyped:
-    speeds: Speeds
-    says: str
+class _MistypedScaling:
+    scale: Scale
+    detail: str
 
 
-def _mistyped(model_parts: ModelParts) -> Iterator[_Mistyped]:
-    """The scaling that the config declares, with one number as people mistype it."""
-    said = declared(model_parts)
-    if said is None:
+def _mistyped_scalings(model_parts: ModelParts) -> Iterator[_MistypedScaling]:
+    """Yield the scaling of the config with one number as people mistype it."""
+    config = declared(model_parts)
+    if config is None:
         return
-    names = {"factor": said.factor, "low": said.low, "high": said.high, "known": said.known}
+    names = {"factor": config.factor, "low": config.low, "high": config.high, "known": config.known}
     usual = {"factor": (2.0, 4.0, *FACTORS), "low": (0.5, 2.0), "high": (2.0, 8.0), "known": (2048.0, 4096.0, 8192.0)}
     field = {"low": "low_freq_factor", "high": "high_freq_factor", "known": "original_max_position_embeddings"}
     for name, own in names.items():
         for value in (number for number in (*usual[name], own / 2, own * 2) if number != own):
-            says = f"{field.get(name, name)} is {value:g} where the reference has {own:g}"
-            yield _Mistyped(said.speeds(**{name: value}), says)
+            detail = f"{field.get(name, name)} is {value:g} where the reference has {own:g}"
+            yield _MistypedScaling(config.scale(**{name: value}), detail)
 
 
 FACTORS = (8.0, 16.0, 32.0)
-"""Of Llama 3.1, of Llama 4, and of Llama 3.2."""
+"""The factors of Llama 3.1, Llama 4 and Llama 3.2."""
 
 
 def _divided(pair: list[Rotation], theta: float, dtype: torch.dtype, factor: float) -> dict[int, Rewrite]:
-    return each(pair, based(theta, dtype, scaled=lambda speeds: speeds / factor))
+    return rotate_both(pair, based(theta, dtype, scaled=lambda frequencies: frequencies / factor))
 
 
-def _quiet(values: Values, rotation: Rotation, loud: float) -> Tensor:
+def _without_amplitude(values: Values, rotation: Rotation, amplitude: float) -> Tensor:
     head = values[rotation.source]
     count = values[rotation.input].shape[-1]
-    return torch.cat([rotation.turned(values, head[..., :count]) / loud, head[..., count:]], -1)
+    return torch.cat([rotation.rotate(values, head[..., :count]) / amplitude, head[..., count:]], -1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotatedPart(Cause):
-    """Another part of each head.
+    """Another part of each head is rotated.
+
+    Attributes:
+        all: the whole head, and not its first channels.
 
     Attributes:
         all: the whole of it.
@@ -231,67 +243,77 @@ class RotatedPart(Cause):
     all: bool
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Query and key of each attention."""
+        """Yield each attention with each usual part."""
         for module, pair in by_attention(model_parts):
             theta = base_of(model_parts, pair[0])
-            now, size = (model_parts.tape[ref].shape[-1] for ref in (pair[0].input, pair[0].source))
+            rotated_channels, size = (model_parts.tape[ref].shape[-1] for ref in (pair[0].input, pair[0].source))
             for dtype, part, whole in product(ROTATED_IN, (1.0,) if self.all else PARTS, (False, True)):
                 count = part * size
-                if theta is None or count % 2 or count < 2 or count == now:
+                if theta is None or count % 2 or count < 2 or count == rotated_channels:
                     continue
-                turn = based(float(f"{theta:.6g}"), dtype, part=part, whole=whole)
+                rotate = based(float(f"{theta:.6g}"), dtype, part=part, whole=whole)
                 detail = f"the first {count:.0f} of {size} channels"
-                detail = detail if now == size else f"{detail}, where the reference rotates {now}"
-                yield Alteration(where=module, rewrites=each(pair, turn), detail=detail)
+                detail = (
+                    detail if rotated_channels == size else f"{detail}, where the reference rotates {rotated_channels}"
+                )
+                yield Alteration(where=module, rewrites=rotate_both(pair, rotate), detail=detail)
 
 
 PARTS = (0.25, 0.4, 0.5, 0.75)
-"""Of each head, that models rotate."""
+"""The usual parts of a head that are rotated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotated(Cause):
-    """The same angles, used in another way."""
+    """The reference's angles are used in another way.
+
+    Attributes:
+        pairs: channels are paired in the other way.
+        back: the rotation goes in the opposite direction.
+        none: nothing is rotated.
+    """
 
     pairs: bool = False
     back: bool = False
     none: bool = False
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Query and key of each attention."""
+        """Yield each attention, with query and key together and each alone."""
         for module, pair in by_attention(model_parts):
-            yield Alteration(where=module, rewrites=each(pair, self._turned))
+            yield Alteration(where=module, rewrites=rotate_both(pair, self._rotate))
             for place, name in enumerate(("queries", "keys")) if len(pair) > 1 else ():
                 yield Alteration(
-                    where=module, rewrites=each([pair[place]], self._turned), detail=f"of the {name} alone"
+                    where=module, rewrites=rotate_both([pair[place]], self._rotate), detail=f"of the {name} alone"
                 )
 
-    def _turned(self, values: Values, rotation: Rotation) -> Tensor:
+    def _rotate(self, values: Values, rotation: Rotation) -> Tensor:
         head, count = values[rotation.source], values[rotation.input].shape[-1]
         if self.none:
             return head
         cos, sin = (rotation.half(values[ref]) for ref in (rotation.cos, rotation.sin))
-        turned = rotated(head[..., :count], cos, -sin if self.back else sin, pairs=rotation.pairs != self.pairs)
-        return torch.cat([turned, head[..., count:]], -1)
+        result = rotated(head[..., :count], cos, -sin if self.back else sin, pairs=rotation.pairs != self.pairs)
+        return torch.cat([result, head[..., count:]], -1)
 
 
 class ValuesRotated(Cause):
-    """The values as well."""
+    """The values are rotated, too."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each attention whose queries and keys are rotated."""
-        of = {module: pair[-1] for module, pair in by_attention(model_parts)}
+        """Yield each attention whose queries and keys are rotated."""
+        by_module = {module: pair[-1] for module, pair in by_attention(model_parts)}
         for attention in model_parts.attentions:
-            if attention.where in of and model_parts.tape[attention.value].ndim == 4:
+            if attention.where in by_module and model_parts.tape[attention.value].ndim == 4:
                 yield alter(
-                    attention.context, self._rotated(attention.value, of[attention.where]), where=attention.where
+                    attention.context,
+                    self._with_rotated_value(attention.value, by_module[attention.where]),
+                    where=attention.where,
                 )
 
     @staticmethod
-    def _rotated(ref: Ref, turn: Rotation) -> Rewrite:
+    def _with_rotated_value(ref: Ref, rotation: Rotation) -> Rewrite:
         def rewrite(values: Values, call: Call) -> Tensor:
-            value, count = values[ref], values[turn.input].shape[-1]
-            made = torch.cat([turn.turned(values, value[..., :count]), value[..., count:]], -1)
+            value, count = values[ref], values[rotation.input].shape[-1]
+            made = torch.cat([rotation.rotate(values, value[..., :count]), value[..., count:]], -1)
             result: Tensor = run_with(values, call, ref, made)
             return result
 
@@ -299,15 +321,19 @@ class ValuesRotated(Cause):
 
 
 class AroundPadding(Cause):
-    """Positions that skip padding, where the reference counts it."""
+    """Positions are counted without padding, and the reference counts it."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Query and key of each attention, where the batch is padded."""
+        """Yield each attention, in a padded batch."""
         mask = model_parts.inputs.get("attention_mask")
         if mask is None or mask.ndim != 2 or bool(mask.all()):
             return
-        counted = mask.long().cumsum(-1) - 1
-        ways = (counted.clamp_min(0), counted.masked_fill(mask == 0, 1), counted.masked_fill(mask == 0, 0))
+        position_of = mask.long().cumsum(-1) - 1
+        variants = (
+            position_of.clamp_min(0),
+            position_of.masked_fill(mask == 0, 1),
+            position_of.masked_fill(mask == 0, 0),
+        )
         for module, pair in by_attention(model_parts):
             tape = model_parts.tape
             if all(
@@ -315,14 +341,16 @@ class AroundPadding(Cause):
                 for rotation in pair
                 for ref in (rotation.cos, rotation.sin)
             ):
-                for places in ways:
-                    yield Alteration(where=module, rewrites=each(pair, partial(_placed, places=places)))
+                for positions in variants:
+                    yield Alteration(
+                        where=module, rewrites=rotate_both(pair, partial(_at_positions, positions=positions))
+                    )
 
 
-def _placed(values: Values, rotation: Rotation, places: Tensor) -> Tensor:
-    """With the angles of other positions [b s]."""
+def _at_positions(values: Values, rotation: Rotation, positions: Tensor) -> Tensor:
+    """Rotate by the angles of other positions, [b s]."""
     head, count = values[rotation.source], values[rotation.input].shape[-1]
-    cos, sin = (rotation.half(values[ref]).flatten(0, -2)[places][:, None] for ref in (rotation.cos, rotation.sin))
+    cos, sin = (rotation.half(values[ref]).flatten(0, -2)[positions][:, None] for ref in (rotation.cos, rotation.sin))
     return torch.cat([rotated(head[..., :count], cos, sin, pairs=rotation.pairs), head[..., count:]], -1)
 
 
@@ -345,7 +373,7 @@ CAUSES: tuple[Cause, ...] = (
         looks="the first positions agree best, the last ones least",
         fix="see rope_scaling and rope_parameters in the config: linear, llama3, yarn",
     ),
-    ScalingOther(
+    OtherScaling(
         name="rotary scaling",
         what="the rotation's angles are scaled in another way than the reference's",
         looks="the first positions agree best, the last ones least",

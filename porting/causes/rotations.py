@@ -1,4 +1,4 @@
-"""Rotations of queries and keys on a tape (Su et al. 2021, section 3.4)."""
+"""Recognising rotations of queries and keys on a tape (Su et al. 2021, section 3.4), and making others."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from porting.causes.replay import Rewrite, Values
 from porting.causes.tape import Call, Ref, Tape
 
 THETAS = (100.0, 1000.0, 10_000.0, 160_000.0, 500_000.0, 1_000_000.0)
-"""Bases of rotations that models have, and what people write; any other is solved for."""
+"""The usual bases of rotations; any other is solved for."""
 
-
-Speeds = Callable[[Tensor], Tensor]
-"""Other speeds for a theta's own."""
+Scale = Callable[[Tensor], Tensor]
+"""The frequencies of a base [d/2] -> the scaled frequencies."""
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """``x cos + rotate(x) sin``.
+    """A rotation of a query or key, ``x cos + rotate(x) sin``.
 
     Attributes:
         call: the sum.
-        input, cos, sin: its tensors; cosine and sine have each angle twice.
-        module: where the attention is.
-        pairs: neighbours are rotated together, and not one channel of each half.
-        source: the whole head; ``input`` where all of it is rotated.
-        whole: the call that puts the head together again; ``call`` where all of it is rotated.
+        input, cos, sin: its tensors; cosine and sine contain each angle twice.
+        module: the path of the attention's module.
+        pairs: neighbouring channels form a pair, and not one channel of each half.
+        source: the whole head; ``input`` if all of it is rotated.
+        whole: the call that returns the whole head; ``call`` if all of it is rotated.
     """
 
     call: Call
@@ -45,16 +44,16 @@ class Rotation:
     whole: Call
 
     def half(self, value: Tensor) -> Tensor:
-        """Of a cosine or sine, each angle once."""
+        """Return the half of a cosine or sine that contains each angle once."""
         return _half(value, pairs=self.pairs)
 
-    def turned(self, values: Values, value: Tensor) -> Tensor:
-        """Another tensor by the same angles."""
+    def rotate(self, values: Values, value: Tensor) -> Tensor:
+        """Rotate another tensor by the same angles."""
         return rotated(value, self.half(values[self.cos]), self.half(values[self.sin]), pairs=self.pairs)
 
 
 def rotations(model_parts: ModelParts) -> Iterator[Rotation]:
-    """The rotations of queries and keys."""
+    """Yield the rotations of queries and keys."""
     tape = model_parts.tape
     for attention in model_parts.attentions:
         for ref in (attention.query, attention.key):
@@ -63,87 +62,87 @@ def rotations(model_parts: ModelParts) -> Iterator[Rotation]:
                 if len(products) == 2 and all(
                     factor is not None and factor.name in ("mul", "__mul__") for factor in products
                 ):
-                    sides = [_sides(factor, tape) for factor in products if factor is not None]
-                    if all(found is not None for found in sides):
-                        (value, cos), (_, sin) = (found for found in sides if found is not None)
-                        pairs = _pairs(tape, call, value, cos, sin)
-                        source, whole = _whole(tape, call, value)
+                    factors = [_factors(factor, tape) for factor in products if factor is not None]
+                    if all(found is not None for found in factors):
+                        (value, cos), (_, sin) = (found for found in factors if found is not None)
+                        pairs = _pairs_neighbours(tape, call, value, cos, sin)
+                        source, whole = _whole_head(tape, call, value)
                         yield Rotation(call, value, cos, sin, attention.where, pairs, source, whole)
 
 
-def _sides(call: Call, tape: Tape) -> tuple[Ref, Ref] | None:
-    """What is rotated, and the cosine or sine that it is multiplied by."""
+def _factors(call: Call, tape: Tape) -> tuple[Ref, Ref] | None:
+    """Return the rotated tensor and the cosine or sine of a product; None where it is none."""
     learned = [read for read in call.reads if tape.learned(read)]
-    rest = [read for read in call.reads if not tape.learned(read)]
-    return (learned[0], rest[0]) if len(learned) == 1 and len(rest) == 1 else None
+    constants = [read for read in call.reads if not tape.learned(read)]
+    return (learned[0], constants[0]) if len(learned) == 1 and len(constants) == 1 else None
 
 
-def _pairs(tape: Tape, call: Call, value: Ref, cos: Ref, sin: Ref) -> bool:
-    """Whether neighbours are rotated together."""
-    turn = (_half(tape[tensor], pairs=True) for tensor in (cos, sin))
-    made = rotated(tape[value], *turn, pairs=True)
-    return made.shape == tape[call.result].shape and torch.allclose(made, tape[call.result], rtol=1e-4, atol=1e-6)
+def _pairs_neighbours(tape: Tape, call: Call, value: Ref, cos: Ref, sin: Ref) -> bool:
+    """Return whether neighbouring channels form a pair."""
+    angles = (_half(tape[tensor], pairs=True) for tensor in (cos, sin))
+    result = rotated(tape[value], *angles, pairs=True)
+    return result.shape == tape[call.result].shape and torch.allclose(result, tape[call.result], rtol=1e-4, atol=1e-6)
 
 
 def _half(value: Tensor, *, pairs: bool) -> Tensor:
     return value[..., ::2] if pairs else value[..., : value.shape[-1] // 2]
 
 
-def _whole(tape: Tape, call: Call, value: Ref) -> tuple[Ref, Call]:
-    """The head of which a part is rotated, and the call that puts it together."""
-    cut = tape.maker(value)
-    joined = next((user for user in tape.users(call.result) if user.name in ("cat", "concat", "concatenate")), None)
-    if cut is None or joined is None or not cut.reads or joined.reads[0] != call.result:
+def _whole_head(tape: Tape, call: Call, value: Ref) -> tuple[Ref, Call]:
+    """Return the head of which a part is rotated, and the call that joins it again."""
+    slicing = tape.maker(value)
+    joining = next((user for user in tape.users(call.result) if user.name in ("cat", "concat", "concatenate")), None)
+    if slicing is None or joining is None or not slicing.reads or joining.reads[0] != call.result:
         return value, call
-    fits = tape[cut.reads[0]].shape == tape[joined.result].shape
-    return (cut.reads[0], joined) if fits else (value, call)
+    fits = tape[slicing.reads[0]].shape == tape[joining.result].shape
+    return (slicing.reads[0], joining) if fits else (value, call)
 
 
 def rotated(value: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool = False) -> Tensor:
-    """Each pair of channels by an angle.
+    """Rotate each pair of channels by an angle.
 
     Args:
         value: [b h s d].
-        cos, sin: of the angles, [... s d/2].
-        pairs: a pair is two neighbours, and not one channel of each half.
+        cos, sin: cosine and sine of the angles, [... s d/2].
+        pairs: neighbouring channels form a pair, and not one channel of each half.
     """
     first, second = (value[..., ::2], value[..., 1::2]) if pairs else value.chunk(2, -1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)
+    halves = (first * cos - second * sin, second * cos + first * sin)
+    return torch.stack(halves, -1).flatten(-2) if pairs else torch.cat(halves, -1)
 
 
 def by_attention(model_parts: ModelParts) -> Iterator[tuple[str, list[Rotation]]]:
-    """Query's and key's rotations, attention by attention."""
-    found: dict[str, dict[int, Rotation]] = {}
+    """Yield the rotations of query and key of each attention, with the path of its module."""
+    by_module: dict[str, dict[int, Rotation]] = {}
     for rotation in rotations(model_parts):
-        found.setdefault(rotation.module, {})[rotation.call.number] = rotation
-    return ((module, list(many.values())) for module, many in found.items())
+        by_module.setdefault(rotation.module, {})[rotation.call.number] = rotation
+    return ((module, list(by_call.values())) for module, by_call in by_module.items())
 
 
-def speeds_of(model_parts: ModelParts, rotation: Rotation) -> Tensor | None:
-    """By what each pair of channels turns from one position to the next [d/2]; None where there is one position."""
+def frequencies_of(model_parts: ModelParts, rotation: Rotation) -> Tensor | None:
+    """Return the angle per position of each pair of channels [d/2]; None for a single position."""
     cos, sin = (rotation.half(model_parts.tape[ref]).flatten(0, -2) for ref in (rotation.cos, rotation.sin))
     if len(cos) < 2 or not bool((cos[0] == cos[0, 0]).all()) or bool(sin[0].any()):
         return None
     return torch.atan2(sin[1], cos[1]).double()
 
 
-def loudness_of(model_parts: ModelParts, rotation: Rotation) -> float:
-    """What cosine and sine are multiplied by (Peng et al. 2023, section 3.4)."""
+def amplitude_of(model_parts: ModelParts, rotation: Rotation) -> float:
+    """Return the factor of cosine and sine (Peng et al. 2023, section 3.4)."""
     return float(rotation.half(model_parts.tape[rotation.cos]).flatten(0, -2)[0, 0])
 
 
 def base_of(model_parts: ModelParts, rotation: Rotation) -> float | None:
-    """The theta of the reference's own angles; None where they are no powers of one."""
-    speeds = speeds_of(model_parts, rotation)
-    return None if speeds is None else _base(speeds)
+    """Return the base (theta) of the reference's frequencies; None where these are not its powers."""
+    frequencies = frequencies_of(model_parts, rotation)
+    return None if frequencies is None else _base(frequencies)
 
 
-def _base(speeds: Tensor) -> float | None:
-    if len(speeds) < 2 or not bool((speeds > 0).all()):
+def _base(frequencies: Tensor) -> float | None:
+    if len(frequencies) < 2 or not bool((frequencies > 0).all()):
         return None
-    theta = _second(speeds)
-    return theta if torch.allclose(speeds, _powers(theta, len(speeds)), rtol=1e-4) else None
+    theta = _base_of_second(frequencies)
+    return theta if torch.allclose(frequencies, _powers(theta, len(frequencies)), rtol=1e-4) else None
 
 
 def _powers(theta: float, count: int) -> Tensor:
@@ -152,12 +151,12 @@ def _powers(theta: float, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How a reference's angles are scaled.
+    """The scaling of a reference's frequencies.
 
     Attributes:
-        theta: the base before.
-        factor: what the slowest speed is divided by.
-        linear: all speeds are.
+        theta: the base without scaling.
+        factor: the divisor of the lowest frequency.
+        linear: all frequencies are divided by it.
     """
 
     theta: float
@@ -170,22 +169,34 @@ class Scaling:
 
 
 def scaling_of(model_parts: ModelParts, rotation: Rotation) -> Scaling | None:
-    """The scaling of the reference's angles; None where there is none, or none that is known."""
-    speeds = speeds_of(model_parts, rotation)
-    if speeds is None or len(speeds) < 2 or not bool((speeds > 0).all()) or _base(speeds) is not None:
+    """Return the scaling of the reference's frequencies; None where there is none, or an unknown one."""
+    frequencies = frequencies_of(model_parts, rotation)
+    if (
+        frequencies is None
+        or len(frequencies) < 2
+        or not bool((frequencies > 0).all())
+        or _base(frequencies) is not None
+    ):
         return None
-    linear = not math.isclose(float(speeds[0]), 1.0, rel_tol=1e-6)
+    linear = not math.isclose(float(frequencies[0]), 1.0, rel_tol=1e-6)
     if linear:
-        theta = _base(speeds / speeds[0])
-        return None if theta is None else Scaling(theta, 1 / float(speeds[0]), linear)
-    ratios = {theta: _powers(theta, len(speeds)) / speeds for theta in (float(f"{_second(speeds):.5g}"), *THETAS)}
-    rising = [item for item in ratios.items() if bool((item[1].diff() > -1e-3).all()) and float(item[1].max()) > 1.001]
-    found = min(rising, key=lambda item: _doubt(item[1]), default=None)
-    return None if found is None else Scaling(found[0], float(found[1].max()), linear)
+        theta = _base(frequencies / frequencies[0])
+        return None if theta is None else Scaling(theta, 1 / float(frequencies[0]), linear)
+    ratios = {
+        theta: _powers(theta, len(frequencies)) / frequencies
+        for theta in (float(f"{_base_of_second(frequencies):.5g}"), *THETAS)
+    }
+    candidates = [
+        candidate
+        for candidate in ratios.items()
+        if bool((candidate[1].diff() > -1e-3).all()) and float(candidate[1].max()) > 1.001
+    ]
+    best = min(candidates, key=lambda candidate: _implausibility(candidate[1]), default=None)
+    return None if best is None else Scaling(best[0], float(best[1].max()), linear)
 
 
-def _doubt(ratio: Tensor) -> tuple[bool, bool]:
-    """The smaller the likelier: a whole factor, and speeds beside each other that are scaled alike or not at all."""
+def _implausibility(ratio: Tensor) -> tuple[bool, bool]:
+    """Return a sort key that is smaller for whole factors, and where neighbours are scaled alike or not at all."""
     alike = any(math.isclose(*pair, rel_tol=1e-4) for pair in (ratio[:2].tolist(), ratio[-2:].tolist()))
     return not math.isclose(float(ratio[-1]), round(float(ratio[-1])), rel_tol=1e-4), not alike
 
@@ -196,7 +207,7 @@ class Declared:
 
     Attributes:
         theta: the base.
-        factor, low, high, known: as of :func:`smoothed`.
+        factor, low, high, known: the arguments of :func:`smoothed`.
     """
 
     theta: float
@@ -205,11 +216,11 @@ class Declared:
     high: float
     known: float
 
-    def speeds(self, **others: float) -> Speeds:
-        """The scaling, some of whose numbers are others."""
+    def scale(self, **others: float) -> Scale:
+        """Return the scaling, with some of its numbers changed."""
         own = {"factor": self.factor, "low": self.low, "high": self.high, "known": self.known, **others}
-        return lambda speeds: smoothed(
-            speeds, factor=own["factor"], low=own["low"], high=own["high"], known=own["known"]
+        return lambda frequencies: smoothed(
+            frequencies, factor=own["factor"], low=own["low"], high=own["high"], known=own["known"]
         )
 
 
@@ -217,40 +228,49 @@ FIELDS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "origin
 
 
 def declared(model_parts: ModelParts) -> Declared | None:
-    """What a config that one of the modules holds says of the rotation's scaling; None where none says it all."""
+    """Return the scaling that the config of one of the modules declares; None where none declares it completely."""
     for part in model_parts.tape.parts:
         config = getattr(part.module, "config", None)
         for field in ("rope_parameters", "rope_scaling"):
-            said = getattr(config, field, None)
-            if isinstance(said, Mapping):
-                every = {"rope_theta": getattr(config, "rope_theta", None), **said}
-                numbers = [every.get(name) for name in FIELDS]
+            settings = getattr(config, field, None)
+            if isinstance(settings, Mapping):
+                fields = {"rope_theta": getattr(config, "rope_theta", None), **settings}
+                numbers = [fields.get(name) for name in FIELDS]
                 if all(isinstance(number, int | float) for number in numbers):
                     return Declared(*(float(number) for number in numbers if isinstance(number, int | float)))
     return None
 
 
-def smoothed(speeds: Tensor, *, factor: float, low: float = 1.0, high: float = 4.0, known: float = 8192.0) -> Tensor:
-    """Llama 3's: the fast ones as they are, the slow ones divided, with a transition between."""
-    lengths = 2 * math.pi / speeds
-    slow = torch.where(lengths > known / low, speeds / factor, speeds)
-    share = (known / lengths - low) / (high - low)
-    between = (1 - share) * slow / factor + share * slow
+def smoothed(
+    frequencies: Tensor, *, factor: float, low: float = 1.0, high: float = 4.0, known: float = 8192.0
+) -> Tensor:
+    """Scale frequencies as Llama 3 does: high ones are kept, low ones divided, with a transition between.
+
+    Args:
+        frequencies: the frequencies of the base, [d/2].
+        factor: the divisor of low frequencies.
+        low, high: wave lengths above ``known / low`` are divided, those below ``known / high`` are kept.
+        known: the context length of pretraining, in tokens.
+    """
+    lengths = 2 * math.pi / frequencies
+    slow = torch.where(lengths > known / low, frequencies / factor, frequencies)
+    weight = (known / lengths - low) / (high - low)
+    between = (1 - weight) * slow / factor + weight * slow
     return torch.where((lengths < known / high) | (lengths > known / low), slow, between)
 
 
-def _second(speeds: Tensor) -> float:
-    """The base by the second speed, which no scaling may have reached."""
-    return float(speeds[1]) ** -len(speeds)
+def _base_of_second(frequencies: Tensor) -> float:
+    """Return the base by the second frequency, which scaling rarely changes."""
+    return float(frequencies[1]) ** -len(frequencies)
 
 
-Turn = Callable[[Values, Rotation], Tensor]
-"""Makes of a rotation what the whole head is otherwise."""
+Rotate = Callable[[Values, Rotation], Tensor]
+"""The present values and a rotation -> the whole head, rotated in another way."""
 
 
-def bind(turn: Turn, rotation: Rotation) -> Rewrite:
-    """The rewrite of the call that gives the whole head."""
-    return lambda values, call: turn(values, rotation)
+def bind(rotate: Rotate, rotation: Rotation) -> Rewrite:
+    """Return the rewrite of the call that returns the whole head."""
+    return lambda values, call: rotate(values, rotation)
 
 
 def based(
@@ -259,27 +279,27 @@ def based(
     *,
     part: float | None = None,
     whole: bool = False,
-    scaled: Speeds = lambda speeds: speeds,
-    loud: float = 1.0,
-) -> Turn:
-    """A rotation by angles of a base.
+    scaled: Scale = lambda frequencies: frequencies,
+    amplitude: float = 1.0,
+) -> Rotate:
+    """Return a rotation by the angles of a base.
 
     Args:
         theta: the base.
-        dtype: what the angles are computed in.
-        part: of the head's channels is rotated, the first ones; None for those that the reference rotates.
-        whole: the speeds are those of the whole head's first channels, and not made for the part.
-        scaled: other speeds.
-        loud: what cosine and sine are multiplied by.
+        dtype: the dtype in which the angles are computed.
+        part: the share of the head's channels that is rotated; None for the reference's.
+        whole: the exponents are divided by the width of the head, and not of its rotated part.
+        scaled: the scaling of the frequencies.
+        amplitude: the factor of cosine and sine.
     """
 
-    def turn(values: Values, rotation: Rotation) -> Tensor:
+    def rotate(values: Values, rotation: Rotation) -> Tensor:
         value = values[rotation.source]
         length, size = value.shape[-2:]
         count = values[rotation.input].shape[-1] if part is None else round(part * size)
         exponents = torch.arange(0, count, 2, dtype=dtype) / (size if whole else count)
         angles = torch.arange(length, dtype=dtype)[:, None] * scaled(1.0 / theta**exponents)
-        cos, sin = ((loud * angles.cos()).to(value.dtype), (loud * angles.sin()).to(value.dtype))
+        cos, sin = ((amplitude * angles.cos()).to(value.dtype), (amplitude * angles.sin()).to(value.dtype))
         return torch.cat([rotated(value[..., :count], cos, sin, pairs=rotation.pairs), value[..., count:]], -1)
 
-    return turn
+    return rotate

@@ -1,9 +1,9 @@
-"""How the parts are put together: residual sums, the place of the norms, the order of the layers."""
+"""How the parts of a model are put together: residual sums, the position of norms, the order of the layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,24 +18,30 @@ from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Part, Ref
 
+# ------------------------------------------------------------------------------------------------------ residual sums
+
 
 @dataclass(frozen=True, kw_only=True)
-class Sum(Cause):
-    """The residual sum by another formula of stream and branch."""
+class OtherSum(Cause):
+    """A residual sum by another formula.
+
+    Attributes:
+        formula: the stream and the branch -> what the port has for their sum.
+    """
 
     formula: Callable[[Tensor, Tensor], Tensor]
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each residual sum."""
+        """Yield each residual sum."""
         for residual in model_parts.residuals:
             yield alter(residual.call, combine(residual.stream, residual.branch, self.formula))
 
 
 class BranchScaled(Cause):
-    """A branch by a factor."""
+    """A branch is multiplied by a number."""
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Each residual sum."""
+        """Yield the factor of each residual sum's branch."""
         for residual in model_parts.residuals:
             detail = "a branch is multiplied by {} before it is added".format
             yield free_parameter(residual.call, partial(self._scaled, residual), detail, geometric(1e-3, 1e2, 3))
@@ -45,273 +51,299 @@ class BranchScaled(Cause):
         return combine(residual.stream, residual.branch, lambda stream, branch: stream + factor * branch)
 
 
-def behind(model_parts: ModelParts, ref: Ref) -> set[Ref]:
-    """A tensor, and what it is but for a cast or a dropout that is off."""
-    found = {ref}
-    while (call := model_parts.tape.maker(ref)) is not None and call.name in ("dropout", *CASTING):
-        ref = call.reads[0]
-        found.add(ref)
-    return found
+# ----------------------------------------------------------------------------------------------- the position of norms
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A branch with its way around it, and its norm.
+    """A residual sum with its norm.
 
     Attributes:
         sum: the residual sum.
-        norm: the norm: of the sum (post-norm), or of the stream that the branch reads (pre-norm).
+        norm: the norm of the sum (post-norm), of the branch's input (pre-norm), or of the branch's output.
     """
 
     sum: Residual
     norm: Norm
 
 
-def post_norm(model_parts: ModelParts) -> Iterator[Block]:
-    """``norm(x + f(x))``: each sum that is normed and used for nothing else."""
+def same_values(model_parts: ModelParts, ref: Ref) -> set[Ref]:
+    """Return a tensor and those before it that differ only by a cast or by dropout that is off."""
+    refs = {ref}
+    while (call := model_parts.tape.maker(ref)) is not None and call.name in ("dropout", *CASTING):
+        ref = call.reads[0]
+        refs.add(ref)
+    return refs
+
+
+def post_norm(model_parts: ModelParts) -> list[Block]:
+    """Return the blocks ``norm(x + f(x))``: sums that only a norm reads."""
+    blocks = []
     for norm in model_parts.norms:
-        before = behind(model_parts, norm.input)
+        inputs = same_values(model_parts, norm.input)
         for residual in model_parts.residuals:
-            readers = {
-                call.number
-                for call in model_parts.tape.users(residual.call.result)
-                if call.name not in ("dropout", *CASTING)
-            }
-            if residual.call.result in before and readers == {norm.call.number}:
-                yield Block(residual, norm)
+            users = model_parts.tape.users(residual.call.result)
+            readers = {call.number for call in users if call.name not in ("dropout", *CASTING)}
+            if residual.call.result in inputs and readers == {norm.call.number}:
+                blocks.append(Block(residual, norm))
+    return sorted(blocks, key=lambda block: block.sum.call.number)
 
 
-def pre_norm(model_parts: ModelParts) -> Iterator[Block]:
-    """``x + f(norm(x))``: each sum whose branch reads the stream through a norm."""
+def pre_norm(model_parts: ModelParts) -> list[Block]:
+    """Return the blocks ``x + f(norm(x))``: sums whose branch reads the stream through a norm."""
+    blocks = []
     for residual in model_parts.residuals:
-        stream = behind(model_parts, residual.stream)
-        for norm in model_parts.norms:
-            if residual.stream.number < norm.call.result.number < residual.branch.number and norm.input in stream | {
-                residual.stream
-            }:
-                yield Block(residual, norm)
+        streams = same_values(model_parts, residual.stream)
+        inside = range(residual.stream.number + 1, residual.branch.number)
+        blocks += [
+            Block(residual, norm)
+            for norm in model_parts.norms
+            if norm.call.result.number in inside and norm.input in streams
+        ]
+    return sorted(blocks, key=lambda block: block.sum.call.number)
+
+
+def normed_branch(model_parts: ModelParts) -> list[Block]:
+    """Return the blocks ``x + norm(f(x))``: sums whose branch ends with a norm and reads the stream without one."""
+    pre_norm_sums = {block.sum.call.number for block in pre_norm(model_parts)}
+    blocks = [
+        Block(residual, norm)
+        for residual in model_parts.residuals
+        if residual.call.number not in pre_norm_sums
+        for norm in model_parts.norms
+        if norm.output in same_values(model_parts, residual.branch)
+    ]
+    return sorted(blocks, key=lambda block: block.sum.call.number)
 
 
 Stream = Callable[[Values], Tensor]
-"""What flows into a block."""
+"""A tensor that is computed from the values of a replay, such as what flows into a block."""
+
+
+def _current(ref: Ref) -> Stream:
+    return lambda values: values[ref]
+
+
+def _recorded(ref: Ref) -> Stream:
+    """The recorded value, which a probe keeps fixed."""
+    return lambda values: values.tape[ref]
+
+
+def _normed(norm: Norm, stream: Stream) -> Stream:
+    return lambda values: norm.whole(stream(values), values)
+
+
+def _sum(first: Stream, second: Stream) -> Stream:
+    return lambda values: first(values) + second(values)
+
+
+def _gives(stream: Stream) -> Rewrite:
+    """A call that returns a stream."""
+    return lambda values, call: stream(values)
+
+
+def _reads(ref: Ref, stream: Stream) -> Rewrite:
+    """A call that reads a stream in place of a tensor."""
+    return lambda values, call: run_with(values, call, ref, stream(values))
+
+
+def _branch_readers(model_parts: ModelParts, block: Block) -> list[Call]:
+    """Return the calls of the branch that read the stream."""
+    inside = {call.number for call in model_parts.tape.before(block.sum.branch)}
+    return [call for call in model_parts.tape.users(block.sum.stream) if call.number in inside]
 
 
 class NormBeforeSum(Cause):
     """``x + norm(f(x))`` for ``norm(x + f(x))``."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each post-norm block by itself, as its norm, what reads it, or the block's end shows it."""
-        before: Block | None = None
-        for block in sorted(post_norm(model_parts), key=lambda block: block.sum.call.number):
+        """Yield each post-norm block alone, as seen at its norm, at the calls after the norm, or at the block's end."""
+        previous: Block | None = None
+        for block in post_norm(model_parts):
             norm, where = block.norm, block.norm.call.module
-            streams: list[Stream] = [_value(block.sum.stream)]
-            if before is not None:  # the stream is the sum of the block before, whose norm its probe has shown
-                streams.append(_unnormed(before))
-            yield alter(norm.call, _branched(block))
-            for stream in streams:
-                yield alter(norm.call, _joined(stream, block))
+            stream, branch = _current(block.sum.stream), _normed(norm, _current(block.sum.branch))
+            streams = [stream]
+            if previous is not None:  # the stream is the previous block's sum, whose norm its probe has recorded
+                streams.append(_sum(_current(previous.sum.stream), _recorded(previous.norm.output)))
+            yield alter(norm.call, _gives(branch))
+            for before in streams:
+                yield alter(norm.call, _gives(_sum(before, branch)))
             for reader in model_parts.tape.users(norm.output):
-                yield alter(reader, _reads_sum(norm.output, block), where=where)
-            before = block
-
-
-def _branch(block: Block, values: Values) -> Tensor:
-    return block.norm.whole(values[block.sum.branch], values)
-
-
-def _branched(block: Block) -> Rewrite:
-    return lambda values, call: _branch(block, values)
-
-
-def _unnormed(before: Block) -> Stream:
-    return lambda values: values[before.sum.stream] + values.tape[before.norm.output]
-
-
-def _joined(stream: Stream, block: Block) -> Rewrite:
-    return lambda values, call: stream(values) + _branch(block, values)
-
-
-def _reads_sum(ref: Ref, block: Block) -> Rewrite:
-    """A call that is given the stream and the norm's recorded value in place of that value."""
-    return lambda values, call: run_with(values, call, ref, _unnormed(block)(values))
+                yield alter(reader, _reads(norm.output, _sum(stream, _recorded(norm.output))), where=where)
+            previous = block
 
 
 class PreForPost(Cause):
     """``x + f(norm(x))`` for ``norm(x + f(x))``: the norm moves from the sum to the branch's input."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each block by itself, as its norm, its branch's input or its sum shows it."""
-        blocks = sorted(post_norm(model_parts), key=lambda block: block.sum.call.number)
-        for number, block in enumerate(blocks):
-            before = blocks[number - 1] if number else None
-            where = block.norm.call.module
-            # What the norm gives: it norms the stream, and the stream is the sum of the block before.
-            for stream in _streams(block, before):
-                yield Alteration(where=where, rewrites={block.norm.call.number: _of(stream, block.norm)})
-            # What reads the norm's input, given the reference's value for what the norm gives: the branch.
-            for reader in _readers(model_parts, block):
-                yield alter(reader, _reads(block.sum.stream, block.norm, pinned=True), where=where)
-                for stream in _streams(block, before):
-                    yield alter(reader, _reads_normed(block.sum.stream, stream, block.norm), where=where)
-            # What the layer gives: the sum itself, without a norm after it.
-            for stream in _streams(block, before):
-                yield Alteration(where=where, rewrites={block.norm.call.number: _summed(stream, block)})
-                rewrites = {block.norm.call.number: _summed(stream, block)}
-                for reader in _readers(model_parts, block):
-                    rewrites[reader.number] = _reads_normed(block.sum.stream, stream, block.norm)
+        """Yield each block alone, as seen at its norm, at its branch's input, or at its sum."""
+        previous: Block | None = None
+        for block in post_norm(model_parts):
+            norm, source, where = block.norm, block.sum.stream, block.norm.call.module
+            streams = [_current(source)]
+            if previous is not None:  # the stream is the previous block's sum, without its norm
+                summands = _current(previous.sum.stream), _current(previous.sum.branch)
+                streams += [_current(previous.sum.call.result), _sum(*summands)]
+            readers = _branch_readers(model_parts, block)
+            for stream in streams:  # at the norm
+                yield alter(norm.call, _gives(_normed(norm, stream)))
+            for reader in readers:  # at the branch's input, where the probe has recorded the norm
+                yield alter(reader, _reads(source, _recorded(norm.output)), where=where)
+                for stream in streams:
+                    yield alter(reader, _reads(source, _normed(norm, stream)), where=where)
+            for stream in streams:  # at the layer's output, which is the sum itself
+                rewrites = {norm.call.number: _gives(_sum(stream, _current(block.sum.branch)))}
                 yield Alteration(where=where, rewrites=rewrites)
-
-
-def _streams(block: Block, before: Block | None) -> Iterator[Stream]:
-    """What flows into a block: as the reference has it, or the sum of the block before without its norm."""
-    yield lambda values: values[block.sum.stream]
-    if before is not None:
-        yield lambda values: values[before.sum.call.result]
-        yield lambda values: values[before.sum.stream] + values[before.sum.branch]
-
-
-def _value(ref: Ref) -> Stream:
-    return lambda values: values[ref]
-
-
-def _of(stream: Stream, norm: Norm) -> Rewrite:
-    return lambda values, call: norm.whole(stream(values), values)
-
-
-def _summed(stream: Stream, block: Block) -> Rewrite:
-    return lambda values, call: stream(values) + values[block.sum.branch]
-
-
-def _readers(model_parts: ModelParts, block: Block) -> list[Call]:
-    """The calls of the branch that read the stream."""
-    inside = {call.number for call in model_parts.tape.before(block.sum.branch)}
-    return [call for call in model_parts.tape.users(block.sum.stream) if call.number in inside]
-
-
-def _reads(stream: Ref, norm: Norm, *, pinned: bool) -> Rewrite:
-    """A call that is given the norm's recorded value in place of the stream."""
-
-    def rewrite(values: Values, call: Call) -> Tensor:
-        instead = values.tape[norm.output] if pinned else values[norm.output]
-        result: Tensor = run_with(values, call, stream, instead)
-        return result
-
-    return rewrite
-
-
-def _reads_normed(stream: Ref, source: Stream, norm: Norm) -> Rewrite:
-    """A call that is given the normed stream in place of the stream."""
-    return lambda values, call: run_with(values, call, stream, norm.whole(source(values), values))
+                reading = {reader.number: _reads(source, _normed(norm, stream)) for reader in readers}
+                yield Alteration(where=where, rewrites={**rewrites, **reading})
+            previous = block
 
 
 class PostForPre(Cause):
     """``norm(x + f(x))`` for ``x + f(norm(x))``: the norm moves from the branch's input to the sum."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each block by itself, as its norm, its branch's input or its sum shows it."""
-        before: Block | None = None
-        for block in sorted(pre_norm(model_parts), key=lambda block: block.sum.call.number):
-            where, norm = block.norm.call.module, block.norm
-            streams = [block.sum.stream, *([before.norm.output] if before else [])]
-            for stream in streams:
-                normed = _normed_sum(stream, block)
+        """Yield each block alone, as seen at its norm, at its branch's input, or at its sum."""
+        previous: Block | None = None
+        for block in pre_norm(model_parts):
+            norm, total, where = block.norm, block.sum.call, block.norm.call.module
+            for stream in [block.sum.stream, *([previous.norm.output] if previous else [])]:
+                normed = _gives(_normed(norm, _sum(_current(stream), _current(block.sum.branch))))
                 yield alter(norm.call, normed)
-                yield alter(block.sum.call, normed, where=where)
+                yield alter(total, normed, where=where)
                 for reader in model_parts.tape.users(norm.output):
-                    yield alter(reader, _reads_recorded(norm.output, stream), where=where)
-                yield Alteration(
-                    where=where, rewrites={norm.call.number: replace_with(stream), block.sum.call.number: normed}
-                )
-            # Where the norm is probed, the layer gives what the probe was given in its place.
-            yield alter(block.sum.call, _recorded(norm.output), where=where)
-            before = block
+                    yield alter(reader, _reads(norm.output, _recorded(stream)), where=where)
+                rewrites = {norm.call.number: replace_with(stream), total.number: normed}
+                yield Alteration(where=where, rewrites=rewrites)
+            # Where the norm is probed, the layer returns what the probe has put in its place.
+            yield alter(total, _gives(_recorded(norm.output)), where=where)
+            previous = block
 
 
-def _normed_sum(stream: Ref, block: Block) -> Rewrite:
-    return lambda values, call: block.norm.whole(values[stream] + values[block.sum.branch], values)
+class NormAfterBranch(Cause):
+    """``x + norm(f(x))`` for ``x + f(norm(x))`` (Walsh et al. 2024, section 3.2)."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each pre-norm block, as seen at its norm, at its branch's input, or at its sum."""
+        previous: list[Stream] = []
+        for block in pre_norm(model_parts):
+            norm, stream, branch = block.norm, _current(block.sum.stream), _current(block.sum.branch)
+            yield alter(norm.call, _gives(_normed(norm, branch)))
+            readers = model_parts.tape.users(norm.output)
+            streams = [stream, *previous]
+            ends = [_normed(norm, branch), _recorded(norm.output)]
+            yield from _other_input_and_sum(block, readers, norm.output, streams, streams, ends)
+            previous = [_sum(stream, end) for end in ends]
 
 
-def _recorded(ref: Ref) -> Rewrite:
-    return lambda values, call: values.tape[ref]
+class NormBeforeBranch(Cause):
+    """``x + f(norm(x))`` for ``x + norm(f(x))``."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each block whose branch ends with a norm, as seen at its norm, its branch's input, or its sum."""
+        previous: list[Stream] = []
+        for block in normed_branch(model_parts):
+            norm, branch, source = block.norm, _current(block.norm.input), block.sum.stream
+            streams = [_current(source), *previous]
+            for stream in streams:
+                yield alter(norm.call, _gives(_normed(norm, stream)))
+            inputs = [_recorded(norm.output), *(_normed(norm, stream) for stream in streams)]
+            readers = _branch_readers(model_parts, block)
+            yield from _other_input_and_sum(block, readers, source, inputs, streams, [branch])
+            previous = [_sum(_current(source), branch)]
 
 
-def _reads_recorded(ref: Ref, stream: Ref) -> Rewrite:
-    """A call that is given the recorded stream in place of a normed one."""
-    return lambda values, call: run_with(values, call, ref, values.tape[stream])
+def _other_input_and_sum(
+    block: Block, readers: Sequence[Call], ref: Ref, inputs: list[Stream], streams: list[Stream], ends: list[Stream]
+) -> Iterator[Alteration]:
+    """Yield a block with another input of its branch, with another sum, and with both.
+
+    Args:
+        block: the block.
+        readers, ref: the calls of the branch whose input is replaced, and the tensor that they read.
+        inputs: what they read instead.
+        streams, ends: the two summands.
+    """
+    where, total = block.norm.call.module, block.sum.call
+    reading: list[dict[int, Rewrite]] = [{call.number: _reads(ref, stream) for call in readers} for stream in inputs]
+    summing: list[dict[int, Rewrite]] = [
+        {total.number: _gives(_sum(stream, end))} for stream in streams for end in ends
+    ]
+    for rewrites in (*reading, *summing, *({**reads, **sums} for reads in reading for sums in summing)):
+        yield Alteration(where=where, rewrites=rewrites)
 
 
 class ResidualAfterNorm(Cause):
     """``norm(x) + f(norm(x))`` for ``x + f(norm(x))``."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each pre-norm block."""
+        """Yield each pre-norm block."""
         for block in pre_norm(model_parts):
             yield alter(block.sum.call, combine(block.norm.output, block.sum.branch, torch.add))
 
 
+# --------------------------------------------------------------------------------------------- the order of the layers
+
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LAST = re.compile(r"(?<=\.)\d+$")
 
 
 class OtherLayer(Cause):
-    """A layer that computes with the weights of another one."""
+    """A layer that computes with the weights of another one, or on the input of another one."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Each pair of layers with the same parameters."""
+        """Yield each pair of layers in one stack."""
         tape = model_parts.tape
         names = {name: ref for ref, name in tape.weights.items()}
         layers: dict[tuple[str, int], list[Call]] = {}
         for call in tape.calls:
             for name in {tape.weights[ref] for ref in call.reads if ref in tape.weights}:
-                found = _LAYER.search(name)
-                if found:
-                    layers.setdefault((name[: found.start()], int(found.group())), []).append(call)
+                match = _LAYER.search(name)
+                if match:
+                    layers.setdefault((name[: match.start()], int(match.group())), []).append(call)
         for (stem, number), calls in layers.items():
-            for other_stem, another in layers:
-                if stem == other_stem and number != another:
-                    detail = f"layer {number} has the weights of layer {another}"
-                    exchange = _Exchange(names, stem, another)
+            for other_stem, other in layers:
+                if stem == other_stem and number != other:
+                    detail = f"layer {number} has the weights of layer {other}"
+                    exchange = _LayerWeights(names, stem, other)
                     rewrites: dict[int, Rewrite] = {call.number: exchange for call in calls}
                     yield Alteration(where=f"{stem}{number}", rewrites=rewrites, detail=detail)
-        yield from _other_input(model_parts)
+        yield from _other_inputs(model_parts)
 
 
-_LAST = re.compile(r"(?<=\.)\d+$")
-
-
-def _other_input(model_parts: ModelParts) -> Iterator[Alteration]:
-    """Layers that are given what another layer is given: the loop over them goes another way."""
+def _other_inputs(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield layers with the input of another layer, and stacks that end with another layer."""
     stacks: dict[str, dict[int, Part]] = {}
     for part in model_parts.tape.parts:
-        found = _LAST.search(part.path)
-        if found and part.input is not None and part.last > part.first:
-            stacks.setdefault(part.path[: found.start()], {}).setdefault(int(found.group()), part)
+        match = _LAST.search(part.path)
+        if match and part.input is not None and part.last > part.first:
+            stacks.setdefault(part.path[: match.start()], {}).setdefault(int(match.group()), part)
     for stack in stacks.values():
         streams = {number: part.input for number, part in stack.items()} | {
             number + 1: part.output for number, part in stack.items() if number + 1 not in stack
         }
         for number, part in stack.items():
-            for another, stream in streams.items():
-                given = part.input
-                if another == number or stream is None or given is None:
+            for other, stream in streams.items():
+                source = part.input
+                if other == number or stream is None or source is None:
                     continue
-                readers = [user for user in model_parts.tape.users(given) if part.first <= user.number < part.last]
-                rewrites = {reader.number: _reads_recorded(given, stream) for reader in readers}
-                detail = f"layer {number} is given what layer {another} should be given"
+                readers = [user for user in model_parts.tape.users(source) if part.first <= user.number < part.last]
+                rewrites = {reader.number: _reads(source, _recorded(stream)) for reader in readers}
+                detail = f"layer {number} is given what layer {other} should be given"
                 yield Alteration(where=part.path, rewrites=rewrites, detail=detail, pinned=True)
         last = stack[max(stack)]
         for number, part in stack.items():
             if part.output is not None and last.output is not None and part is not last:
-                rewrites = {
-                    user.number: _reads_recorded(last.output, part.output)
-                    for user in model_parts.tape.users(last.output)
-                }
+                read = _reads(last.output, _recorded(part.output))
+                rewrites = {user.number: read for user in model_parts.tape.users(last.output)}
                 detail = f"layer {number} was the last one"
                 yield Alteration(where=last.path, rewrites=rewrites, detail=detail, pinned=True)
 
 
 @dataclass(frozen=True)
-class _Exchange:
-    """A call with the weights of another layer."""
+class _LayerWeights:
+    """A rewrite that runs a call with the weights of another layer."""
 
     names: dict[str, Ref]
     stem: str
@@ -321,29 +353,29 @@ class _Exchange:
         changed = dict(values.changed)
         for ref in call.reads:
             name = values.tape.weights.get(ref, "")
-            if name.startswith(self.stem) and (found := _LAYER.search(name)):
-                instead = self.names.get(f"{name[: found.start()]}{self.layer}{name[found.end() :]}")
-                if instead is not None:
-                    changed[ref] = values.tape[instead]
+            if name.startswith(self.stem) and (match := _LAYER.search(name)):
+                replacement = self.names.get(f"{name[: match.start()]}{self.layer}{name[match.end() :]}")
+                if replacement is not None:
+                    changed[ref] = values.tape[replacement]
         return replace(values, changed=changed).run(call)
 
 
 CAUSES: tuple[Cause, ...] = (
-    Sum(
+    OtherSum(
         name="residual missing",
         what="what goes around a branch is not added",
         looks="large differences that grow with depth",
         fix="x + f(x)",
         formula=lambda stream, branch: branch,
     ),
-    Sum(
+    OtherSum(
         name="residual doubled",
         what="what goes around a branch is added twice",
         looks="large differences; behind a norm they are moderate",
         fix="add it once: a helper that adds it is called by one that adds it, too",
         formula=lambda stream, branch: 2 * stream + branch,
     ),
-    Sum(
+    OtherSum(
         name="branch missing",
         what="a branch is computed and not added",
         looks="large differences",
@@ -392,5 +424,21 @@ CAUSES: tuple[Cause, ...] = (
         looks="large differences from the first such layer on",
         fix="check the layers' numbers in the table, and the order of the loop over them",
         absorbed_by_weights=True,
+    ),
+    NormAfterBranch(
+        name="norm behind the branch",
+        what="x + norm(f(x)), where the reference has x + f(norm(x))",
+        looks="large differences in every layer; all shapes and names fit",
+        fix="norm what goes into the branch: Llama; OLMo 2 norms what comes out of it, and Gemma 2 both",
+        wide=True,
+        pinned=True,
+    ),
+    NormBeforeBranch(
+        name="norm before the branch",
+        what="x + f(norm(x)), where the reference has x + norm(f(x))",
+        looks="large differences in every layer; all shapes and names fit",
+        fix="norm what comes out of the branch: OLMo 2; Llama norms what goes into it, and Gemma 2 both",
+        wide=True,
+        pinned=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""Weights that are not the checkpoint's: solved for, since no formula has them."""
+"""Solving for the weights with which a linear layer of the reference gives the port's value."""
 
 from __future__ import annotations
 
@@ -14,62 +14,75 @@ from porting.causes.tape import Call
 
 LOOKS = "the output is another linear function of the same input"
 UNTIED = "decoder untied"
-UNTIED_WHAT = "the decoder has weights of its own, not those of the word embeddings"
+UNTIED_WHAT = "the decoder has its own weights instead of the word embeddings"
 UNTIED_FIX = "decoder.weight = embeddings.word.weight, after loading as well"
 OTHER = "other weights"
-OTHER_WHAT = "a linear layer has other weights than the checkpoint's"
-OTHER_FIX = "load them; porting.verify(loaded=True) lists the weights that are not the checkpoint's"
+OTHER_WHAT = "a linear layer's weights are not those of the checkpoint"
+OTHER_FIX = "load the checkpoint; porting.verify(loaded=True) lists the weights that differ from it"
 
-
-HELD_WHAT = "a linear layer computes with other weights than those that it holds"
-HELD_FIX = (
-    "its parameters are the checkpoint's, bit by bit: see what its forward makes of them (transposed, cut, scaled, "
-    "permuted), and which tensor it uses"
+UNUSED_WHAT = "a linear layer does not compute with the weights that it stores"
+UNUSED_FIX = (
+    "its parameters equal the checkpoint's: check which tensor its forward uses, and whether it transposes, slices, "
+    "scales or permutes it"
 )
-UNTIED_HELD_FIX = "the parameters are the checkpoint's, bit by bit: see which tensor the decoder's forward uses"
+UNTIED_UNUSED_FIX = "the parameters equal the checkpoint's: check which tensor the decoder's forward uses"
 
 
-def solved(model_parts: ModelParts, stage: Stage, mark: str, target: Tensor) -> tuple[Linear, Tensor] | None:
-    """The linear map that gives a mark its value, with weights [in + 1, out] that give ``target``, if there are such.
+def solve_weights(model_parts: ModelParts, stage: Stage, mark: str, target: Tensor) -> tuple[Linear, Tensor] | None:
+    """Solve for the weights with which a linear layer gives the port's value.
 
-    A value of n rows that lies in the span of the map's inputs, m channels and a constant, is no accident where n is
-    larger than m + 1.
+    Weights that fit n rows of m channels are no coincidence if n > m + 1; with fewer rows nothing is solved.
+
+    Args:
+        model_parts: the parts of the reference.
+        stage: its tape.
+        mark: the mark that the layer's result has.
+        target: the port's value there, [... out].
+
+    Returns:
+        The layer, and its weights with the bias as the last row, [in + 1, out]; None where the mark is no layer's
+        result.
     """
     goal = stage.tape.marks[mark]
     if stage.tape[goal].shape != target.shape:
         return None
     by_result = {linear.call.result: linear for linear in model_parts.linears}
     linear, call = by_result.get(goal), stage.tape.maker(goal)
-    if linear is None and call is not None and call.name in SUM:  # a bias that is added by itself
+    if linear is None and call is not None and call.name in SUM:  # a bias that is added in a call of its own
         linear = next((by_result[ref] for ref in call.reads if ref in by_result), None)
         target = target - (stage.tape[goal] - stage.tape[linear.call.result] if linear else 0)
     if linear is None:
         return None
-    given = stage.tape[linear.input].flatten(0, -2)
-    rows, width = given.shape
+    inputs = stage.tape[linear.input].flatten(0, -2)
+    rows, width = inputs.shape
     if rows <= width + 1:
         return None
-    system = torch.cat([given, given.new_ones(rows, 1)], 1)
-    found = torch.linalg.lstsq(system, target.flatten(0, -2).to(given.dtype)).solution
-
-    return linear, found
+    system = torch.cat([inputs, inputs.new_ones(rows, 1)], 1)
+    matrix = torch.linalg.lstsq(system, target.flatten(0, -2).to(inputs.dtype)).solution
+    return linear, matrix
 
 
 def replaced(linear: Linear, matrix: Tensor) -> Rewrite:
-    """The map with other weights and another bias, [in + 1, out]."""
+    """Return the rewrite of a linear layer with other weights and bias, [in + 1, out]."""
 
     def rewrite(values: Values, call: Call) -> Tensor:
         value = values[linear.input]
         if value.shape[-1] + 1 != len(matrix):
-            raise ValueError("a map of another width")
+            raise ValueError("the layer has another input width")
         return torch.matmul(torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1), matrix)
 
     return rewrite
 
 
 def words(linear: Linear, model_parts: ModelParts, *, compared: bool) -> tuple[str, str, str]:
-    """Name, what and fix; no word of loading weights that were compared and are the checkpoint's."""
+    """Return the name, ``what`` and ``fix`` for a layer with other weights.
+
+    Args:
+        linear: the layer.
+        model_parts: the parts of the reference.
+        compared: the stored weights are known to be the checkpoint's, so that loading them is no fix.
+    """
     tied = role_of(linear, model_parts) == "decoder"
     if compared:
-        return (UNTIED, UNTIED_WHAT, UNTIED_HELD_FIX) if tied else (OTHER, HELD_WHAT, HELD_FIX)
+        return (UNTIED, UNTIED_WHAT, UNTIED_UNUSED_FIX) if tied else (OTHER, UNUSED_WHAT, UNUSED_FIX)
     return (UNTIED, UNTIED_WHAT, UNTIED_FIX) if tied else (OTHER, OTHER_WHAT, OTHER_FIX)

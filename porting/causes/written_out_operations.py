@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.recognising import RMS, activation_of, norm_of
+from porting.causes.functions import RMS, activation_of, norm_of
 from porting.tracing.calls import Kind
 
 ELEMENTWISE = {

@@ -20,7 +20,7 @@ from porting.causes.diverging import Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
 from porting.causes.model_parts import ModelParts
 from porting.causes.non_finite import Broken, FirstBroken
-from porting.causes.repairs import Way, repair
+from porting.causes.repairs import RepairSearch, RepairSet
 from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
@@ -146,7 +146,7 @@ class CauseCase:
 
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""
-        silence = dropout.Silence()
+        silence = dropout.NoDropout()
         quiet = self._isolated(silence, _copied)
         left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
         cured = [mark for mark in marks if left[mark.name] <= mark.bound]
@@ -184,7 +184,7 @@ class CauseCase:
         return None if own is None else divergence(recorder.tape, self._stage.tape, probe.port, own, wanted)
 
     @torch.no_grad()
-    def repaired(self, until: float) -> list[Way] | None:
+    def repaired(self, until: float) -> list[RepairSet] | None:
         """The steps of the port that have to be the reference's for it to return what the reference returns.
 
         Args:
@@ -218,7 +218,7 @@ class CauseCase:
             return None
         if not all(finite(tape[ref]) for ref in goals):  # what gave the first such value is another question
             return []
-        return repair(tape, theirs, goals, left, bound=END, until=until, around=around)
+        return RepairSearch(tape, theirs, goals, left, bound=END, until=until, around=around).find()
 
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:

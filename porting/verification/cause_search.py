@@ -18,7 +18,7 @@ from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
 from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
-from porting.causes.repairs import Way
+from porting.causes.repairs import RepairSet
 from porting.causes.step_differences import WORDS
 from porting.causes.step_differences import Kind as Repaired
 from porting.errors import VerifyError
@@ -119,7 +119,7 @@ def name_causes(
     return tuple(found), first_divergence(comparison, probes, both)
 
 
-def _with_repairs(found: Sequence[Finding], way: Way, guilty: Sequence[Probe]) -> list[Finding]:
+def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Probe]) -> list[Finding]:
     """The findings, and what repairing the port says in the place of what they do not know.
 
     One step that reads another tensor is a simpler explanation than that branches and norms are put together otherwise.
@@ -131,7 +131,7 @@ def _with_repairs(found: Sequence[Finding], way: Way, guilty: Sequence[Probe]) -
     if kinds == {Repaired.TENSOR} and all(one.name in wide for one in found if one.name):
         found = [one for one in found if one.name not in wide]
     if kinds <= READ_OFF and repaired.where:
-        exact = PRECISE * max(way.left, NOISE)
+        exact = PRECISE * max(way.residual, NOISE)
         found = [one for one in found if one.residual <= exact or not {*one.where}.isdisjoint(repaired.where)]
     named = [one for one in found if one.name]
     open_ = [probe for probe in guilty if not _explained(probe, named)]
@@ -239,7 +239,7 @@ class _Trials:
         self._held_out = held_out
         self._tied = tied
         self._marks: dict[int, dict[Point, Mark]] = {}
-        self.repaired: Way | None = None
+        self.repaired: RepairSet | None = None
 
     def why(self, cause_case: CauseCase, guilty: Sequence[Probe]) -> list[Finding]:
         """The causes of the differences that a case shows."""
@@ -268,14 +268,14 @@ class _Trials:
         broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
         return found + [_with_line(one, broken_there) for one in self._whole(cause_case, explained)]
 
-    def repair(self) -> Way | None:
+    def repair(self) -> RepairSet | None:
         """What the steps have in common that have to be the reference's for the port to return what it returns.
 
         It has to be so in each of several cases in which the port returns something else.
         """
         begun = time.thread_time()
         until = begun + min(REPAIRING, (self._until - begun) / 4)  # the rest is the catalogue's
-        found: list[list[Way]] = []
+        found: list[list[RepairSet]] = []
         cause_cases = [*self._known, *([self._held_out] if self._held_out else [])]
         for cause_case in sorted(cause_cases, key=_size):
             ways = cause_case.repaired(until)
@@ -395,7 +395,7 @@ def _size(cause_case: CauseCase) -> int:
     return sum(value.numel() for value in cause_case.reference.arguments[cause_case.case].values())
 
 
-def _repaired(way: Way) -> Finding:
+def _repaired(way: RepairSet) -> Finding:
     """Repairs as a finding: each mistake once, as the layers say it that most say it alike."""
     repairs = way.repairs
     kinds = dict.fromkeys(one.kind for one in repairs)
@@ -407,7 +407,7 @@ def _repaired(way: Way) -> Finding:
         where=tuple(dict.fromkeys(one.where for one in repairs if one.where)),
         probes=(),
         difference=math.nan,
-        residual=way.left,
+        residual=way.residual,
         what="; ".join(WORDS[kind][0] for kind in kinds),
         fix="; ".join(WORDS[kind][1] for kind in kinds),
     )

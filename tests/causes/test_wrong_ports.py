@@ -156,8 +156,8 @@ def test_no_fix_says_what_the_run_has_refuted(repairing: float, name: str, monke
     report = verify(into=port.eval(), reference=reference, inputs=pixels, dtypes=())
     (found,) = report.causes
     assert found.name == name
-    assert "load them" not in found.fix
-    assert ("bit by bit" in found.fix) is (repairing == 0)
+    assert "load the checkpoint" not in found.fix
+    assert ("equal the checkpoint's" in found.fix) is (repairing == 0)
     assert repairing == 0 or "linear in vit.layers.{i}.mlp.fc1 reads the output of add" in found.detail
 
 

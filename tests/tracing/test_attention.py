@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as imported
 
-from porting.causes.dropout import Silence
+from porting.causes.dropout import NoDropout
 from porting.causes.events import Inventory
 from porting.causes.fault_injection import cure, plant, watch
 from porting.causes.heads import CAUSES
@@ -377,7 +377,7 @@ class Dropping(nn.Module):
 @torch.no_grad()
 def test_dropout_is_switched_off_however_it_is_asked_for(way: str) -> None:
     model = Dropping(way).double()
-    silence = Silence()
+    silence = NoDropout()
     with silence:
         once, again = model(X), model(X)
     assert torch.equal(once, again)
