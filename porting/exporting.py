@@ -26,7 +26,7 @@ from porting.ops.contents import WORDS
 from porting.origin import Origin, follow, infer_origin, table_for
 from porting.plan.align import Step
 from porting.plan.move import backward, forward
-from porting.plan.plan import LeftOut, Plan
+from porting.plan.plan import LeftOut, Plan, PlanError, irreversible
 from porting.sharding import is_sharded, require_made, write_shards
 from porting.target import TargetError, named_tensors, unwrapped
 
@@ -308,7 +308,11 @@ def _tensors(
     for step in plan.steps:
         read = checkpoint.read if checkpoint is not None and not set(step.sources) & set(origin.new) else None
         if read is not None and _untouched(step, plan, values, read):
-            found.update({name: cast(read(name), values[step.targets[0]].dtype) for name in step.sources})
+            as_read = step.layout is not None  # a formula's sources may be of several dtypes
+            dtype = values[step.targets[0]].dtype
+            found.update({name: read(name) if as_read else cast(read(name), dtype) for name in step.sources})
+        elif step.layout is not None and not step.rule.back:
+            raise PlanError(irreversible(step))
         else:
             found.update(backward(step, plan.sources, values.__getitem__, plan.arithmetic(step), read))
     if checkpoint is None or origin.changed:

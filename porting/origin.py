@@ -280,6 +280,8 @@ def _infer_sources(
 
 
 def _lacks_values(rule: Rule) -> bool:
+    if rule.formula is not None:
+        return not rule.back
     return rule.fill is None and any(None in term.keys() for term in rule.sources)  # noqa: SIM118  # Term.keys is ours
 
 

@@ -134,7 +134,7 @@ class Reader:
             return room[:nbytes].view(dtype)
 
         read = partial(self._read, start=start, stop=stop)
-        return compute(recipe, Window.of_row(start, stop), read, take=take)
+        return compute(recipe, Window.of_row(start, stop), read, take=take, ranges=self._read)
 
     def _read(self, copy: Copy, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
         dtype = self._checkpoint.tensors[copy.source].dtype

@@ -11,7 +11,7 @@ from porting.errors import Code, Fault, Message, Option
 from porting.ops import Content
 from porting.plan.align import Step
 from porting.plan.inferred_source import a_like
-from porting.plan.plan import MADE, LeftOut, Plan, PlanError
+from porting.plan.plan import MADE, LeftOut, Plan, PlanError, irreversible
 from porting.plan.recipe import Described, Recipe, backward_recipes, cast_to, forward_recipes
 
 
@@ -80,7 +80,9 @@ def back_from_port(
             if recipe.name in found:  # a fold's further source that serves several targets: zero in each
                 continue
             found[recipe.name] = recipe
-            if not recipe.covered and not recipe.base and recipe.fill is None:
+            if step.layout is not None and recipe.applied is None:
+                faults[step.rule.where] = irreversible(step)
+            elif not recipe.covered and not recipe.base and recipe.fill is None:
                 faults[step.rule.where] = _irreversible(step, recipe.name)
     if faults:
         raise PlanError(faults.values())
@@ -130,6 +132,8 @@ def _restored_recipe(
 
 
 def _irreversible(step: Step, name: str) -> Fault:
+    if step.layout is not None:
+        return irreversible(step)
     message = f"'{step.rule}' has a part in {name!r} that no tensor of the port holds"
     return Fault(
         code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint="give the rule a fill, or " + a_like()

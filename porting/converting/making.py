@@ -277,6 +277,7 @@ class Maker:
             base=partial(self._read, start=start, stop=stop, to=recipe.work, like=True),
             take=_BufferParts(self._block),
             casts=casts,
+            ranges=partial(self._read, to=torch.float64),
         )
         return found, casts.losses
 

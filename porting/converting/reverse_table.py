@@ -27,7 +27,7 @@ from porting.plan.inferred_source import imagine
 from porting.plan.leftovers import made_by
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, PlanError
-from porting.plan.recipe import Described
+from porting.plan.recipe import Described, made_dtype
 from porting.plan.ties import present
 from porting.target import Slot
 
@@ -64,7 +64,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
         prefix=table.prefix,
         target_prefix=table.target_prefix,
     )
-    dtypes = {name: tensors[step.sources[0]].dtype for step in aligned.steps for name in step.targets}
+    dtypes = {name: made_dtype(step, tensors) for step in aligned.steps for name in step.targets}
     counts = {name: torch.int64 for name, make in made_by(table, shapes).items() if make.value == Content("arange")}
     dtypes = counts | dtypes
     return {

@@ -17,7 +17,7 @@ from porting.notation.field import read_field
 from porting.notation.name import Name
 from porting.notation.rule import Rule, Term, make_rule
 from porting.notation.sections import KEYS, Body, Entry, Sections
-from porting.ops import CONSTANTS, Content, Sum
+from porting.ops import CONSTANTS, Content, Formula, FormulaError, Sum
 from porting.ops.contents import WORDS
 
 Read = TypeVar("Read")
@@ -28,6 +28,11 @@ _FIELD = re.compile(
     r"(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:[./][A-Za-z_][A-Za-z0-9_]*)*)(?: *(?P<sign>[+-]) *(?P<shift>[0-9]{1,9}))?"
 )
 
+
+_OPERAND = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""What the target of a formula can be."""
 
 EQUALS = "equals "
 """In [drop] and [make]: the tensor is another one's copy, whose name follows."""
@@ -256,10 +261,25 @@ class Reader:
             for rule in found:
                 for term in rule.sources if side == "sources" else rule.targets:
                     other = seen.setdefault(str(term.key), rule)
-                    if other is not rule:
+                    if side == "sources" and rule.formula is not None and other.formula is not None:
+                        self._require_same_back(term, rule, other)
+                    elif other is not rule:
                         message = f"'{term.key}' is {verb} by this rule and by that at {other.where}"
                         self._note(code, rule.where, message, "take one of them away")
         return tuple(found)
+
+    def _require_same_back(self, term: Term, rule: Rule, other: Rule) -> None:
+        """Note a source of two formulas that do not agree how it comes back."""
+        undone = [
+            one.back.get(name)
+            for one in (rule, other)
+            for name, source in zip(one.operands, one.sources, strict=False)
+            if source.key == term.key
+        ]
+        if len(set(undone)) > 1:
+            texts = " and ".join("nothing" if one is None else repr(one.text) for one in undone)
+            message = f"'{term.key}' is read by this formula and by that at {other.where}, and 'back' gives it {texts}"
+            self._note(Code.READ_TWICE, rule.where, message, "give it the same in both")
 
     def rest(self, read: Iterable[Name], written: Iterable[Name]) -> tuple[Rule, ...]:
         """The lines of [rest], those with the longest text in front of {*rest} first.
@@ -298,11 +318,24 @@ class Reader:
             if key not in body:
                 self._note(Code.MISSING_KEY, where, f"[[rule]] has no {key!r}")
         fold, optional = self._flag(body, Sum.key), self._flag(body, "optional")
+        operands = self._operands(body) if "source" in body else ()
         sources = self._terms(body["source"], rows=fold) if "source" in body else None
         targets = self._terms(body["target"], rows=False) if "target" in body else None
         constants = {key: self._expression(body[key]) for key in CONSTANTS if key in body}
         fill = self._number(body["fill"]) if "fill" in body else None
-        if sources is None or targets is None or first is None:
+        formula = self._formula(body[Formula.key]) if Formula.key in body else None
+        back = self._back(body["back"]) if "back" in body else {}
+        dtype = self._text(body["dtype"], body["dtype"].value) if "dtype" in body else ""
+        if dtype and dtype not in DTYPES:
+            self._wrong(body["dtype"], f"one of {', '.join(DTYPES)}")
+        if sources is None or targets is None or first is None or back is None:
+            return None
+        if Formula.key in body and formula is None:
+            return None
+        if formula is not None and not operands:
+            operands = ("x",) if len(sources) == 1 else ()
+        if formula is not None and len(operands) != len(sources):
+            self._wrong(body["source"], 'the sources of a formula by their names there, { w = "a.weight [o i]", ... }')
             return None
         return self._read(
             first.at,
@@ -314,12 +347,52 @@ class Reader:
             fill=fill,
             optional=optional,
             where=where,
+            formula=formula,
+            operands=operands,
+            back=back,
+            dtype=dtype,
         )
+
+    def _operands(self, body: Body) -> tuple[str, ...]:
+        """What the formula of a [[rule]] calls its sources; nothing where they have no names."""
+        value = body["source"].value
+        if not isinstance(value, dict):
+            return ()
+        if not value or not all(_OPERAND.fullmatch(name) for name in value):
+            self._wrong(body["source"], 'the sources by their names in the formula, { w = "a.weight [o i]", ... }')
+        return tuple(value)
+
+    def _formula(self, entry: Entry, item: str | None = None) -> Formula | None:
+        value = entry.value if item is None or not isinstance(entry.value, dict) else entry.value[item]
+        text = repr(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        if not isinstance(text, str):
+            self._wrong(entry, 'a formula over the sources, such as "w * s"')
+            return None
+        try:
+            return Formula.parse(text)
+        except FormulaError as error:
+            self._note(Code.BAD_EXPRESSION, entry.value_at(error.offset, item), str(error))
+            return None
+
+    def _back(self, entry: Entry) -> dict[str, Formula] | None:
+        """The formulas that undo a formula; None when one of them is at fault."""
+        if not isinstance(entry.value, dict):
+            self._wrong(entry, 'a formula over the target, y, for each source, { w = "y", s = "1" }')
+            return None
+        found = {name: self._formula(entry, name) for name in entry.value}
+        good = {name: one for name, one in found.items() if one is not None}
+        return good if len(good) == len(found) else None
 
     def _terms(self, entry: Entry, *, rows: bool) -> list[Term] | None:
         """The terms of one side of a [[rule]]; None when one of them is at fault."""
         if isinstance(entry.value, str):
             terms = [self._read(entry.value_at, Term.parse, entry.value, rows=rows)]
+        elif isinstance(entry.value, dict) and all(isinstance(one, str) for one in entry.value.values()):
+
+            def named(name: str) -> Callable[[int | None], str]:
+                return lambda offset: entry.value_at(offset, item=name)
+
+            terms = [self._read(named(name), Term.parse, text, rows=rows) for name, text in entry.value.items()]
         else:
             texts = self._texts(entry, entry.value)
             if entry.value == []:

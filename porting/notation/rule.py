@@ -16,7 +16,10 @@ from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, row_ind
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
 from porting.notation.name import Decimal, Literal, Name
-from porting.ops import CONSTANTS, Arithmetic, Constant, Operation, Sum
+from porting.ops import CONSTANTS, Arithmetic, Constant, Formula, FormulaError, Operation, Sum
+
+RESULT = "y"
+"""What the target is called in ``back``, the formulas that undo a formula."""
 
 REST = "..."
 """Stands for all the axes of a term that names none."""
@@ -130,6 +133,10 @@ class Rule:
         fold: the target is the sum of the sources; the inverse gives it to the first, zeros to the others.
         fill: the value of elements that have no counterpart on the other side; None when they cannot be made up.
         optional: the rule may match nothing on either side.
+        formula: how the target is computed of the sources; None when elements are moved.
+        operands: what the formula calls the sources.
+        undone: a formula over the target for each of them, by which it is undone; empty when it cannot be.
+        dtype: the dtype of the target, where the first source is quantised; empty for that of the first source.
         rest: it reads and writes what no other rule does, as a line of [rest].
         besides: of such a rule, the names that it neither reads (first) nor writes (second): other sections list them.
         where: its place in the table, ``bert.toml:12:3``.
@@ -142,6 +149,10 @@ class Rule:
     fold: bool = False
     fill: float | None = None
     optional: bool = False
+    formula: Formula | None = None
+    operands: tuple[str, ...] = ()
+    undone: tuple[tuple[str, Formula], ...] = ()
+    dtype: str = ""
     rest: bool = False
     besides: tuple[tuple[Name, ...], tuple[Name, ...]] = ((), ())
     where: str = ""
@@ -149,7 +160,8 @@ class Rule:
     @property
     def operations(self) -> tuple[type[Operation], ...]:
         """What is computed, in the order in which that is done; nothing where elements are only moved."""
-        return (*([Sum] if self.fold else []), *(kind for kind, _ in self.constants))
+        computed: tuple[type[Operation], ...] = () if self.formula is None else (Formula,)
+        return (*computed, *([Sum] if self.fold else []), *(kind for kind, _ in self.constants))
 
     @property
     def exact(self) -> bool:
@@ -162,8 +174,35 @@ class Rule:
         Raises:
             NotationError: a constant cannot be evaluated.
         """
+        if self.formula is not None:
+            return Arithmetic((self.formula,), numbers=self.numbers(values))
         constants = (kind(float(expression.evaluate(values))) for kind, expression in self.constants)
         return Arithmetic((*([Sum()] if self.fold else []), *constants))
+
+    @cached_property
+    def back(self) -> Mapping[str, Formula]:
+        """The formulas by which it is undone, by the operands that they give."""
+        return dict(self.undone)
+
+    def numbers(self, values: Mapping[str, object]) -> dict[str, float]:
+        """The fields of the config that its formulas read.
+
+        Raises:
+            NotationError: the config has no such number.
+        """
+        every = [one for one in (self.formula, *self.back.values()) if one is not None]
+        names = sorted({name for one in every for name in one.names} - {*self.operands, RESULT})
+        return {name: float(Expression.parse(name).evaluate(values)) for name in names}
+
+    @property
+    def fixed_sizes(self) -> dict[str, int]:
+        """The sizes that its formula gives indices."""
+        return {} if self.formula is None else dict.fromkeys(self.formula.pair_indices, 2)
+
+    def indices_of(self, term: Term) -> tuple[str, ...]:
+        """The indices that a term has in a formula: those of its axes, and those of its name that are not outer."""
+        inner = [REST] if term.axes is None else list(leaves(term.axes))
+        return (*(index for index in term.name.indices if index not in self.outer), *inner)
 
     @cached_property
     def outer(self) -> tuple[str, ...]:
@@ -211,13 +250,18 @@ def make_rule(
     fill: float | None = None,
     optional: bool = False,
     where: str = "",
+    formula: Formula | None = None,
+    operands: Sequence[str] = (),
+    back: Mapping[str, Formula] | None = None,
+    dtype: str = "",
 ) -> Rule:
     """A rule from its terms, held to the law that every index stands on both sides.
 
     Args:
         sources, targets: the terms.
         constants: the expressions of the operations with a constant, by their keys.
-        fold, fill, optional, where: as in :class:`Rule`.
+        fold, fill, optional, where, formula, operands, dtype: as in :class:`Rule`.
+        back: the formulas by which it is undone, by the operands that they give.
 
     Raises:
         NotationError: an index stands on one side only, an enumeration has another size on the other side, one side
@@ -234,8 +278,25 @@ def make_rule(
         )
     if not fold and any(isinstance(axis, Row) for term in (*sources, *targets) for axis in term.axes or ()):
         raise NotationError(Code.BAD_AXES, "a row can be taken in a fold only")
-    pairs = _fold(sources, targets) if fold else _pair(sources, targets)
     given = constants or {}
+    if formula is not None:
+        rule = Rule(
+            sources=tuple(sources),
+            targets=tuple(targets),
+            pairs=(),
+            fill=fill,
+            optional=optional,
+            where=where,
+            formula=formula,
+            operands=tuple(operands),
+            undone=tuple((back or {}).items()),
+            dtype=dtype,
+        )
+        _keep_formula(rule, [*given, *(["fold"] if fold else []), *(["fill"] if fill is not None else [])])
+        return rule
+    if back or dtype or operands:
+        raise NotationError(Code.BAD_EXPRESSION, "back, dtype and named sources belong to a formula, and there is none")
+    pairs = _fold(sources, targets) if fold else _pair(sources, targets)
     return Rule(
         sources=tuple(sources),
         targets=tuple(targets),
@@ -246,6 +307,66 @@ def make_rule(
         optional=optional,
         where=where,
     )
+
+
+def _keep_formula(rule: Rule, others: Sequence[str]) -> None:
+    """Raise NotationError when the operands of a formula, its indices or its ``back`` do not fit."""
+    formula = rule.formula
+    if formula is None:
+        return
+    _keep_operands(rule, formula, others)
+    target = rule.targets[0]
+    operands = {name: rule.indices_of(term) for name, term in zip(rule.operands, rule.sources, strict=True)}
+    result = rule.indices_of(target)
+    try:
+        _require_indices(formula.indices(operands), result, f"formula = {formula.text!r}", str(target), exactly=True)
+        for name in rule.operands if rule.back else ():
+            if name not in rule.back:
+                raise NotationError(Code.BAD_EXPRESSION, f"'back' does not say {name!r}: it gives every source or none")
+        for name, undone in rule.back.items():
+            _keep_back(rule, name, undone)
+            found = undone.indices({RESULT: result})
+            _require_indices(found, operands[name], f"back = {undone.text!r}", name, exactly=False)
+    except FormulaError as error:
+        raise NotationError(Code.BAD_EXPRESSION, str(error)) from error
+
+
+def _keep_back(rule: Rule, name: str, undone: Formula) -> None:
+    if name not in rule.operands:
+        raise NotationError(Code.BAD_EXPRESSION, f"'back' gives {name!r}, which is no source")
+    foreign = sorted(undone.names & set(rule.operands))
+    if foreign:
+        message = f"back = {undone.text!r} reads {foreign[0]!r}; it has the target, {RESULT!r}, alone"
+        raise NotationError(Code.BAD_EXPRESSION, message)
+
+
+def _keep_operands(rule: Rule, formula: Formula, others: Sequence[str]) -> None:
+    """Raise NotationError when the terms of a formula are not such as it takes."""
+    if others:
+        raise NotationError(Code.BAD_EXPRESSION, f"a rule with a formula has no {others[0]!r}: write it in the formula")
+    if len(rule.targets) != 1:
+        raise NotationError(Code.BAD_EXPRESSION, f"a formula has one target, this one {len(rule.targets)}")
+    if RESULT in rule.operands:
+        raise NotationError(Code.BAD_EXPRESSION, f"{RESULT!r} is the target of a formula: call the source otherwise")
+    idle = sorted(set(rule.operands) - formula.names)
+    if idle:
+        raise NotationError(Code.BAD_EXPRESSION, f"formula = {formula.text!r} does not use {idle[0]!r}")
+    for term in (*rule.sources, *rule.targets):
+        if len(term.keys()) != 1 or None in term.keys():  # noqa: SIM118  # Term.keys is ours
+            raise NotationError(Code.BAD_EXPRESSION, f"'{term}' is in parts, and a formula takes a term as one")
+    target = rule.targets[0]
+    alone = sorted(set(target.name.indices) - set(rule.outer))
+    if alone:
+        message = f"index {alone[0]!r} of '{target}' is not in the name of every source, which a formula needs"
+        raise NotationError(Code.INDEX_ONE_SIDE, message)
+
+
+def _require_indices(found: frozenset[str], wanted: Sequence[str], text: str, named: str, *, exactly: bool) -> None:
+    more, less = sorted(found - set(wanted)), sorted(set(wanted) - found)
+    if more or (less and exactly):
+        which, verb = (more[0], "has") if more else (less[0], "lacks")
+        message = f"{text} {verb} the index {which!r}, and '{named}' {'has not' if more else 'has it'}"
+        raise NotationError(Code.INDEX_ONE_SIDE, message)
 
 
 def _same_bounds(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[list[Term], list[Term]]:

@@ -15,7 +15,7 @@ from porting.limits import DIGITS, reading
 from porting.notation.faults import TableError
 from porting.notation.position import Path as KeyPath
 from porting.notation.position import Places, locate
-from porting.ops import CONSTANTS, Sum
+from porting.ops import CONSTANTS, Formula, Sum
 
 _DOTTED = re.compile(r"^[^\n=\"'#]*", re.MULTILINE)
 """What a line has before its value, a quoted name or a comment."""
@@ -34,7 +34,7 @@ MOST_RULES = 20_000
 KEYS = {
     "approximate": ("reason", "within"),
     "mapping": ("by_name", "config", "description", "model_types", "name", "prefix", "target_prefix"),
-    "rule": tuple(sorted((*CONSTANTS, Sum.key, "fill", "optional", "source", "target"))),
+    "rule": tuple(sorted((*CONSTANTS, Sum.key, Formula.key, "back", "dtype", "fill", "optional", "source", "target"))),
 }
 """The keys of the sections that have keys of ours."""
 

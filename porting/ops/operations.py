@@ -12,7 +12,7 @@ constant, one after the other, make of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -140,10 +140,12 @@ class Arithmetic:
     Attributes:
         operations: in the order in which they are applied.
         inverted: they are undone instead, the last one first.
+        numbers: the fields of the config that a formula reads.
     """
 
     operations: tuple[Operation, ...] = ()
     inverted: bool = False
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def sum(self) -> Sum | None:
@@ -160,7 +162,12 @@ class Arithmetic:
 
     def __bool__(self) -> bool:
         """Whether values are computed, and not only moved."""
-        return self.sum is not None or bool(self.constants)
+        return bool(self.operations) and (self.sum is not None or bool(self.constants) or self.by_formula)
+
+    @property
+    def by_formula(self) -> bool:
+        """Whether elements are computed by a formula, of several others."""
+        return any(one.key == "formula" for one in self.operations)
 
     @property
     def nbytes(self) -> int:

@@ -7,13 +7,14 @@ all come here as names and shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from porting.errors import Fault
 from porting.notation.name import Bindings
 from porting.notation.rule import Rule, Term
 from porting.plan.copies import Copy
 from porting.plan.fitting import Fitter
+from porting.plan.formulas import Layout
 from porting.plan.members import Astray, Key, Members, Side, count_members, gaps, members_under, outer_keys, sort_names
 
 Shape = tuple[int, ...]
@@ -27,7 +28,8 @@ class Step:
         rule: the rule.
         bindings: the values of its outer indices, under which it was applied.
         sources, targets: the tensors it reads and writes.
-        copies: the moves.
+        copies: the moves; for a rule with a formula, from sources into the buffers that it is computed in.
+        layout: for a rule with a formula, those buffers.
     """
 
     rule: Rule
@@ -35,6 +37,7 @@ class Step:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     copies: tuple[Copy, ...]
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,21 +173,21 @@ def _step(
     moves = fitter.fit(rule, left, right, counts, outer) if len(faults) == before else None
     if moves is None:
         return None
+    copies = tuple(
+        replace(
+            move.box,
+            source=left[move.source_term][move.source_key],
+            target=right[move.target_term][move.target_key],
+        )
+        for move in moves
+    )
+    target = tuple(name for members in right for name in members.values())
+    layout = None if rule.formula is None else fitter.layout(rule, moves, copies, target[0])
     return Step(
         rule=rule,
         bindings=outer,
         sources=tuple(dict.fromkeys(name for members in left for name in members.values())),
-        targets=tuple(name for members in right for name in members.values()),
-        copies=tuple(
-            Copy(
-                left[move.source_term][move.source_key],
-                right[move.target_term][move.target_key],
-                move.box.sizes,
-                move.box.source_offset,
-                move.box.source_strides,
-                move.box.target_offset,
-                move.box.target_strides,
-            )
-            for move in moves
-        ),
+        targets=target,
+        copies=copies,
+        layout=layout,
     )

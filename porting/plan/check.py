@@ -18,7 +18,7 @@ from porting.plan.config import effective, refused, sizes, uncomputable
 from porting.plan.fault_grouping import Nearest
 from porting.plan.leftovers import leave_out, make_recipes, renew
 from porting.plan.plan import Plan, PlanError
-from porting.plan.recipe import Described, Recipe, forward_recipes
+from porting.plan.recipe import Described, Recipe, forward_recipes, made_dtype
 from porting.plan.ties import parted, resolve_ties
 from porting.printable import dtype_name
 from porting.target import Slot, slots, unsaved_tensors
@@ -144,7 +144,7 @@ def _checked(
 
 def _working(alignment: Alignment, sources: Mapping[str, Described]) -> torch.dtype | None:
     """The floating-point dtype that most targets get; None where none gets any."""
-    read = (sources[step.sources[0]].dtype for step in alignment.steps for _ in step.targets)
+    read = (made_dtype(step, sources) for step in alignment.steps for _ in step.targets)
     counts = Counter(one for one in read if one.is_floating_point)
     return counts.most_common(1)[0][0] if counts else None
 
@@ -209,6 +209,8 @@ def _dtypes(
     """
     for step in alignment.steps:
         found = {sources[name].dtype for name in step.sources}
+        if step.layout is not None:  # what it computes has the dtype of the first source, unless the rule says another
+            found = {made_dtype(step, sources)}
         theirs = _spell(found)
         for name in step.targets:
             slot = places[name]
@@ -240,7 +242,7 @@ def _spell(dtypes: set[torch.dtype]) -> str:
 def _unfilled(alignment: Alignment) -> Iterator[Fault]:
     """Targets with parts that no source fills and for which the rule gives no value."""
     for rule in {id(step.rule): step.rule for step in alignment.steps}.values():
-        if rule.fill is None and any(None in term.keys() for term in rule.targets):  # noqa: SIM118  # Term.keys is ours
+        if rule.formula is None and rule.fill is None and any(None in term.keys() for term in rule.targets):  # noqa: SIM118  # Term.keys is ours
             message = f"'{rule}' has a part on the right that no source fills"
             hint = "write it as a [[rule]] with fill = 0.0, or another value"
             yield Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=hint)

@@ -108,6 +108,8 @@ def uncomputable(rules: Iterable[Rule], values: Mapping[str, object]) -> Iterato
         values: the config, as :func:`effective` gives it.
     """
     for rule in {id(rule): rule for rule in rules}.values():
+        if rule.formula is not None:
+            yield from _unusable(rule, values)
         for kind, expression in rule.constants:
             spelled = f"{kind.key} = {expression.text!r}"
             try:
@@ -118,6 +120,21 @@ def uncomputable(rules: Iterable[Rule], values: Mapping[str, object]) -> Iterato
             why = kind.fault(number)
             if why:
                 yield Fault(code=Code.BAD_EXPRESSION, where=rule.where, message=f"{spelled} is {number}, and {why}")
+
+
+def _unusable(rule: Rule, values: Mapping[str, object]) -> Iterator[Fault]:
+    """The faults of a formula: a number that the config does not have, or a way back that does not lead back."""
+    from porting.plan.formulas import not_undone  # noqa: PLC0415  # needs torch, and most tables have no formula
+
+    try:
+        numbers = rule.numbers(values)
+    except NotationError as error:
+        message = f"a formula of '{rule}': {error}"
+        yield Fault(code=error.code, where=rule.where, message=message, hint=error.hint)
+        return
+    fault = not_undone(rule, numbers)
+    if fault is not None:
+        yield fault
 
 
 def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:

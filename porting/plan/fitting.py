@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from porting.errors import Code, Fault
 from porting.limits import combinations
@@ -13,6 +13,7 @@ from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
 from porting.plan.config import sizes_under
 from porting.plan.copies import Copy, make_copy
+from porting.plan.formulas import Layout, Operand, strides_of
 
 Shape = tuple[int, ...]
 Key = tuple[Value, ...]
@@ -82,6 +83,7 @@ class Fitter:
         self.fields = fields
         self.faults: list[Fault] = []
         self._known: dict[tuple[object, ...], tuple[Move, ...]] = {}
+        self._layouts: dict[int, tuple[Operand, list[tuple[str, ...]], Mapping[str, int]]] = {}
         self._deduced: dict[str, tuple[int, str]] = {}
 
     def fit(
@@ -122,8 +124,35 @@ class Fitter:
             self.faults.append(Fault(code=misfit.code, where=rule.where, message=message, hint=hint))
             return None
         parts = [pieces(side.axes, side.shape, sizes) for side in (*sources, *targets)]
-        self._known[key] = tuple(_moves(rule, parts, sizes, counts))
+        if rule.formula is None:
+            self._known[key] = tuple(_moves(rule, parts, sizes, counts))
+        else:
+            result = _result(parts[-1][0], sizes)
+            found = [
+                _operand(rule, number, part, sizes, counts, result.indices) for number, (part,) in enumerate(parts[:-1])
+            ]
+            self._known[key] = tuple(move for moves, _ in found for move in moves)
+            self._layouts[id(self._known[key])] = (result, [indices for _, indices in found], sizes)
         return self._known[key]
+
+    def layout(self, rule: Rule, moves: tuple[Move, ...], copies: Sequence[Copy], target: str) -> Layout:
+        """The buffers of a rule's formula.
+
+        Args:
+            rule: the rule.
+            moves: what :meth:`fit` gave for it.
+            copies: the same, with the names of the tensors.
+            target: the name of the target.
+        """
+        result, operand_indices, sizes = self._layouts[id(moves)]
+        operands = []
+        for number, indices in enumerate(operand_indices):
+            mine = tuple(copy for move, copy in zip(moves, copies, strict=True) if move.source_term == number)
+            extents = tuple(sizes[index] for index in indices)
+            operands.append(Operand(rule.operands[number], indices, extents, mine))
+        (copy,) = result.copies
+        named = replace(copy, source=target, target=target)
+        return Layout(operands=tuple(operands), result=replace(result, copies=(named,)), sizes=sizes)
 
     def _solve(
         self, rule: Rule, sides: list[_Side], counts: Mapping[str, int], known: Mapping[str, int]
@@ -140,6 +169,7 @@ class Fitter:
         every = {index for side in sides for index in (*leaves(side.axes), *row_indices(side.axes))}
         inner = {sized(index) for index in every}
         sizes = {index: size for index, size in known.items() if index in inner or index in counts}
+        sizes |= rule.fixed_sizes
         for index, count in counts.items():
             if sizes.setdefault(index, count) != count:
                 raise _Misfit(Code.SIZE_CONFLICT, f"{index} is {sizes[index]} in [sizes] and {count} in the names")
@@ -202,6 +232,38 @@ def _moves(rule: Rule, parts: list[list[Piece]], sizes: Mapping[str, int], count
             target_key = tuple(at[index] for index in target.name.indices if index in at)
             moves.append(Move(pair.source, source_key, pair.target, target_key, copy))
     return moves
+
+
+def _result(piece: Piece, sizes: Mapping[str, int]) -> Operand:
+    """The target of a formula as a buffer: its indices in the order in which they lie in the tensor."""
+    indices = tuple(sorted(piece.strides, key=lambda index: -piece.strides[index]))
+    extents = tuple(sizes[index] for index in indices)
+    steps = dict(zip(indices, strides_of(extents), strict=True))
+    copy = make_copy("", "", {index: sizes[index] for index in indices}, (piece.offset, piece.strides), (0, steps))
+    return Operand("", indices, extents, (copy,))
+
+
+def _operand(
+    rule: Rule,
+    number: int,
+    piece: Piece,
+    sizes: Mapping[str, int],
+    counts: Mapping[str, int],
+    result: Sequence[str],
+) -> tuple[list[Move], tuple[str, ...]]:
+    """The moves that fill the buffer of a formula's source, and the buffer's indices: those of the target go first."""
+    inner = [index for index in rule.sources[number].name.indices if index in counts]
+    every = [*inner, *piece.strides]
+    indices = (*(index for index in result if index in every), *(index for index in every if index not in result))
+    steps = dict(zip(indices, strides_of([sizes[index] for index in indices]), strict=True))
+    moves = []
+    for values in combinations([range(counts[index]) for index in inner], where=rule.where):
+        at = dict(zip(inner, values, strict=True))
+        box = {index: sizes[index] for index in piece.strides}
+        begin = sum(steps[index] * value for index, value in at.items())
+        copy = make_copy("", "", box, (piece.offset, piece.strides), (begin, steps))
+        moves.append(Move(number, tuple(values), 0, (), copy))
+    return moves, indices
 
 
 def _offset(piece: Piece, at: Mapping[str, int]) -> int:

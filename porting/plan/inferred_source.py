@@ -85,7 +85,7 @@ def _sources(
     if faults:
         raise PlanError(faults)
     try:
-        known = {**sizes_under(sizes, outer, rule.inner), **rule.enumerations, **counts}
+        known = {**sizes_under(sizes, outer, rule.inner), **rule.enumerations, **counts, **rule.fixed_sizes}
     except NotationError as error:
         message = f"[sizes]: {error}, in '{rule}'"
         raise PlanError(Fault(code=error.code, where=rule.where, message=message, hint=error.hint)) from error

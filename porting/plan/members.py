@@ -56,7 +56,10 @@ class Sorted:
 
 
 def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: str) -> Sorted:
-    """Sort the names of one side; a name that several rules spell is a fault and stays with the first."""
+    """Sort the names of one side; a name that several rules spell is a fault and stays with the first.
+
+    Several formulas may read the same source: its elements are not moved by any of them.
+    """
     terms = [rule.sources if side == "source" else rule.targets for rule in rules]
     patterns = [((number, place), term.key) for number, one in enumerate(terms) for place, term in enumerate(one)]
     matcher = Matcher(patterns, prefix)
@@ -69,21 +72,27 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
         if not matches:
             found.unmatched.append(name)
             continue
-        if len(matches) > 1:
+        together = side == "source" and all(rules[match.key[0]].formula is not None for match in matches)
+        if len(matches) > 1 and not together:
             found.faults.append(_claimed(name, [(rules[n], terms[n][k]) for n, k in (m.key for m in matches)], side))
-        number, place = matches[0].key
-        bindings, shared = matches[0].bindings, rules[number].outer
-        outer = tuple([bindings[index] for index in shared if index in bindings])
-        inner = tuple([value for index, value in bindings.items() if index not in shared])
-        members = found.terms[number][place].setdefault(outer, {})
-        if inner in members:
-            message = f"{members[inner]!r} and {name!r} are two spellings of one tensor of '{terms[number][place]}'"
-            hint = "keep one of them in the checkpoint, or map the other by a rule of its own"
-            fault = Fault(code=Code.SPELLED_TWICE, where=rules[number].where, message=message, hint=hint)
-            found.faults.append(fault)
-        else:
-            members[inner] = name
+        for match in matches if together else matches[:1]:
+            number, place = match.key
+            _add(found, rules[number], terms[number][place], match, name)
     return found
+
+
+def _add(found: Sorted, rule: Rule, term: Term, match: Match, name: str) -> None:
+    """Put a name to the members of the term that spells it."""
+    number, place = match.key
+    outer = tuple([match.bindings[index] for index in rule.outer if index in match.bindings])
+    inner = tuple([value for index, value in match.bindings.items() if index not in rule.outer])
+    members = found.terms[number][place].setdefault(outer, {})
+    if inner in members:
+        message = f"{members[inner]!r} and {name!r} are two spellings of one tensor of '{term}'"
+        hint = "keep one of them in the checkpoint, or map the other by a rule of its own"
+        found.faults.append(Fault(code=Code.SPELLED_TWICE, where=rule.where, message=message, hint=hint))
+    else:
+        members[inner] = name
 
 
 class _Besides:

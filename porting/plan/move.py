@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,12 +18,24 @@ from porting.ops import NOTHING, Arithmetic, Content
 from porting.plan.align import Step
 from porting.plan.clipping import ENDLESS, clip, window
 from porting.plan.copies import Copy, whole
+from porting.plan.formulas import Applied, strides_of
 from porting.plan.recipe import Recipe, Tensors, backward_recipes, forward_recipes
 
 Read = Callable[[str], Tensor]
 
-ReadParts = Callable[[Copy], Iterable[tuple[Tensor, Copy]]]
-"""What a move brings into a window: parts of it, their target counted from its beginning, each with its elements."""
+
+class ReadParts(Protocol):
+    """What a move brings into a window: parts of it, their target counted from its start, each with its elements."""
+
+    def __call__(self, copy: Copy, /) -> Iterable[tuple[Tensor, Copy]]:
+        """The parts that land in the window."""
+
+
+class ReadRange(Protocol):
+    """The same for any range of the move's target, which is a buffer of a formula's operand."""
+
+    def __call__(self, copy: Copy, /, *, start: int, stop: int) -> Iterable[tuple[Tensor, Copy]]:
+        """The parts that land between two elements in row-major order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,7 @@ def compute(
     base: ReadParts | None = None,
     take: Callable[[int, torch.dtype], Tensor] | None = None,
     casts: Casts | None = None,
+    ranges: ReadRange | None = None,
 ) -> Tensor:
     """Elements of a tensor as they come about from others.
 
@@ -103,6 +117,7 @@ def compute(
         take: gives memory for so many elements of a dtype, in one row: for the elements in ``recipe.work``, in float64
             where something is computed, and in ``recipe.dtype`` where that is another; its own when left out.
         casts: puts values to their places.
+        ranges: gives what a move brings into a range of an operand of a formula.
 
     Returns:
         A 1-D tensor of ``recipe.dtype``: the elements in row-major order.
@@ -113,6 +128,10 @@ def compute(
     take, casts = take or _allocate, casts or Casts()
     arithmetic, count = recipe.arithmetic, where.numel
     block = take(count, recipe.work)
+    if recipe.applied is not None and ranges is not None:
+        casts.put_window(_by_formula(recipe.applied, where, ranges), block)
+        casts.finish(block)
+        return _finished(recipe, block, take, casts)
     wide = take(count, torch.float64) if arithmetic else None
     if wide is None or arithmetic.sum is None:
         _move(recipe, where, block, read, base, casts)
@@ -123,11 +142,30 @@ def compute(
         casts.put_window(wide, block)  # one rounding, that of the sum; then that of what is computed of it
     if wide is not None:
         _apply(recipe, where, block, wide, casts)
+    return _finished(recipe, block, take, casts)
+
+
+def _finished(recipe: Recipe, block: Tensor, take: Callable[[int, torch.dtype], Tensor], casts: Casts) -> Tensor:
+    """The elements in the dtype of the tensor."""
     if recipe.dtype == recipe.work:
         return block
-    result = take(count, recipe.dtype)
+    result = take(block.numel(), recipe.dtype)
     casts.put_window(block, result)
     return result
+
+
+def _by_formula(applied: Applied, where: Window, ranges: ReadRange) -> Tensor:
+    """The elements of a window that a formula gives, in one row."""
+
+    def read(copy: Copy, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
+        return iter(ranges(copy, start=start, stop=stop))
+
+    if where.shape == (ENDLESS,):
+        return applied.compute(where.starts[0], where.starts[0] + where.sizes[0], read)
+    strides = strides_of(where.shape)
+    first = sum(step * start for step, start in zip(strides, where.starts, strict=True))
+    last = first + sum(step * (size - 1) for step, size in zip(strides, where.sizes, strict=True))
+    return applied.compute(first, last + 1, read).contiguous().as_strided(where.sizes, strides).reshape(-1)
 
 
 def _allocate(count: int, dtype: torch.dtype) -> Tensor:
@@ -199,7 +237,8 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
         ValueError: as :func:`compute`.
     """
     moves = recipe.copies
-    if len(moves) == 1 and moves[0].numel == recipe.numel and recipe.arithmetic.sum is None:
+    plain = recipe.arithmetic.sum is None and recipe.applied is None
+    if plain and len(moves) == 1 and moves[0].numel == recipe.numel:
         return recipe.arithmetic.applied(_box(moves[0], read(moves[0].source)).reshape(recipe.shape))
     if device is None:
         device = read(moves[0].source).device if moves else torch.device("cpu")
@@ -207,12 +246,17 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
     def whole_of(tensors: Read) -> ReadParts:
         return lambda copy: [(_box(copy, tensors(copy.source)), copy)]
 
+    def range_of(copy: Copy, *, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
+        for part in window(copy, start, stop):
+            yield _box(part, read(copy.source)), part
+
     found = compute(
         recipe,
         Window.of_row(0, recipe.numel),
         whole_of(read),
         base=None if base is None else whole_of(base),
         take=lambda count, dtype: torch.empty(count, dtype=dtype, device=device),
+        ranges=range_of,
     )
     return found.view(recipe.shape)
 
@@ -290,7 +334,14 @@ class _Read:
         return self.read(name)
 
 
-def pullback(step: Step, source: str, shape: tuple[int, ...], read: Read, arithmetic: Arithmetic = NOTHING) -> Tensor:
+def pullback(
+    step: Step,
+    source: str,
+    shape: tuple[int, ...],
+    read: Read,
+    arithmetic: Arithmetic = NOTHING,
+    values: Read | None = None,
+) -> Tensor:
     """The gradient of one of a step's sources from those of its targets, in float64: the transpose of :func:`forward`.
 
     A move is carried back, what is computed is transposed, and what was broadcast is summed.  An element that no copy
@@ -301,7 +352,15 @@ def pullback(step: Step, source: str, shape: tuple[int, ...], read: Read, arithm
         source, shape: one of its sources.
         read: gives the gradient of a target.
         arithmetic: what :func:`forward` computes.
+        values: gives a source tensor, which the gradient through a formula depends on.
+
+    Raises:
+        ValueError: the step has a formula, and no values are given.
     """
+    if step.layout is not None:
+        if values is None:
+            raise ValueError(f"the gradient through {step.rule} needs the values of its sources")
+        return _pulled_through(step, source, shape, read, arithmetic, values)
     result = torch.zeros(shape, dtype=torch.float64)
     for copy in step.copies:
         if copy.source != source:
@@ -314,3 +373,20 @@ def pullback(step: Step, source: str, shape: tuple[int, ...], read: Read, arithm
         result.as_strided([one[0] for one in kept], [one[1] for one in kept], copy.source_offset).add_(box)
     arithmetic.transpose(result)
     return result
+
+
+def _pulled_through(
+    step: Step, source: str, shape: tuple[int, ...], read: Read, arithmetic: Arithmetic, values: Read
+) -> Tensor:
+    """The same through a formula, by torch's own derivatives of it."""
+    (target,) = step.targets
+    given = read(target).to("cpu", torch.float64)
+    found = {
+        name: values(name).detach().to("cpu", torch.float64).requires_grad_(name == source) for name in step.sources
+    }
+    shapes = {name: one.to(torch.float64) for name, one in found.items()}
+    with torch.enable_grad():
+        ((_, made),) = forward(step, {target: given}, shapes.__getitem__, arithmetic)
+        made.backward(given)  # type: ignore[no-untyped-call]  # torch gives it no types
+    gradient = found[source].grad
+    return torch.zeros(shape, dtype=torch.float64) if gradient is None else gradient.reshape(shape)

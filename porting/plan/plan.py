@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from porting.errors import Fault, PortingError
+from porting.errors import Code, Fault, PortingError
 from porting.notation.table import Table
 from porting.ops import Arithmetic
 from porting.plan.align import Step
@@ -20,6 +20,14 @@ MADE = "the table makes it"
 
 class PlanError(PortingError):
     """The table, the checkpoint and the module do not fit together; carries every fault."""
+
+
+def irreversible(step: Step) -> Fault:
+    """The fault of a formula that has no way back."""
+    formula = "" if step.rule.formula is None else step.rule.formula.text
+    message = f"'{step.rule}' computes {formula!r}, and nothing says what its sources are made of on the way back"
+    hint = "give the rule 'back', a formula over y for each source"
+    return Fault(code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +100,7 @@ class Plan:
     @property
     def summary(self) -> str:
         """One line: how much is loaded, left out, tied and new."""
-        read = sum(len(step.sources) for step in self.steps)
+        read = len({name for step in self.steps for name in step.sources})
         written = sum(len(step.targets) for step in self.steps)
         parts = [f"{read} of {len(self.sources)} tensors fill {written} of {len(self.targets)} places"]
         parts += [f"{len(self.left_out)} left out"] if self.left_out else []

@@ -14,6 +14,7 @@ from porting.ops import NOTHING, Arithmetic, Content
 from porting.plan.align import Step
 from porting.plan.clipping import window
 from porting.plan.copies import Copy, grouped, whole
+from porting.plan.formulas import Applied, Layout
 
 
 class Described(Protocol):
@@ -54,6 +55,7 @@ class Recipe:
         equals: the target tensor that it is a copy of, as [make] says; empty for none.
         base: the tensor whose elements stand where no move writes, as it was before; empty for none.
         blanks: moves whose targets become zero after ``base`` was copied.
+        applied: the formula that gives its elements; the moves then fill the buffers of that.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Recipe:
     equals: str = ""
     base: str = ""
     blanks: tuple[Copy, ...] = ()
+    applied: Applied | None = None
 
     @property
     def made_as(self) -> str:
@@ -91,6 +94,8 @@ class Recipe:
     @cached_property
     def covered(self) -> bool:
         """Whether its moves write all of it."""
+        if self.applied is not None:
+            return True
         return self.arithmetic.sum is not None or sum(copy.numel for copy in self.copies) == self.numel
 
     def in_dtype(self, dtype: torch.dtype) -> Recipe:
@@ -99,6 +104,8 @@ class Recipe:
 
     def origin(self, position: int) -> tuple[str, int] | None:
         """The first tensor, and the place in it, that the element at ``position`` is read from; None for a fill."""
+        if self.applied is not None:  # of several elements; the first source, as a whole, stands for them
+            return (self.copies[0].source, 0) if self.copies else None
         for copy in self.copies:
             for part in window(copy, position, position + 1):
                 return part.source, part.source_offset
@@ -127,6 +134,19 @@ def forward_recipes(
         dtype: what floating-point sources are cast to as they are read; None keeps theirs.
     """
     copies = grouped(step.copies, "target")
+    if step.layout is not None:
+        (name,) = step.targets
+        work = cast_to(made_dtype(step, sources), dtype)
+        yield Recipe(
+            name=name,
+            shape=tuple(targets[name].shape),
+            work=work,
+            dtype=work,
+            copies=step.copies,
+            arithmetic=arithmetic,
+            applied=step.layout.forward(step.rule, arithmetic.numbers),
+        )
+        return
     for name in step.targets:
         work = cast_to(sources[copies[name][0].source].dtype, dtype)
         yield Recipe(
@@ -158,6 +178,9 @@ def backward_recipes(
         kept: sources whose elements are known as they were: they stand where the targets hold nothing, and before the
             rule's ``fill``.
     """
+    if step.layout is not None:
+        yield from _backward_by_formula(step, step.layout, sources, targets, arithmetic, dtype)
+        return
     copies = grouped(step.copies, "source")
     for number, name in enumerate(step.sources):
         back = tuple(copy.inverse for copy in copies[name])
@@ -175,6 +198,38 @@ def backward_recipes(
         if name in kept and not recipe.covered:
             recipe = replace(recipe, base=name, fill=None, blanks=() if returned else back)
         yield recipe
+
+
+def _backward_by_formula(
+    step: Step,
+    layout: Layout,
+    sources: Tensors,
+    targets: Tensors,
+    arithmetic: Arithmetic,
+    dtype: torch.dtype | None,
+) -> Iterator[Recipe]:
+    """The recipes of the sources of a formula; one that ``back`` does not give has nothing that brings its elements."""
+    work = targets[step.targets[0]].dtype
+    for name in step.sources:
+        applied = layout.backward(step.rule, name, arithmetic.numbers)
+        yield Recipe(
+            name=name,
+            shape=tuple(sources[name].shape),
+            work=work,
+            dtype=cast_to(work, dtype),
+            copies=() if applied is None else applied.operands[0].copies,
+            arithmetic=NOTHING if applied is None else arithmetic.inverse,
+            applied=applied,
+        )
+
+
+def made_dtype(step: Step, sources: Tensors) -> torch.dtype:
+    """The dtype of a step's targets before any cast: the first source's; if that is quantised, what the rule says."""
+    first = sources[step.sources[0]].dtype
+    if step.rule.dtype and (first.itemsize == 1 or not first.is_floating_point):
+        found: torch.dtype = getattr(torch, step.rule.dtype)
+        return found
+    return first
 
 
 def cast_to(dtype: torch.dtype, to: torch.dtype | None) -> torch.dtype:

@@ -31,7 +31,7 @@ from porting.plan.leftovers import differs
 from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
 from porting.printable import dtype_name
-from porting.sharding.filling import compute_box
+from porting.sharding.filling import compute_box, whole_only
 from porting.sharding.layout import Box, boxes, is_dtensor
 from porting.sharding.places import PIECE, Layout, Places, layout
 from porting.sharding.processes import Processes
@@ -111,6 +111,8 @@ def _require_values(module: nn.Module, plan: Plan) -> None:
     tensors = dict(named_tensors(module))
     faults = []
     for step in plan.steps:
+        if step.layout is not None:
+            faults.append(whole_only(step))
         for name in step.targets:
             if tensors[name].is_meta:
                 message, hint = "it is on the meta device and has no values", "load or initialise the module first"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -76,12 +76,14 @@ class Counterparts:
         config: what a rule's constants are computed from.
         found: one for each parameter of the reference that is trained on either side.
         alone: parameters of the port that nothing of the reference is carried into.
+        values: the reference's tensors, on which the gradient through a formula depends.
     """
 
     table: Table
     config: Mapping[str, object]
     found: tuple[Counterpart, ...]
     alone: tuple[str, ...]
+    values: Mapping[str, Tensor] = field(default_factory=dict)
 
     def pulled(self, one: Counterpart, gradients: Mapping[str, Tensor]) -> Tensor:
         """The gradient of a parameter of the reference, from those of the port's by name."""
@@ -93,7 +95,14 @@ class Counterparts:
     def parts(self, one: Counterpart, gradients: Mapping[str, Tensor]) -> list[Tensor]:
         """The same, step by step: what each place of the port adds to it."""
         return [
-            pullback(step, name, one.shape, gradients.__getitem__, step.rule.arithmetic(self.config))
+            pullback(
+                step,
+                name,
+                one.shape,
+                gradients.__getitem__,
+                step.rule.arithmetic(self.config),
+                values=self.values.__getitem__,
+            )
             for step in one.steps
             for name in step.sources
             if name in one.names
@@ -145,9 +154,8 @@ def counterparts(
                 ours_padded = any(id(ours[name]) in _padded(port) for name in targets)
                 found.append(replace(one, padded=(theirs_padded, ours_padded)))
     alone = {id(one): name for name, one in reversed(ours.items()) if isinstance(one, nn.Parameter)}
-    return Counterparts(
-        table, config, tuple(found), tuple(sorted(name for key, name in alone.items() if key not in reached))
-    )
+    lone = tuple(sorted(name for key, name in alone.items() if key not in reached))
+    return Counterparts(table, config, tuple(found), lone, theirs)
 
 
 def _trains(tensor: Tensor) -> bool:
