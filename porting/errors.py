@@ -373,6 +373,10 @@ def alike(faults: Iterable[Fault]) -> list[Fault]:
 def grouped_lines(lines: Iterable[str], most: int = MOST_FAULTS) -> tuple[str, ...]:
     """Shorten a long list of lines: those that differ only in numbers are shown once.
 
+    Args:
+        lines: the lines.
+        most: how many are shown at most.
+
     >>> grouped_lines([f"file {i}.bin: it is missing" for i in range(3)], 2)
     ('file 0.bin: it is missing', 'file 1.bin: it is missing', 'and 1 more, not shown')
     >>> grouped_lines([f"tensor 'layers.{i}.bias' is missing" for i in range(9)], 2)
@@ -451,6 +455,10 @@ class VerifyError(PortingError):
 
 def nearest(name: str, candidates: Sequence[str]) -> str:
     """The candidate that is most similar to ``name``, as a hint; empty if none is close.
+
+    Args:
+        name: the name that was not found.
+        candidates: the known names.
 
     >>> nearest("layer.0.wieght", ["layer.0.weight", "pooler.bias"])
     "did you mean 'layer.0.weight'?"

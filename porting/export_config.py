@@ -75,6 +75,11 @@ _PASS_CONFIG = Message(
 def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, object]:
     """A complete config: the passed one, or the target's, translated through the table.
 
+    Args:
+        module: the module to write.
+        table: its fields.
+        config: the config that the user passed: a mapping, an object, or None.
+
     Raises:
         TargetError: there is none, or it lacks fields.
     """

@@ -203,7 +203,12 @@ def _directory(checkpoint: Checkpoint) -> Folder:
 
 
 def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
-    """Change fields of a config, as a table spells them; the bytes are the same if nothing changes."""
+    """Change fields of a config, as a table spells them; the bytes are the same if nothing changes.
+
+    Args:
+        raw: the text of a ``config.json``.
+        changes: new values, by field.
+    """
     config = changed = parse_config(raw, where=CONFIG_NAME)
     for field, value in changes.items():
         if not held(changed, field) or value_of(changed, field) != value:

@@ -402,6 +402,11 @@ def grant(nbytes: int, *, where: str) -> None:
 def charge(unit: str, count: int, *, where: str) -> None:
     """Spend from the open budget, before the work is done; see :class:`Limits` for the units.
 
+    Args:
+        unit: a field of :class:`Limits`.
+        count: how much.
+        where: the file or table that costs it, for messages.
+
     Raises:
         LimitError: that is more than is left.
     """
@@ -434,6 +439,10 @@ _WIDEST, _WIDEST_ESCAPED = re.compile(rb"[\xf0-\xff]"), re.compile(rb"\\u[dD][89
 
 def combinations(parts: Sequence[Sequence[Value]], *, where: str) -> Iterator[tuple[Value, ...]]:
     """The product of the parts, the last changing first; charged as members.
+
+    Args:
+        parts: the values of each part.
+        where: what they are of, for messages.
 
     Raises:
         LimitError: there are more than are left.

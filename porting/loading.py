@@ -194,6 +194,9 @@ def fit(
 ) -> Fitted:
     """Do all of :func:`load` that reads no weights; the arguments are the same.
 
+    Returns:
+        The module on the meta device, or the passed one, and the plan.
+
     Raises:
         TableError, PlanError, TargetError: as :func:`load`.
     """
@@ -210,7 +213,16 @@ def fit(
 
 @spending()
 def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[str, Tensor]:
-    """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow."""
+    """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow.
+
+    Args:
+        plan: what goes where.
+        checkpoint: the source of the plan.
+        own: copy all values, so that none is a view of a file.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
     checkpoint.allow_time()
     values: dict[str, Tensor] = {}
     for step in plan.steps:
@@ -238,6 +250,13 @@ def maker(
 
     That is the one that was asked for; else the one that ``into`` is by its class; else the one that the checkpoint
     holds.
+
+    Args:
+        table: names the modules.
+        checkpoint: the checkpoint to load; only its names, shapes and config are read.
+        into: the user's module, or what builds it; None for the table's own.
+        architecture: one of the table's, if the user chose it.
+        trust: allow modules outside of this library.
 
     Raises:
         TargetError: the table has no such architecture, or its module cannot be imported.
@@ -269,6 +288,10 @@ def maker(
 
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
     """Require that the tensors that are dropped have the value that the table states, bit for bit.
+
+    Args:
+        plan: the plan that drops them.
+        checkpoint: the source of the plan.
 
     Raises:
         PlanError: some do not.
@@ -305,7 +328,16 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The module's initial values for tensors that the checkpoint does not have, in the dtype of most others."""
+    """The module's initial values for tensors that the checkpoint does not have, in the dtype of most others.
+
+    Args:
+        plan: says which tensors are new or computed.
+        make: builds the module; called only if there are such tensors.
+        values: all other tensors, by name.
+
+    Returns:
+        The tensors by name.
+    """
     own = {*plan.fresh, *plan.computed}
     if not own:
         return {}
@@ -372,7 +404,12 @@ def _has(table: Table, tensors: Container[str], name: str) -> bool:
 
 
 def recognise_architecture(table: Table, module: nn.Module | type[nn.Module]) -> Architecture | None:
-    """The architecture of a module or class: one that the table names, or a subclass of one."""
+    """The architecture of a module or class: one that the table names, or a subclass of one.
+
+    Args:
+        table: the table.
+        module: the module, or its class.
+    """
     targets = {entry.target: entry for entry in table.architectures}
     kind = module if isinstance(module, type) else type(module)
     paths = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)

@@ -73,6 +73,11 @@ class Origin:
 def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpoint | None) -> Table:
     """Find the table: the given one, the one that the module was loaded through, or one that names its class.
 
+    Args:
+        module: the module to write.
+        table: the table that the user gave; None to find it.
+        like: the checkpoint to follow; None for none.
+
     Raises:
         TableError: there is none, or it has faults.
     """
@@ -291,7 +296,13 @@ def _irreversible(rule: Rule) -> Fault:
 
 
 def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:
-    """Add or remove the table's prefix, as most names have it."""
+    """Add the table's prefix to names, or remove it, as other names have it.
+
+    Args:
+        names: tensors by the names that the table spells.
+        table: its prefix.
+        others: names whose spelling decides.
+    """
     terms = [term for rule in table.rules for term in rule.sources]
     matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.prefix)
     others = list(others)

@@ -67,6 +67,10 @@ def by_axes(copy: Copy, checkpoint: Checkpoint) -> Copy:
     """Rewrite a move so that each direction stays within one axis of its source, so that cuts of it fit pieces.
 
     A run over several axes that is cut somewhere is no box of them any more; runs along single axes are.
+
+    Args:
+        copy: a move of a plan.
+        checkpoint: the checkpoint that it reads.
     """
     pieces = checkpoint.pieces(copy.source, verify=False)
     if len(pieces) == 1 and pieces[0].extent.stride is None:

@@ -93,7 +93,13 @@ def _for_config(config: Mapping[str, object]) -> Table:
 
 @contextmanager
 def chosen_for(table: Table | str | Path | None, into: object, chosen: Table) -> Iterator[None]:
-    """Add a fault to those of a user's own module if the table was chosen automatically, which may be the cause."""
+    """Add a fault to those of a user's own module if the table was chosen automatically, which may be the cause.
+
+    Args:
+        table: the table that the user gave; None if it was chosen.
+        into: the user's module; None for the table's own.
+        chosen: the table in use.
+    """
     try:
         yield
     except PortingError as error:

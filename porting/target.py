@@ -126,7 +126,13 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a value, in lists and in dictionaries, by name."""
+    """The tensors in a value, in lists and in dictionaries, by name.
+
+    Args:
+        name: the name of the value.
+        value: anything.
+        deep: how many levels of lists and dictionaries are searched.
+    """
     if isinstance(value, Tensor):
         yield name, value
     elif deep and isinstance(value, dict):
@@ -154,6 +160,10 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     A tensor that has values keeps its identity and its device (an optimizer that holds it goes on working); a
     parameter on the meta device is replaced by one with the same ``requires_grad``.  All or nothing: when one cannot
     be replaced, those before it are put back.
+
+    Args:
+        module: the module; changed in place.
+        values: the new tensors, by name.
     """
     old = {name: tensor for name, tensor in named_tensors(module) if name in values}
     replaced: dict[int, Tensor] = {}

@@ -191,6 +191,11 @@ def _longest(part: Json) -> int:
 def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
     """Try a tokenizer in a process of its own: load it, and encode these texts.
 
+    Args:
+        raw: the tokenizer's file.
+        texts: the texts to encode.
+        where: the file, for messages.
+
     Raises:
         LimitError: it takes more memory or time than is allowed, or makes the library fail.
     """

@@ -28,6 +28,10 @@ def read_config(folder: Folder) -> dict[str, object]:
 def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
     """Parse the text of a ``config.json``.
 
+    Args:
+        raw: the text.
+        where: the file, for messages.
+
     Raises:
         CheckpointError: it is no JSON object.
     """

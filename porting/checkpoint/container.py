@@ -354,6 +354,10 @@ def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
 def open_each(place: Place, names: Iterable[str]) -> Iterator[tuple[str, ByteSource]]:
     """Open the files one after the other, and hold one at a time.
 
+    Args:
+        place: where the files are.
+        names: the files.
+
     Raises:
         CheckpointError: in the end, or after :data:`ENOUGH` of them; names all that cannot be opened.
     """
@@ -385,7 +389,12 @@ def allow_time(sources: Iterable[ByteSource]) -> None:
 
 
 def divided(tensors: Mapping[str, Described], shard_size: int | None) -> list[dict[str, Described]]:
-    """Divide tensors into groups of at most ``shard_size`` bytes; a larger tensor is a group of its own."""
+    """Divide tensors into groups of at most ``shard_size`` bytes; a larger tensor is a group of its own.
+
+    Args:
+        tensors: shapes and dtypes by name.
+        shard_size: bytes; None for one group.
+    """
     groups: list[dict[str, Described]] = [{}]
     filled = 0
     for name, tensor in tensors.items():

@@ -85,6 +85,12 @@ def download(
 
     When the hub gives no answer, a complete snapshot in the cache stands in for it.
 
+    Args:
+        model: the model and its revision.
+        token: of the hub; True for the stored one, None for the client's default.
+        cache_dir: the cache; None for the client's default.
+        local_files_only: use only what is cached.
+
     Raises:
         HubError: they cannot be had.
         CheckpointError: the model has no weights, or a faulty index.
@@ -110,6 +116,10 @@ def download(
 
 def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
     """Open a model whose headers are read by range requests.
+
+    Args:
+        model: the model and its revision.
+        token: of the hub; True for the stored one, None for the client's default.
 
     Raises:
         HubError: the hub does not give access to it.

@@ -63,6 +63,11 @@ class ShardIndex:
 def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
     """Parse the JSON text of an index.
 
+    Args:
+        raw: the text.
+        name: the file's name.
+        where: the file, for messages.
+
     Raises:
         CheckpointError: with every fault: no JSON, no ``weight_map``, shards that are no plain file names.
     """

@@ -52,6 +52,10 @@ MAX_BYTES = 2**63 - 1
 def shape_fault(shape: Sequence[int], dtype: torch.dtype) -> str:
     """The reason why no tensor can have a shape; empty if one can.
 
+    Args:
+        shape: the sizes.
+        dtype: the dtype.
+
     >>> shape_fault([1 << 40, 0, 1 << 40], torch.float32)
     'its shape [1099511627776, 0, 1099511627776] overflows 64 bits'
     """

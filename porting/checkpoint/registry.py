@@ -150,7 +150,13 @@ def explained(error: UnrecognisedError) -> CheckpointError:
 
 
 def wrong_kind(source: ByteSource, kind: FileKind, expected: str) -> Fault:
-    """The fault of a file that is of another kind than ``expected``."""
+    """The fault of a file that is of another kind than ``expected``.
+
+    Args:
+        source: the file.
+        kind: its kind.
+        expected: what was expected, in words.
+    """
     message = f"this is {kind.what}, not {expected}"
     return Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=kind.hint)
 

@@ -117,6 +117,11 @@ def not_read(names: Sequence[str], where: str) -> tuple[Fault, ...]:
 def require_stored(specs: Iterable[TensorSpec], records: Mapping[str, ChecksummedRange], source: ByteSource) -> None:
     """Require that tensors that are not read fit their storages too, as torch does.
 
+    Args:
+        specs: the tensors.
+        records: the ranges of the storages, by key.
+        source: the file.
+
     Raises:
         CheckpointError: with every fault found.
     """

@@ -232,6 +232,10 @@ def _plan(content: TensorFile, *, where: str) -> _Plan:
 def shard_around(content: TensorFile, *, where: str) -> Shard:
     """All bytes of a file except its tensors, which need no values.
 
+    Args:
+        content: the tensors; shapes and dtypes are enough.
+        where: the destination, for messages.
+
     Raises:
         CheckpointError: they do not fit an earlier file's header, or a name or a size cannot be written.
     """

@@ -126,6 +126,10 @@ def first_name(source: ByteSource) -> str:
 def read_archive(source: ByteSource, writer: Writer) -> Archive:
     """Read the table of contents of an archive.
 
+    Args:
+        source: the file.
+        writer: the program whose archives are accepted.
+
     Raises:
         CheckpointError: with every fault found; it is no archive that the program writes.
         LimitError: it lists more than a command may hold.
@@ -239,6 +243,13 @@ def locate(
     """Locate an entry's bytes; returns them, and where the next entry begins.
 
     Its own small header has to agree with the table of contents, and so has what stands behind its bytes.
+
+    Args:
+        source: the file.
+        entry: the entry, from the table of contents.
+        writer: the program whose archives are accepted.
+        faults: collects what is wrong.
+        checksums: whether the entry's CRC-32 is checked when it is read.
     """
     start = stop = 0
     agrees = False
@@ -273,6 +284,13 @@ def _descriptor_end(source: ByteSource, entry: ZipEntry, stop: int) -> int:
 
 def locate_all(source: ByteSource, archive: Archive) -> dict[str, ChecksummedRange]:
     """Locate the bytes of every entry: they must fill the file up to the table of contents.
+
+    Args:
+        source: the file.
+        archive: its table of contents.
+
+    Returns:
+        The range of each entry, with its checksum.
 
     Raises:
         CheckpointError: with every fault found.

@@ -56,6 +56,9 @@ class Counterparts:
 def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
     """Pair tensors of the same name.
 
+    Args:
+        a, b: the checkpoints.
+
     Raises:
         PlanError: the two have no name in common.
     """
@@ -75,6 +78,11 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
 
 def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right.
+
+    Args:
+        table: the table.
+        a: a checkpoint in the layout of the table's left side.
+        b: one in that of its right side.
 
     Raises:
         PlanError: the table does not fit the two; carries all faults.

@@ -45,7 +45,13 @@ Result = TypeVar("Result")
 
 
 def spans(numel: int, itemsize: int, length: int = SPAN) -> Iterator[tuple[int, int]]:
-    """Cut the elements of a tensor into spans of ``length`` bytes; one empty span if there is no element."""
+    """Cut the elements of a tensor into spans of ``length`` bytes; one empty span if there is no element.
+
+    Args:
+        numel: elements of the tensor.
+        itemsize: bytes of an element.
+        length: bytes of a span.
+    """
     step = max(length // itemsize, 1)
     yield from ((start, min(start + step, numel)) for start in range(0, max(numel, 1), step))
 

@@ -19,6 +19,10 @@ from porting.plan.plan import LeftOut, PlanError
 def prove_same(pairs: Iterable[LeftOut], checkpoint: Checkpoint) -> None:
     """Compare each tensor with the value that the table states, bit for bit.
 
+    Args:
+        pairs: the tensors, each with what it equals.
+        checkpoint: the checkpoint that has them.
+
     Raises:
         PlanError: some differ; carries all faults.
         CheckpointError: the checkpoint cannot be read.

@@ -48,6 +48,11 @@ def _turned(rule: Rule) -> Rule:
 def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[str, object]) -> dict[str, Slot]:
     """The port's tensors that the rules make of a checkpoint's.
 
+    Args:
+        table: the table.
+        tensors: the checkpoint's tensors.
+        config: its config.
+
     Raises:
         PlanError: a name or a size follows from nothing; carries all faults.
     """
@@ -154,7 +159,12 @@ class PortPlaces:
 
 
 def as_places(table: Table, tensors: Mapping[str, Described]) -> PortPlaces:
-    """Take the tensors of a checkpoint in the port's layout for the places of a module."""
+    """Take the tensors of a checkpoint in the port's layout for the places of a module.
+
+    Args:
+        table: the table.
+        tensors: the port's tensors.
+    """
     matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
     places: dict[str, Slot] = {}
     same: list[LeftOut] = []
@@ -177,6 +187,12 @@ def sources_of(
     """The tensors that a port is converted back to: the recorded ones, else those that the rules name.
 
     Each gets the dtype of the port's tensor that it is made of.
+
+    Args:
+        table: the table.
+        places: the port's tensors.
+        config: the config.
+        recorded: the checkpoint's tensors that a record names; None without a record.
 
     Raises:
         PlanError: a name or a size follows from nothing; carries all faults.

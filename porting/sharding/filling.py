@@ -114,7 +114,13 @@ def _part(recipe: Recipe, target: Tensor, reader: Ranges) -> Tensor:
 
 
 def compute_box(recipe: Recipe, box: Box, reader: Ranges) -> Tensor:
-    """Compute the elements of a box of a tensor."""
+    """Compute the elements of a box of a tensor.
+
+    Args:
+        recipe: how the tensor is made.
+        box: the box, in the tensor's coordinates.
+        reader: reads the checkpoint.
+    """
 
     def read(copy: Copy) -> Iterator[tuple[Tensor, Copy]]:
         return ((values, part) for part, values in reader.clipped(copy, recipe.shape, box.starts, box.sizes))

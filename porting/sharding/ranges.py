@@ -152,7 +152,12 @@ def run_of(copy: Copy) -> tuple[list[int], list[int]]:
 
 
 def pieces(copy: Copy, most: int) -> Iterator[Copy]:
-    """Cut a move into moves of at most ``most`` elements, along the axes that are slowest in the target."""
+    """Cut a move into moves of at most ``most`` elements, along the axes that are slowest in the target.
+
+    Args:
+        copy: the move.
+        most: elements.
+    """
     if copy.numel <= most or not copy.sizes:
         yield copy
         return
