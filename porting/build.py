@@ -49,13 +49,13 @@ class Bounds:
 
 
 COPIES = 8
-"""What is stored may be registered so many times: once as float64 of bfloat16, or untied, and again with its values."""
+"""How often stored bytes may be registered: as float64 of bfloat16, or untied, and again with values."""
 
 SHARED_LAYERS, STACKED_LAYERS = 36, 256
 """More layers than a checkpoint has tensors, if they share weights or are stacked in tensors: each takes time."""
 
 STACKED = 4
-"""So many tensors whose first axis counts layers are a stack of these."""
+"""The number of tensors whose first axis counts layers that make a stack."""
 
 _LAYERS = re.compile(r"(.*_)?(layers?|depth)")
 
@@ -95,7 +95,7 @@ def _unstored_elements(tensor: Described) -> int:
 
 
 OWN_CODE = Bounds(parameters=2**63, nbytes=2**63)
-"""For a builder of the user's own that is given no config: what it builds, nobody else has a say in."""
+"""No limits, for a user's builder that gets no config."""
 
 
 def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:

@@ -231,7 +231,7 @@ def command_text(text: str) -> str:
 
 
 LONGEST = 4000
-"""Characters of a message, of a place and of a hint; of a longer one the middle is left out."""
+"""Characters of a message, a place and a hint; the middle of a longer text is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,13 +299,13 @@ class PortingError(Exception):
 
 
 MOST_FAULTS = 50
-"""An error has so many lines at most, whatever a file is made of."""
+"""Faults of an error at most, whatever a file holds."""
 
 MOST_TEXT = 30_000
-"""So many characters of several faults are shown; of one, :data:`LONGEST` for each field."""
+"""Characters of several faults together; a single one has :data:`LONGEST` for each field."""
 
 STEPS_EACH = 100
-"""What taking the numbers out of a name costs, in pairs of characters that are compared."""
+"""The cost of removing the numbers of a name, in compared pairs of characters."""
 
 
 class Comparisons:
@@ -330,13 +330,13 @@ class Comparisons:
 
 
 COMPARISONS: ContextVar[Comparisons | None] = ContextVar("comparisons", default=None)
-"""That of the command, which :func:`porting.limits.spending` opens with its budget; None for one search alone."""
+"""The budget of the command, which :func:`porting.limits.spending` opens; None without one."""
 
 MOST_CANDIDATES = 5000
-"""So many names, their numbers aside, are compared with."""
+"""The number of names, without their numbers, that a name is compared with."""
 
 MOST_CHARACTERS = 200
-"""So much of a name is compared: comparing takes the product of two lengths."""
+"""Characters of a name that are compared; comparing takes the product of two lengths."""
 
 _NUMBER = re.compile(r"(?<![^.'\"/_])[0-9]+(?![^.'\"/_])")
 

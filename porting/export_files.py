@@ -26,10 +26,10 @@ from porting.printable import dtype_name
 from porting.target import TargetError
 
 METADATA = {"format": "pt"}
-"""transformers looks for it: weights saved by torch."""
+"""The main file of torch's weights that transformers looks for."""
 
 LARGEST = 64 << 20
-"""Bytes.  Tokenizers stay below; what is larger in a checkpoint's directory is weights or data."""
+"""Bytes; tokenizers are smaller, and larger files beside a checkpoint are weights or data."""
 
 WEIGHTS = (*ENDINGS, *(".h5", ".index", ".msgpack", ".onnx", ".ot", ".pickle", ".pkl", ".tflite"))
 """Endings of files of weights and of training states: they belong to the values that are replaced."""
@@ -130,7 +130,7 @@ def _renamed(name: str) -> str:
 
 
 _NO_FILE = {Code.FILE_NOT_REGULAR, Code.FILE_MISSING}
-"""A folder, a FIFO, a link to nothing: left where it is."""
+"""Faults of entries that are not copied: folders, FIFOs, dangling links."""
 
 
 def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, ...]]:

@@ -66,22 +66,22 @@ class Limits:
 
 
 DIGITS = 300
-"""A whole number of more digits has no floating-point number beside it; no config and no table needs one."""
+"""Digits of an integer at most; a longer one is beyond every float."""
 
 RATE = 10_000
-"""Bytes a second: a server that is slower than this on average is left."""
+"""Bytes per second; a server that is slower on average is given up."""
 
 GRANTED = 500_000_000
-"""Bytes of a checkpoint's files that are worth another second: large checkpoints have many tensors."""
+"""Bytes of a checkpoint's files that extend the time by a second: large checkpoints have many tensors."""
 
 SMALL = 1 << 16
-"""Bytes: of a smaller tensor the time counts that it takes, since it is not its bytes that take it."""
+"""Bytes; the time of smaller tensors counts, since it does not come from their bytes."""
 
 LONGEST = 1e6
-"""Seconds after which the time is looked at where there is no limit."""
+"""Seconds between two checks of the time if there is no limit."""
 
 AGAIN = 1.0
-"""Seconds of processor time between two looks at the time that is left."""
+"""Seconds of processor time between two checks of the time left."""
 
 UNITS = {
     "metadata": "bytes of descriptions",
@@ -278,7 +278,7 @@ class Budget:
 
 
 _watching = Event()
-"""Set while a command of ours looks at the time by a signal, which is the whole process's."""
+"""Set while a command checks the time by a signal, which the whole process shares."""
 
 
 def _set_timer(seconds: float) -> None:

@@ -29,16 +29,16 @@ KINDS = (
 )
 
 READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Nothing waits: opening a FIFO for reading returns at once, and then it is refused."""
+"""Flags for opening without waiting: a FIFO is opened at once, and then refused."""
 
 DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-"""For opening what is in it by name, for which the right to list it is not needed."""
+"""Flags for opening a directory to open files in it, which needs no permission to list it."""
 
 
 LINKED = "it gained or lost a hard link since, and may have been written to as well"
 
 MOST_LINKED = 8
-"""So often the names of an open file may change before it is refused: what was read of it is read again each time."""
+"""How often the names of an open file may change; each time, what was read is read again."""
 
 
 @dataclass(kw_only=True)

@@ -27,7 +27,7 @@ from porting.tables import find_table, shipped
 from porting.target import slots
 
 ANY_DTYPE = torch.float32
-"""Handed to :func:`check` where no dtype of the checkpoint binds the module's: a cast is then declared."""
+"""The dtype for :func:`check` if the checkpoint has none that binds the module: it declares a cast."""
 
 
 @dataclass(frozen=True, kw_only=True)

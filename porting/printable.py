@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
 NAME_SHOWN = 120
-"""A longer name is cut in the middle in messages: a hostile header may hold one of 50 MB."""
+"""Characters of a name in a message; a hostile header may hold one of 50 MB."""
 
 _UNSEEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""What is shown as nothing: Unicode's ``Default_Ignorable_Code_Point``, and the blank pattern of Braille.
+"""Invisible characters: Unicode's ``Default_Ignorable_Code_Point``, and the blank pattern of Braille.
 
 Python calls some of them printable: the fillers of Hangul are letters, and variation selectors are marks.
 """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OPTION = "porting_html"
 LONGEST = 100
-"""Of a test's name as much as this is in a page's name; a digest of the whole name makes it unique."""
+"""Characters of a test's name in the name of its page; a digest of the whole name makes it unique."""
 
 _PAGES = pytest.StashKey[Path | None]()
 _OPENED = pytest.StashKey[dict[tuple[str, str | None], "Checkpoint"]]()

@@ -28,10 +28,10 @@ INPUTS, WEIGHTS, EXACT = "inputs", "weights", "float64"
 WORKING = ("float32", "bfloat16", "float16")
 ISOLATED = " isolated"
 RETURNED = "."
-"""The point that stands for what the whole model returns."""
+"""The point of the model's returned value."""
 
 MOST_HEADER = 100_000_000
-"""Bytes; a header that claims to be longer is damaged."""
+"""Bytes of a header at most."""
 
 Array: TypeAlias = Any
 """Anything that ``numpy.asarray`` takes: arrays of numpy, JAX, TensorFlow or torch."""

@@ -26,7 +26,7 @@ from porting.plan.pieces import parts, reading
 from porting.plan.strided import through
 
 OnRead = Callable[[int, Sequence[memoryview]], None]
-"""Called with where in a piece of a tensor bytes were read, and the buffers that hold them, one after the other."""
+"""Called with the place of bytes that were read of a piece of a tensor, and the buffers with them."""
 
 
 @dataclass(frozen=True, slots=True)

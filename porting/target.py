@@ -16,10 +16,10 @@ from porting.errors import Code, Fault, Message, Option, PortingError, nearest
 from porting.users_code import import_users
 
 DEEPEST = 4
-"""Lists of dictionaries of tensors are followed so far down."""
+"""Levels of lists and dictionaries that are searched for tensors."""
 
 OURS = "porting.models."
-"""Import paths that a table may name without being trusted."""
+"""The package that a table may name without being trusted."""
 
 
 class TargetError(PortingError):

@@ -28,10 +28,10 @@ from porting.tokenizer_check import is_known, parsed, piece_fault, require_bound
 TOKENIZER = "tokenizer.json"
 VOCABULARY = "vocab.txt"
 LARGEST = 256 << 20
-"""Bytes.  The largest vocabularies in use stay below 40 MB."""
+"""Bytes; the largest vocabularies in use are below 40 MB."""
 
 ROLES = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
-"""The special tokens of a ``vocab.txt``, as they are spelled when no file says otherwise."""
+"""The default spellings of the special tokens of a ``vocab.txt``."""
 
 
 class TokenizerError(PortingError):

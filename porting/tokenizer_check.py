@@ -40,16 +40,16 @@ HARMLESS = frozenset(
         "Sequence",
     }
 )
-"""Parts that make no more of a text than a few times its length."""
+"""Parts whose output is at most a few times as long as the text."""
 
 CONVENTIONS = re.compile(r"[A-Z][a-z]+(?:Normalizer|PreTokenizer|Processing)")
-"""The parts that are named after a model, and templates: they do what one model does, or list what they put in."""
+"""The parts that are named after a model, and templates: what they add is known."""
 
 MOST_PARTS = 32
 """Parts of a template or of a sequence."""
 
 MOST_CHARACTERS = 4096
-"""Characters of an added token, with what is noted of it, or of a word that is taken apart: that is quadratic in it."""
+"""Characters of an added token with its description, or of a word to be split, which takes quadratic time."""
 
 MOST_PIECES = 1_000_000
 """Word pieces of a text."""
@@ -58,7 +58,7 @@ ROOM = 768 << 20
 """Bytes of memory for the process that tries a tokenizer out, beside four times the file's."""
 
 PANIC, MANY = 4, 6
-"""Exit codes of the trial: something in the library went wrong that is no ordinary exception; too many pieces."""
+"""Exit codes of the trial: the library failed without an ordinary exception; too many pieces."""
 
 TRIAL = """
 import resource, sys
@@ -80,14 +80,14 @@ except BaseException:
     sys.exit(4)
 sys.exit(6 if many else 0)
 """
-"""What raises here raises in this library's own process too, where it becomes a line."""
+"""An exception here is raised in the library's own process as well, where it becomes a message."""
 
 
 VALUES_OF_A_NODE = 5
-"""What a node of the tree of pieces costs, in values of descriptions: it takes 330 bytes."""
+"""The cost of a node of the tree of pieces, in values of descriptions: it takes 330 bytes."""
 
 USUAL_NODES = 500_000
-"""So many are not charged: a vocabulary of a quarter of a million pieces has more, and most have fewer."""
+"""Nodes that are not charged; only vocabularies of about 250,000 pieces have more."""
 
 
 def is_known(content: Json) -> bool:

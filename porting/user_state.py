@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from porting.frames import HERE, is_installed
 
 _KINDS = (dict, list, set, Tensor, type(None))
-"""What caches are: containers, or a name that has nothing at first."""
+"""The types of caches: containers, and None at first."""
 
 
 @contextmanager

@@ -24,11 +24,11 @@ from porting.errors import Code, Fault, Message, Option
 from porting.opening import READING, Folder, remove_directory
 
 MARK = ".porting-"
-"""Temporary siblings of ``name`` are called ``.name.porting-<random>``."""
+"""Temporary siblings of ``name`` are named ``.name.porting-<random>``."""
 
 
 SHARED = f"{MARK}convert"
-"""How the sibling is called in which a conversion is made, by one process or by several together."""
+"""The ending of the sibling in which a conversion is made, by one process or several."""
 
 
 SIBLING = re.compile(rf"\{MARK}([0-9a-f]{{8}}|convert)")

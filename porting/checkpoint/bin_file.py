@@ -58,18 +58,18 @@ SMALL = {
     ".data/serialization_id": re.compile(rb"[ -~]{0,256}"),
     ".storage_alignment": re.compile(rb"[0-9]{1,6}"),
 }
-"""What the records have to hold that torch reads besides the pickle."""
+"""The records that torch reads besides the pickle, and their required content."""
 
 KNOWN = re.compile(
     r"data\.pkl|version|byteorder|data/[^/]+|\.data/serialization_id|\.format_version|\.storage_alignment"
 )
-"""What torch.save puts into the folder of an archive."""
+"""The entries that torch.save puts into the folder of an archive."""
 
 SCRIPT_MARK = "constants.pkl"
 """The entry by which torch knows TorchScript."""
 
 SCRIPT = re.compile(r"(code|constants|traced_inputs|extra)/.+|(constants|traced_inputs)\.pkl")
-"""What torch.jit.save puts there besides: code, which may be compressed, and what only the code uses.  None is read."""
+"""More entries of torch.jit.save: code, which may be compressed, and its data.  None is read."""
 
 TORCH = Writer(name="torch.save", code=Code.BIN_ARCHIVE, again=SAVE_AGAIN, one_case=True, unchecked=True)
 
@@ -126,7 +126,7 @@ class Reader(Protocol):
 
 
 MORE = {Code.BIN_UNSAFE, Code.BIN_PICKLE, Code.BIN_TENSOR}
-"""What is told of a pickle that may be more than a state dict."""
+"""The faults of a pickle that may hold more than a state dict, whose tensors need an inner path."""
 
 
 def _state_dict(source: ByteSource, read: Reader, *, locate: bool) -> Loaded[StateMachine] | CheckpointError:
@@ -208,7 +208,7 @@ def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, .
 
 
 ONE = "tensor"
-"""What the only tensor of an archive is called in messages."""
+"""The name, for messages, of the only tensor of an archive."""
 
 
 def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Loaded[Kind]:

@@ -11,7 +11,7 @@ from porting.opening import Folder
 
 CONFIG_NAME = "config.json"
 MAX_CONFIG = 16 << 20
-"""Bytes.  The largest configurations (label names of image classifiers) stay far below."""
+"""Bytes; the largest configurations (label names of image classifiers) are far smaller."""
 
 
 def read_config(folder: Folder) -> dict[str, object]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from porting.checkpoint.index import ShardIndex
 
 ENOUGH = 1000
-"""After so many files that cannot be opened, no other is tried."""
+"""The number of files that cannot be opened after which no other is tried."""
 
 DTYPES = frozenset(SAFETENSORS_DTYPES.values())
 """The dtypes that the library carries from container to container."""

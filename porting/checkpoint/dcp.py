@@ -43,12 +43,12 @@ from porting.errors import Code, Fault, nearest
 from porting.limits import charge
 
 UNCONSOLIDATED = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
-"""What torch's ``HuggingFaceStorageWriter`` calls the files of one process, where it does not put them together."""
+"""The names of ``HuggingFaceStorageWriter`` for the files of one process, if they are not consolidated."""
 
 PUT_TOGETHER = "save it again with enable_consolidation of torch's HuggingFaceStorageWriter switched on"
 
 SHOWN = 3
-"""Entries that are named of those that are no tensors."""
+"""The number of entries without tensors that a message names."""
 
 
 class Distributed(Container):
@@ -296,7 +296,7 @@ def _check_ranges(
 # --------------------------------------------------------------------------------------------------- writing
 
 Ranges = Mapping[str, tuple[str, int, int]]
-"""For each tensor the file, the place and the length of the archive that holds it."""
+"""The file, place and length of each tensor's archive."""
 
 
 def _shard(name: str, group: Mapping[str, Described]) -> tuple[Shard, Ranges]:

@@ -20,7 +20,7 @@ from porting.checkpoint.zip_file import Directory, local_header
 from porting.printable import dtype_name
 
 ALIGNED = 64
-"""Bytes: the largest unit that any processor asks for."""
+"""Bytes: the largest alignment that a processor needs."""
 
 ROOT = "archive"
 

@@ -36,7 +36,7 @@ CLASSES = {
     (METADATA, "TensorStorageMetadata"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
 }
-"""What may be made, without arguments, and be given its fields."""
+"""Classes that may be made without arguments and given their fields."""
 
 ENUM = "_MEM_FORMAT_ENCODING"
 
@@ -52,10 +52,10 @@ CALLED = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
 }
-"""What may stand where a function is called; of these only sizes, layouts and dictionaries are kept."""
+"""Functions that may be called; only sizes, layouts and dictionaries are kept."""
 
 MAX_METADATA = 1 << 29
-"""The most bytes: a million chunks take a fifth of it."""
+"""Bytes at most; a million chunks need a fifth."""
 
 
 @dataclass(eq=False, slots=True)
@@ -140,10 +140,10 @@ class MetadataMachine(StateMachine):
 Corner = tuple[int, ...]
 
 MOST_IN_PAIRS = 4096
-"""Boxes that lie in no rows along any axis are compared in pairs, up to so many."""
+"""The number of boxes that are compared in pairs if no axis divides them into rows."""
 
 COMPARISONS_PER_BOX = 16
-"""How often a box is looked at on the average: grids of grids take a few for each axis."""
+"""How often a box is visited on average; nested grids need a few visits per axis."""
 
 
 class TangledError(ValueError):

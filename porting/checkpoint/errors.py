@@ -6,7 +6,7 @@ from porting.errors import CheckpointError, Code, Fault
 from porting.printable import quote
 
 FAULTS_SHOWN = 20
-"""At most this many faults of one file are spelled out; the rest are counted."""
+"""The number of faults of one file that are spelled out; the rest are counted."""
 
 
 class HubError(CheckpointError):

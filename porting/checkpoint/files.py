@@ -31,7 +31,7 @@ PIECE = 1 << 18
 """Bytes that are compared at a time."""
 
 MOST_OPEN, MOST_RUNS = 16, 1 << 16
-"""Runs of bytes of a file that are being read at a time, and that were read: beyond, nothing more is remembered."""
+"""Runs of bytes that are being read, and that were read, of which digests are kept; beyond, none are added."""
 
 KEY = secrets.randbits(64)
 

@@ -29,14 +29,14 @@ DTYPES: Mapping[int, torch.dtype] = {
     0: torch.float32, 1: torch.float16, 24: torch.int8, 25: torch.int16, 26: torch.int32, 27: torch.int64,
     28: torch.float64, 30: torch.bfloat16,
 }  # fmt: skip
-"""The types whose elements torch has, by their numbers."""
+"""The types that torch has, by number."""
 
 QUANTISED: Mapping[int, str] = {
     2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
     14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
     22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
-"""What the types that are not read are called."""
+"""The names of types that are not read, by number."""
 
 SIZES: Mapping[int, int] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a setting, by the number of its type."""
@@ -44,10 +44,10 @@ SIZES: Mapping[int, int] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 
 UINT32, STRING, ARRAY = 4, 8, 9
 
 LEAST_SETTING, LEAST_TENSOR = 13, 25
-"""The fewest bytes that a setting, and what a tensor is, can take."""
+"""The smallest number of bytes of a setting, and of a tensor's description."""
 
 MOST_AXES = 8
-"""ggml has four."""
+"""Dimensions; ggml has four."""
 
 STEP = 1 << 12
 """Strings of a list that are charged at once."""

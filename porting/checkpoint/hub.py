@@ -35,7 +35,7 @@ from porting.opening import read_file
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LONGEST_REFERENCE = 4096
-"""Bytes of a file of the cache that holds a commit."""
+"""Bytes of a cache file that holds a commit."""
 
 THREADS = 4
 """Shards fetched at a time."""

@@ -37,7 +37,7 @@ from porting.printable import safe
 Value = TypeVar("Value")
 
 ETAG = re.compile(r'(?:W/)?"?([A-Za-z0-9_-]{1,128})"?')
-"""What the client may make a file name of: it takes off the ``W/`` and the quotes."""
+"""ETags that the client may use as file names: it removes the ``W/`` and the quotes."""
 
 WARNING, LONGEST_WARNING = "X-HF-Warning", 500
 """A header that the client prints, and how many characters of it."""
@@ -45,19 +45,19 @@ WARNING, LONGEST_WARNING = "X-HF-Warning", 500
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 LARGEST_ANSWER = 1 << 22
-"""Bytes of an answer that is kept in memory: the list of a model's files, of which it holds 40,000."""
+"""Bytes of an answer that is kept in memory, such as the list of 40,000 files of a model."""
 
 MOST_PIECES, LEAST_PIECE = 50_000, 256
-"""So many pieces of any size, and one more for so many bytes: a body that comes byte by byte costs a processor."""
+"""Pieces of a body of any size, and bytes for each further piece: reading a body byte by byte costs processor time."""
 
 LOOK = 1.0
-"""Seconds between two looks at what the client is doing."""
+"""Seconds between two checks of the client."""
 
 A_SECOND = 20_000_000
-"""Bytes that may take the client a second of processor time; what it takes longer counts as that of descriptions."""
+"""Bytes that may cost the client a second of processor time; more time counts as that of descriptions."""
 
 DEFAULT_ENDPOINT = constants.HUGGINGFACE_CO_URL_HOME.rstrip("/")
-"""The one place from which files may come by another way than HTTP (Xet), which nothing here could count."""
+"""The only host that may send files by another protocol than HTTP (Xet), which cannot be counted here."""
 
 SyncByteStream: Any = sys.modules[HTTP_ERROR.__module__.partition(".")[0]].SyncByteStream  # httpx's, or its successor's
 

@@ -22,19 +22,19 @@ from porting.errors import Code, Fault
 from porting.printable import is_printable
 
 MAX_INDEX = 256 << 20
-"""Bytes: an index of a million tensors needs less."""
+"""Bytes; an index of a million tensors is smaller."""
 
 LONGEST = 255
 """Bytes of the name of a file."""
 
 PLAIN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}")
-"""A name that nothing is wrong with; an index may have a million of them."""
+"""Names without faults, for a fast check: an index may have a million names."""
 
 INDEX = ".index.json"
-"""What an index has behind the name of the one file that it may stand for."""
+"""The ending of an index behind the name of its only file."""
 
 SHARDS: Mapping[str, Container] = {".safetensors": Safetensors(), ".bin": Bin()}
-"""What an index may lead to, by the endings of the shards."""
+"""The containers that shards may have, by their endings."""
 
 WRITE_AGAIN = "fetch the index again, or save the checkpoint again"
 

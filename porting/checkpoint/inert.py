@@ -31,10 +31,10 @@ from porting.limits import charge
 UTILS = "torch._utils"
 
 STUB = 9
-"""Values that a stub is charged for: it is several objects itself."""
+"""Values that a stub is charged as; it consists of several objects."""
 
 PAIR = 4
-"""Values that an entry of a dictionary is charged for."""
+"""Values that an entry of a dictionary is charged as."""
 
 TOGETHER = 1 << 10
 """Stubs that are charged at once."""

@@ -21,13 +21,13 @@ from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.limits import charge
 
 DEEPEST = 100
-"""Objects in each other on the way to a tensor."""
+"""Levels of nesting above a tensor."""
 
 STEP = 8
-"""Values that a tensor is charged for."""
+"""Values that a tensor is charged as."""
 
 MOST = 10**9
-"""Tensors up to which they are counted: of what shares its parts the number doubles with each level."""
+"""The largest count of tensors: with shared parts the number doubles at each level."""
 
 TOGETHER = 1 << 10
 """Names that are charged at once."""

@@ -222,7 +222,7 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
 
 
 Box = tuple[tuple[str, ...], ...]
-"""For each place of a name that holds a number, the numbers it takes: all their combinations are meant."""
+"""For each number in a name the values that it takes; the box has all their combinations."""
 
 
 def _boxes(numbers: Sequence[tuple[str, ...]]) -> list[Box]:

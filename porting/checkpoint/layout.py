@@ -40,7 +40,7 @@ PACKED_DTYPES: Mapping[str, str] = {"F4": "4-bit", "F6_E2M3": "6-bit", "F6_E3M2"
 """Dtypes of the format whose elements are no whole bytes: known by name, so that they are refused by name."""
 
 RECORD = "provenance.json"
-"""The file beside the weights in which a conversion says what it wrote."""
+"""The record that a conversion writes beside the weights."""
 
 MAX_RANK = 64
 """torch iterates over at most 64 dimensions."""

@@ -104,17 +104,17 @@ COMPANIONS = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-"""What belongs to a checkpoint besides its weights: the configuration and the tokenizer's files."""
+"""The files of a checkpoint besides its weights: configuration and tokenizer."""
 
 
 MOST_MARKS = 30
-"""Combining marks in a row, as Unicode's stream-safe format has it: sorting them takes the square of their number."""
+"""Consecutive combining marks, as in Unicode's stream-safe format; sorting more takes quadratic time."""
 
 UNSEEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of controls, formatting, lone surrogates, and line and paragraph separators."""
 
 LONGEST_TENSOR_NAME = 4096
-"""Characters of a name that are examined; a longer name is refused, because examining 50 MB of it takes seconds."""
+"""Characters of a name; a longer name is refused, since examining 50 MB takes seconds."""
 
 RENAME = "rename it and write the file again"
 

@@ -69,14 +69,14 @@ NUMPY = Writer(name="numpy.savez", code=Code.NPZ_FILE, again=SAVE_AGAIN, methods
 
 MAGIC = b"\x93NUMPY"
 LONGEST = 10_000
-"""Bytes of the text in front of an array; numpy reads no longer one either."""
+"""Bytes of an array's header; numpy reads no longer one either."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "b1": torch.bool, "u1": torch.uint8, "i1": torch.int8, "u2": torch.uint16, "i2": torch.int16, "f2": torch.float16,
     "u4": torch.uint32, "i4": torch.int32, "f4": torch.float32, "u8": torch.uint64, "i8": torch.int64,
     "f8": torch.float64, "c8": torch.complex64, "c16": torch.complex128,
 }  # fmt: skip
-"""What numpy and torch both have, by numpy's kind and size."""
+"""The dtypes of both numpy and torch, by numpy's kind and size."""
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -91,25 +91,25 @@ NO_NUMBERS = {
     "M": ("dates", "save arrays of numbers"),
     "m": ("spans of time", "save arrays of numbers"),
 }
-"""What arrays hold that are no tensors, by numpy's kinds, and what to do about it."""
+"""Contents of arrays that are no tensors, by numpy's kind, each with a hint."""
 
 COMPRESSED = 1.25
-"""So many times its bytes weights are inflated to; what is more is charged as what it may be cast to."""
+"""The usual ratio of decompressed bytes to compressed ones; more is charged as what it may be cast to."""
 
 WIDEST = 8
 """Bytes that an element may be cast to."""
 
 ALIGNED = 64
-"""Elements begin at a multiple of so many bytes in a file that is written here, as numpy has it within a member."""
+"""Bytes that elements are aligned to in written files, as numpy aligns them within a member."""
 
 PIECE = 1 << 16
 """Bytes of a compressed member that are read at a time."""
 
 APART = 1 << 22
-"""Bytes of an inflated member between two places that are kept to go on from."""
+"""Decompressed bytes between two saved states."""
 
 MOST_PLACES = 128
-"""Places kept for one file, 50 kB each; beyond that a new one replaces the oldest."""
+"""Saved states of a file, 50 kB each; a new one replaces the oldest."""
 
 
 class Npz(Container):

@@ -23,10 +23,10 @@ from porting.limits import charge
 from porting.opening import Folder
 
 RANK = "{r}"
-"""What stands in a path for the number of a rank."""
+"""The placeholder for a rank's number in a path."""
 
 MOST = 4096
-"""Ranks of one model."""
+"""Ranks of a model at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

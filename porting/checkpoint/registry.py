@@ -22,7 +22,7 @@ from porting.checkpoint.sniff import foreign
 from porting.errors import Code, Fault, Message, Option
 
 SAFETENSORS = Safetensors()
-"""What is written where nothing else is asked for."""
+"""The default container to write."""
 
 BIN = Bin()
 
@@ -40,10 +40,10 @@ ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endin
 """Endings of files of weights."""
 
 MARKS = tuple(container.endings[0] for container in CONTAINERS)
-"""Endings by which a directory is known to hold a checkpoint."""
+"""File endings that show that a directory holds a checkpoint."""
 
 MAINS = tuple(name for container in CONTAINERS for name in container.mains)
-"""The files that stand for the weights of a directory."""
+"""The main files of the weights of a directory."""
 
 ALONE = tuple(
     dict.fromkeys(container.endings[0] for container in CONTAINERS if not (container.together or container.single))

@@ -15,7 +15,7 @@ from porting.checkpoint.hub_guard import Guard, guarded
 from porting.errors import Code, Fault
 
 BLOCK = 1 << 17
-"""At least this many bytes are asked for at once: most headers fit, and a request costs more than 128 KiB."""
+"""Bytes of a request at least: most headers fit, and a request costs more than 128 KiB."""
 
 
 class RemoteFile:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 5
-"""Folders that are named of those that hold weights."""
+"""The number of folders with weights that a message names."""
 
 
 def open_checkpoint(

@@ -25,16 +25,16 @@ from porting.errors import Code, Fault
 from porting.limits import charge
 
 MAX_REPEATED = 1 << 28
-"""A tensor that repeats its elements (stride 0) is taken up to this many bytes: reading writes them out."""
+"""Bytes of a tensor that repeats its elements (stride 0); reading it writes them out."""
 
 SHARED = 4
-"""As many times the elements of the storages the tensors may have: tied weights share theirs."""
+"""The allowed ratio of tensors' elements to those of storages; tied weights share theirs."""
 
 SHOWN = 3
-"""Entries that are named of those that are no tensors."""
+"""The number of entries without tensors that a message names."""
 
 WIDEST = 16
-"""Bytes that an element beyond these is charged: it may be read as float64, by a reference and by a port."""
+"""Bytes that an element beyond the ratio is charged: a reference and a port may each read it as float64."""
 
 
 def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source: ByteSource, *, name: str) -> Contents:

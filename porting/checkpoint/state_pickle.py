@@ -131,16 +131,16 @@ def describe(value: object) -> str:
 
 
 MAX_STRING = 1 << 20
-"""The longest string, bytes or number that is read, in bytes."""
+"""Bytes of a string or number at most."""
 
 SMALL = 1 << 31
-"""Whole numbers below this may be keys of dictionaries: their hashes differ."""
+"""The bound of integers that may be keys of dictionaries: their hashes differ."""
 
 MAX_NAME = 1 << 10
 """The longest name of a module or of something in it, in bytes or characters."""
 
 CHARGED = 1 << 12
-"""Steps after which the budget is asked."""
+"""Steps between two charges to the budget."""
 
 TOGETHER = 1 << 16
 """Bytes of strings that are charged at once."""
@@ -551,7 +551,7 @@ ACTIONS: dict[bytes, Action] = {
 }
 
 LATER = dict.fromkeys((b"C", b"B"), 3) | dict.fromkeys((b"\x8c", b"\x8d", b"\x93", b"\x94", b"\x95"), 4)
-"""Opcodes of later protocols, which torch knows where the pickle says that it is of one."""
+"""Opcodes of later protocols, which torch accepts if the pickle declares one."""
 
 FREE = frozenset({b"h", b"j", b"s", b"u", b"a", b"e", b"b", b"\x80", b"\x95"})
-"""Opcodes that make no value."""
+"""Opcodes that push no value."""

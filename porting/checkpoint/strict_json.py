@@ -13,7 +13,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 FLOAT, NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
-"""How transformers writes such numbers."""
+"""The key of such an object, as transformers writes it."""
 
 
 class JsonError(ValueError):
@@ -21,10 +21,10 @@ class JsonError(ValueError):
 
 
 DEEPEST = 100
-"""Lists and objects within each other: whoever writes a value out again, or walks through it, needs a stack for it."""
+"""Levels of nested lists and objects: writing or visiting a value recurses."""
 
 VALUES = (b",", b":", b"{", b"[")
-"""With each of these begins a value, a key or a container; inside of texts they are counted as well."""
+"""Characters that begin a value, a key or a container; those inside of strings count too."""
 
 
 def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False, signed_zero: bool = False) -> Json:

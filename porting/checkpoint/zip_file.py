@@ -21,24 +21,24 @@ from porting.errors import Code, Fault
 from porting.limits import charge
 
 MAX_DIRECTORY = 1 << 26
-"""The longest table of contents and the longest pickle in an archive, in bytes: a million storages need less."""
+"""Bytes of an archive's table of contents, and of its pickle, at most; a million storages need less."""
 
 FETCH_AGAIN = "the file is damaged: fetch it again"
 
 END, END64, LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
 CENTRAL, LOCAL = struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s5H3I2H")
 DESCRIBED = 0x8
-"""The flag of an entry whose checksum and sizes follow its bytes once more."""
+"""The flag of an entry with a data descriptor behind its bytes."""
 
 UTF8 = 0x800
 """The flag of an entry whose name is UTF-8."""
 
 FLAGS = DESCRIBED | UTF8
 FOLDER = 0xFFFF
-"""What says of an entry that it is a folder, in the manner of DOS; its upper half is for others."""
+"""The DOS attribute of a folder; the upper half is for other systems."""
 
 FULL, FULL_SHORT = 0xFFFF_FFFF, 0xFFFF
-"""What says of a number that it stands in the extension of 64 bits."""
+"""The value of a number that is stored in the 64-bit extension."""
 
 NEWEST = 63
 """The last version of the format (6.3): no program writes a later one, and Python's zipfile refuses those."""
@@ -48,7 +48,7 @@ LEVEL = 0x6
 """The flags in which some programs note how hard they compressed."""
 
 DATE = 0x21
-"""The first day that the format knows, 1980-01-01: the same bytes at any time."""
+"""The format's first day, 1980-01-01, so that the bytes do not depend on the time."""
 
 
 @dataclass(frozen=True, kw_only=True)

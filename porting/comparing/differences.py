@@ -139,7 +139,7 @@ _WORDS = {
 }
 
 Progress = Callable[[str, int, int], None]
-"""Told the tensor, how much was gone through and how much there is: elements of a diff, bytes of a digest."""
+"""Called with the tensor's name, the amount done and the total: elements for a diff, bytes for a digest."""
 
 
 @spending()

@@ -23,22 +23,22 @@ from porting.plan.recipe import Recipe
 from porting.staging import Staging, Stored, bytes_of, stored
 
 PIECE = 1 << 20
-"""Bytes of a tensor that are looked at together; longer pieces fall out of the cache."""
+"""Bytes of a tensor that are processed together; longer pieces exceed the cache."""
 
 TURNED = 1 << 23
-"""Bytes of a window of a tensor that is transposed: longer ones read longer runs of its source, and hold more."""
+"""Bytes of a window of a transposed tensor: longer ones read longer runs, and take more memory."""
 
 KNOWN = 1 << 12
-"""Moves of which is remembered where their sources lie."""
+"""Moves whose sources' places are cached."""
 
 SPAN = 1 << 25
-"""Bytes of a tensor that one thread goes through before it takes the next."""
+"""Bytes of a tensor that are one job of a thread."""
 
 THREADS = 2
 """A disk is read as fast by two threads as by more."""
 
 BATCH = 256
-"""Small jobs that a thread is handed at once: handing one over takes longer than doing it."""
+"""Small jobs that a thread gets at once, since handing over one takes longer than doing it."""
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -30,10 +30,10 @@ from porting.plan.plan import LeftOut
 from porting.target import TargetError
 
 MEMORY = 64 << 20
-"""Bytes for buffers when nothing else is said."""
+"""The default of ``memory``: bytes for buffers."""
 
 THREADS = 2
-"""Threads when nothing else is said: a disk is rarely faster than two of them."""
+"""The default of ``threads``: a disk is rarely faster than two."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ PIECE = 1 << 18
 """Bytes read at a time: what a processor's cache holds."""
 
 MOST_STREAMS = 256
-"""Tensors that are digested at a time as they are read: those of which the next part may still come."""
+"""The number of unfinished digests that are kept while tensors are read in parts."""
 
 
 def of_bytes(raw: bytes | memoryview) -> str:

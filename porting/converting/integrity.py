@@ -54,7 +54,7 @@ class FilesReport:
 
 
 OBJECTS_EACH = 16
-"""Values that a file or a lost tensor of a record is made into; the record itself has three or four for it."""
+"""Values that a file or a lost tensor of a record is charged as, beside those of the record."""
 
 
 @spending()
@@ -129,7 +129,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
 
 
 NOTES = (".bib", ".cff", ".gif", ".jpeg", ".jpg", ".log", ".md", ".pdf", ".png", ".rst", ".svg", ".webp")
-"""Endings of what is written for people: no program that loads a model reads it."""
+"""Endings of files for people, which no program reads when it loads a model."""
 
 NAMED = (
     *("authors", "changelog", "citation", "copying", "credits", "license", "licence", "notes", "notice", "readme"),
@@ -224,7 +224,7 @@ class _Digests:
 
 
 Range = tuple[str, int, int]
-"""A file, and where in it what was read begins and ends."""
+"""A file, and the begin and end of a range in it."""
 
 
 class _CheckedFile:

@@ -31,16 +31,16 @@ from porting.limits import reading
 from porting.opening import Folder
 
 LONGEST = 1 << 23
-"""Bytes of a line: a tensor that is made of 60,000 others has a shorter one."""
+"""Bytes of a line at most; that of a tensor that is made of 60,000 others is shorter."""
 
 BEGINS = b'{"plan":'
-"""How a journal begins."""
+"""The first line of a journal."""
 
 LONGEST_DIGEST = 128
-"""Characters: the digest in an entry that has more is none, and is not kept."""
+"""Characters of a digest at most."""
 
 MOST = 1 << 63
-"""No tensor has more elements, so that no more of them are lost."""
+"""The largest number of lost elements: no tensor has more."""
 
 
 @dataclass(frozen=True, kw_only=True)

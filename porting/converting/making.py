@@ -28,10 +28,10 @@ from porting.plan.recipe import Recipe, as_it_is
 from porting.staging import Staging, Stored, bytes_of, stored
 
 LEAST = 1 << 20
-"""Bytes of memory that one worker needs."""
+"""Bytes of memory that a thread needs."""
 
 STAGED = 1 << 20
-"""Bytes that are read beside a block at a time, to be turned."""
+"""Bytes that are read at a time beside a block, to be transposed."""
 
 CAST = 1 << 19
 """Bytes that are read at a time to be cast: they and their result stay in the cache while losses are counted."""

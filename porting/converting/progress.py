@@ -108,7 +108,7 @@ class Meter:
 
 
 TRIED = 64 << 20
-"""Bytes that are copied to see how fast that is."""
+"""Bytes that are copied to measure the speed."""
 
 
 def estimate(draft: Draft, destination: str | os.PathLike[str], *, threads: int) -> float | None:

@@ -126,7 +126,7 @@ def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, 
 
 
 ELEMENT = 4
-"""Bytes that an element of a tensor counts which a table makes, whatever its dtype will be."""
+"""Bytes that an element of a tensor made by [make] counts, whatever its dtype."""
 
 
 def _index_values(name: Name, index: str, places: Iterable[str], known: Mapping[str, int]) -> Sequence[int]:

@@ -13,7 +13,7 @@ import torch
 from porting.limits import SMALL, spending
 
 PATIENCE = 0.1
-"""Seconds between two looks at how far the work has come."""
+"""Seconds between two reports of the progress."""
 
 Owned = TypeVar("Owned")
 

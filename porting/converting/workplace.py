@@ -31,7 +31,7 @@ from porting.printable import quote
 OWNER, FILES, JOURNALS = "owner", UNFINISHED, "journals"
 
 EXPECTED = re.compile(rf"{OWNER}|{FILES}/.+|{JOURNALS}/[0-9]+\.jsonl", re.DOTALL)
-"""The files in a workplace."""
+"""The files that a workplace may have."""
 
 
 class Workplace:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Run = tuple[int, int]
-"""Consecutive places of an axis: the first, and how many."""
+"""Consecutive places of an axis: the first, and their number."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from porting.sharding.ranges import pieces, run_of
 from porting.staging import bytes_of
 
 PIECE = 1 << 20
-"""Bytes that are laid out for the file at a time."""
+"""Bytes that are prepared for the file at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from porting.plan.copies import Copy
 from porting.staging import Stored, by_axes, bytes_of, stored
 
 PIECE = 1 << 20
-"""Bytes of a box that are held beside its place."""
+"""Bytes of a box that are buffered at a time."""
 
 FETCH_AGAIN = "the file is damaged: fetch it again"
 
