@@ -26,7 +26,7 @@ from porting.printable import dtype_name
 from porting.target import TargetError
 
 METADATA = {"format": "pt"}
-"""The main file of torch's weights that transformers looks for."""
+"""The metadata by which transformers knows that the weights are torch's."""
 
 LARGEST = 64 << 20
 """Bytes; tokenizers are smaller, and larger files beside a checkpoint are weights or data."""
