@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from porting.checkpoint.container import allow_time
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
@@ -142,7 +142,7 @@ class Checkpoint:
         info = self.tensors.get(name)
         if info is None:
             message = f"the checkpoint has no tensor {quote(name)}"
-            raise self._fault(Code.TENSOR_UNKNOWN, self.location, message, nearest(name, list(self.tensors)))
+            raise checkpoint_error(Code.TENSOR_UNKNOWN, self.location, message, nearest(name, list(self.tensors)))
         found = self._located.get(name)
         if found is None:
             if name in self._chunks:
@@ -183,7 +183,7 @@ class Checkpoint:
         if not isinstance(source, LocalFile):
             subject = f"of tensor {quote(tensor)}" if tensor else f"in {quote(name)}"
             message = f"the values {subject} were not fetched, only the headers"
-            raise self._fault(
+            raise checkpoint_error(
                 Code.WEIGHTS_NOT_FETCHED,
                 self.location,
                 message,
@@ -287,7 +287,7 @@ class Checkpoint:
     def _check(self, contents: tuple[Contents, ...], index: ShardIndex | None) -> tuple[Fault, ...]:
         """Check the files against each other; returns the warnings."""
         if not self.tensors:
-            raise self._fault(Code.CHECKPOINT_EMPTY, self.location, "it holds no tensor", "check how it was saved")
+            raise checkpoint_error(Code.CHECKPOINT_EMPTY, self.location, "it holds no tensor", "check how it was saved")
         if index is None:
             return ()
         where = str(self.path / index.name) if self.path is not None else f"{self.location}: {index.name}"
@@ -355,17 +355,14 @@ class Checkpoint:
             crc = zlib.crc32(source.pread(start, min(CHECKSUM_PIECE, record.stop - start)), crc)
         if crc != record.crc:
             message = f"the checksum of the record {quote(record.name)} does not match its bytes"
-            raise self._fault(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
+            raise checkpoint_error(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
         self._verified.add(key)
 
     def _as_bool(self, flat: torch.Tensor, source: ByteSource, name: str) -> torch.Tensor:
         if flat.numel() and int(flat.max()) > 1:
             message = f"tensor {quote(name)}: a boolean is stored as the byte {int(flat.max())}; only 0 and 1 are"
-            raise self._fault(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
+            raise checkpoint_error(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
         return flat.view(torch.bool)
-
-    def _fault(self, code: Code, where: str, message: str, hint: str) -> CheckpointError:
-        return CheckpointError(Fault(code=code, where=where, message=message, hint=hint))
 
 
 def _as_if_in_file(info: TensorInfo, other: TensorInfo) -> TensorInfo:

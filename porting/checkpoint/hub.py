@@ -21,7 +21,7 @@ from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_
 
 from porting.checkpoint.atomic import write_file
 from porting.checkpoint.config import CONFIG_NAME, MAX_CONFIG, parse_config
-from porting.checkpoint.errors import CheckpointError, HubError
+from porting.checkpoint.errors import CheckpointError, HubError, checkpoint_error
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.hub_errors import explained, is_unreachable
 from porting.checkpoint.hub_guard import Guard, guarded
@@ -69,7 +69,7 @@ class RemoteModel:
         file = self.open(name)
         if file.size > limit:
             message = f"{file.size} bytes, where at most {limit} can be meant"
-            raise _fault(Code.FILE_TOO_LARGE, file.where, message, "choose another revision")
+            raise checkpoint_error(Code.FILE_TOO_LARGE, file.where, message, "choose another revision")
         return file.pread(0, file.size), file.where
 
 
@@ -273,7 +273,3 @@ def _remember(root: Path, revision: str, commit: str) -> None:
 
 def _hub_fault(model: ModelId, message: str, hint: str) -> HubError:
     return HubError(Fault(code=Code.HUB_CACHE, where=str(model), message=message, hint=hint))
-
-
-def _fault(code: Code, where: str, message: str, hint: str) -> CheckpointError:
-    return CheckpointError(Fault(code=code, where=where, message=message, hint=hint))

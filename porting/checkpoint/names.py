@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from porting.checkpoint.errors import CheckpointError, FaultList
-from porting.errors import Code, Fault
+from porting.checkpoint.errors import FaultList, checkpoint_error
+from porting.errors import Code
 
 MODEL_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(?:/[A-Za-z0-9][\w.+-]*)*")
@@ -76,16 +76,12 @@ def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = 
         return None
     if at and revision is not None and written != revision:
         message = f"two revisions are given, {written!r} in the name and {revision!r} beside it"
-        raise _fault(text, message, "leave one of them out")
+        raise checkpoint_error(Code.HUB_NOT_FOUND, text, message, "leave one of them out")
     wanted = written if at else revision if revision is not None else "main"
     if not REVISION.fullmatch(wanted) or ".." in wanted:
         message = f"{wanted!r} is no possible revision"
-        raise _fault(repo, message, "pass a branch, a tag or a commit")
+        raise checkpoint_error(Code.HUB_NOT_FOUND, repo, message, "pass a branch, a tag or a commit")
     return ModelId(repo=repo, revision=wanted)
-
-
-def _fault(where: str, message: str, hint: str) -> CheckpointError:
-    return CheckpointError(Fault(code=Code.HUB_NOT_FOUND, where=where, message=message, hint=hint))
 
 
 DCP_METADATA = ".metadata"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from porting.checkpoint.checkpoint import Checkpoint, InPlace
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import Chunk, Contents, TensorInfo
 from porting.checkpoint.names import expanded
@@ -66,7 +66,12 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
     before, _, after = pattern.partition(RANK)
     name_after, slash, rest = after.partition("/")
     if RANK in after:
-        raise _fault(pattern, f"{RANK} stands in it more than once", f"write {RANK} for the number of the rank alone")
+        raise checkpoint_error(
+            Code.CHECKPOINT_NOT_FOUND,
+            pattern,
+            f"{RANK} stands in it more than once",
+            f"write {RANK} for the number of the rank alone",
+        )
     start = os.path.basename(before)  # a Path would drop what stands behind the last slash
     shape = re.compile(rf"{re.escape(start)}([0-9]{{1,9}}){re.escape(name_after)}")
     found: dict[int, list[str]] = {}
@@ -74,8 +79,11 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
         if (match := shape.fullmatch(name)) is not None:
             found.setdefault(int(match[1]), []).append(name)
     if not found:
-        raise _fault(
-            pattern, f"no name in {quote(str(home.path))} has a number in the place of {RANK}", "check the path"
+        raise checkpoint_error(
+            Code.CHECKPOINT_NOT_FOUND,
+            pattern,
+            f"no name in {quote(str(home.path))} has a number in the place of {RANK}",
+            "check the path",
         )
     faults = FaultList(pattern)
     if max(found) >= MOST:
@@ -170,7 +178,3 @@ def _renamed(contents: Contents, rank: Rank) -> Contents:
         shared=tuple(frozenset(front + name for name in group) for group in contents.shared),
         chunks={front + name: tuple(map(chunk, some)) for name, some in contents.chunks.items()},
     )
-
-
-def _fault(where: str, message: str, hint: str) -> CheckpointError:
-    return CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.config import read_config
 from porting.checkpoint.container import Found, Place, UnrecognisedError
-from porting.checkpoint.errors import CheckpointError, HubError, quote
+from porting.checkpoint.errors import CheckpointError, HubError, checkpoint_error, quote
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.inner_path import InnerPathNeededError
 from porting.checkpoint.names import expanded, parse_model_id, split_inner_path
@@ -98,7 +98,7 @@ def _open(
     if os.path.lexists(path):
         if revision is not None:
             message = f"a revision, {quote(revision)}, was given for a path on this machine"
-            raise _fault(Code.CHECKPOINT_NOT_FOUND, text, message, "leave the revision out")
+            raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, message, "leave the revision out")
         if path.is_dir():
             return _open_directory(Folder(path, follow_links=follow_links), location=text, part=part)
         folder = Folder(path.parent, follow_links=follow_links)
@@ -112,7 +112,7 @@ def _open(
     model = parse_model_id(outer, revision=revision, files=(*MARKS, ".json")) if isinstance(source, str) else None
     if model is None:
         message = "no such file or directory, and no possible name of a model on the hub"
-        raise _fault(Code.CHECKPOINT_NOT_FOUND, text, message, "check the path; models are org/name@revision")
+        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, message, "check the path; models are org/name@revision")
     from porting.checkpoint import hub  # noqa: PLC0415  # the hub's client takes time to import; local files do not need it
 
     try:
@@ -222,9 +222,9 @@ def _open_file(place: LocalPlace, name: str, *, part: str | None) -> Checkpoint:
     file = place.open(name)
     kind = sniff(file)
     if kind is None:
-        raise _fault(Code.FORMAT_WRONG, location, f"this is not {EXPECTED}", "check the path")
+        raise checkpoint_error(Code.FORMAT_WRONG, location, f"this is not {EXPECTED}", "check the path")
     if any(kind == container.sniff(file) for container in CONTAINERS):
-        raise _fault(Code.FORMAT_WRONG, location, f"{kind.what} whose name does not say so", kind.hint)
+        raise checkpoint_error(Code.FORMAT_WRONG, location, f"{kind.what} whose name does not say so", kind.hint)
     raise CheckpointError(wrong_kind(file, kind, EXPECTED))
 
 
@@ -286,7 +286,3 @@ def _found(place: Place, main: str, *, part: str | None, locate: bool = True) ->
         raise explained(error) from error
     except InnerPathNeededError as error:
         raise error.at(place.location) from error
-
-
-def _fault(code: Code, where: str, message: str, hint: str) -> CheckpointError:
-    return CheckpointError(Fault(code=code, where=where, message=message, hint=hint))
