@@ -419,7 +419,11 @@ def _move_to_meta(module: nn.Module) -> None:
             if isinstance(value, Tensor) and id(value) in empty:  # a buffer's tensor under another name
                 vars(part)[name] = empty[id(value)]
         for name, value in (*part._buffers.items(), *vars(part).items()):
-            if isinstance(value, Tensor) and value.is_meta and id(value) not in {id(it) for it in empty.values()}:
+            if (
+                isinstance(value, Tensor)
+                and value.is_meta
+                and id(value) not in {id(tensor) for tensor in empty.values()}
+            ):
                 raise _without_values(part, name)
 
 

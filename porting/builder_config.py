@@ -232,10 +232,14 @@ def _config_values(config: object) -> Mapping[str, object]:
     kind = config if isinstance(config, type) else type(config)
     if issubclass(kind, nn.Module) or not _is_own(kind.__module__):
         return {}
-    defaults = {name: it.default for name, it in parameters_of(kind).items() if it.default is not it.empty}
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters_of(kind).items()
+        if parameter.default is not parameter.empty
+    }
     fixed = dict(vars(kind))
     own_attributes = {} if isinstance(config, type) else {**getattr(config, "__dict__", {})}
-    return {name: it for name, it in {**fixed, **defaults, **own_attributes}.items() if isinstance(it, _PLAIN)}
+    return {name: value for name, value in {**fixed, **defaults, **own_attributes}.items() if isinstance(value, _PLAIN)}
 
 
 def _is_own(name: str) -> bool:

@@ -392,11 +392,11 @@ def grouped_lines(lines: Iterable[str], most: int = MOST_FAULTS) -> tuple[str, .
 
 def _bounded(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     """Bound the number of faults: many are grouped, and the last one counts the rest."""
-    every = iter(faults)
-    first = tuple(islice(every, MOST_FAULTS + 1))
+    remaining = iter(faults)
+    first = tuple(islice(remaining, MOST_FAULTS + 1))
     if len(first) <= MOST_FAULTS:
         return first
-    groups, left = _grouped(chain(first, every), _key, MOST_FAULTS)
+    groups, left = _grouped(chain(first, remaining), _key, MOST_FAULTS)
     shown = [_counted(*group) for group in groups]
     if left:
         shown.append(Fault(code=shown[-1].code, message=f"and {left} more faults, not shown"))

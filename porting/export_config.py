@@ -47,17 +47,19 @@ def exported_config(
 def _changed_fields(module: nn.Module, origin: Origin, config: object) -> dict[str, object]:
     """The fields of the checkpoint's config that differ in the module's config."""
     table = origin.plan.table
-    mine = config if config is not None else _config_object(module)
-    if mine is None or origin.checkpoint is None:
+    module_config = config if config is not None else _config_object(module)
+    if module_config is None or origin.checkpoint is None:
         return {}
     before = effective(table, origin.checkpoint.config)
     defaults = (
-        {field.name: field.default for field in dataclasses.fields(mine)} if dataclasses.is_dataclass(mine) else {}
+        {field.name: field.default for field in dataclasses.fields(module_config)}
+        if dataclasses.is_dataclass(module_config)
+        else {}
     )
     changed = {
-        theirs: value
-        for theirs, value in original(table, mine).items()
-        if value != (value_of(before, theirs) if held(before, theirs) else defaults.get(table.config[theirs], value))
+        field: value
+        for field, value in original(table, module_config).items()
+        if value != (value_of(before, field) if held(before, field) else defaults.get(table.config[field], value))
     }
     if "num_labels" in changed:
         changed |= labels(int(str(changed.pop("num_labels"))))
@@ -85,27 +87,29 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
     """
     if isinstance(config, Mapping):
         return dict(config)
-    mine = config if config is not None else _config_object(module)
+    module_config = config if config is not None else _config_object(module)
     name = type(module).__qualname__
-    if mine is None:
+    if module_config is None:
         message = f"nothing says the config of this {name}: neither it nor a part of it has one"
         hint = _PASS_CONFIG
         raise TargetError(Fault(code=Code.CONFIG_UNKNOWN, message=message, hint=hint))
-    found = original(table, mine)
-    lacking = [f"{ours!r}" for theirs, ours in table.config.items() if theirs not in found]
+    found = original(table, module_config)
+    lacking = [f"{attribute!r}" for field, attribute in table.config.items() if field not in found]
     faults = [
         Fault(
             code=Code.CONFIG_REFUSED,
             where=table.where,
-            message=f"this {name} has {ours} = {getattr(mine, ours)!r}, "
+            message=f"this {name} has {attribute} = {getattr(module_config, attribute)!r}, "
             f"and every checkpoint of '{table.name}' {value!r}",
             hint="it would come out as another function: use the table of a family that it is",
         )
-        for ours, value in table.constants.items()
-        if getattr(mine, ours, value) != value
+        for attribute, value in table.constants.items()
+        if getattr(module_config, attribute, value) != value
     ]
     if lacking:
-        message = f"the {type(mine).__qualname__} of this {name} has no {', '.join(lacking)}, which [config] names"
+        message = (
+            f"the {type(module_config).__qualname__} of this {name} has no {', '.join(lacking)}, which [config] names"
+        )
         hint = _PASS_CONFIG
         faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=table.where, message=message, hint=hint))
     if not table.model_types:

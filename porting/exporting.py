@@ -225,8 +225,9 @@ def _from_shards(
         dtypes = {
             name: dtype if tensor_dtype.is_floating_point else tensor_dtype for name, tensor_dtype in dtypes.items()
         }
-    theirs = checkpoint.tensors.items()
-    described = {name: torch.empty(info.shape, dtype=dtypes[name], device="meta") for name, info in theirs}
+    described = {
+        name: torch.empty(info.shape, dtype=dtypes[name], device="meta") for name, info in checkpoint.tensors.items()
+    }
     files, left = companions(checkpoint)
     beside = {name: content for name, content in files.items() if isinstance(content, bytes | Member)}
     beside[CONFIG_NAME] = exported_config(module, origin, config, architecture, described)

@@ -155,7 +155,7 @@ def _fill_shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Fille
     with processes.step():
         wrong, proven = unequal(plan, checkpoint, processes.rank, processes.count)
         filled = fill(plan, checkpoint, module)
-    require_equal(plan, (name for some in processes.gather(wrong) for name in some))
+    require_equal(plan, (name for names in processes.gather(wrong) for name in names))
     return replace(filled, nbytes=filled.nbytes + proven)
 
 

@@ -93,8 +93,8 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     if len(found) == 1:
         return found[0]
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    which = f"these name it: {', '.join(table.name for table in found)}" if found else "none names it"
-    message = f"load() did not fill this {name}, and of the shipped tables {which}"
+    choices = f"these name it: {', '.join(table.name for table in found)}" if found else "none names it"
+    message = f"load() did not fill this {name}, and of the shipped tables {choices}"
     raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=Message("pass ", Option("table"))))
 
 
@@ -167,8 +167,8 @@ def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[s
 
 
 def _unnamed_faults(table: Table, names: Iterable[str]) -> Iterator[Fault]:
-    for some in group_alike(names):
-        message = f"{listed(some)} of the module is new, and no rule says what a checkpoint calls it"
+    for group in group_alike(names):
+        message = f"{listed(group)} of the module is new, and no rule says what a checkpoint calls it"
         hint = Message("add a rule for it, or leave it out: ", Option("fresh", True))
         yield Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=message, hint=hint)
 
@@ -233,8 +233,8 @@ def _check_against(module: nn.Module, table: Table, checkpoint: Checkpoint, *, l
     try:
         plan = check(table, checkpoint, module, dtype=ANY_DTYPE, fresh=True)
     except PlanError as error:
-        which = "the checkpoint that it was loaded from" if loaded else "the checkpoint that it is to follow"
-        message = f"the module does not fit {which}, {checkpoint.location}"
+        origin = "the checkpoint that it was loaded from" if loaded else "the checkpoint that it is to follow"
+        message = f"the module does not fit {origin}, {checkpoint.location}"
         hint = Message(
             Wording(
                 python="anew=True follows none: the table's own names, and a config of the module's",

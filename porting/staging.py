@@ -119,18 +119,18 @@ class Staging:
         count = (most or self.memory.numel()) // width
         for wanted in window(move.copy, start, stop):
             for part in parts(wanted, width, count):
-                how = reading(part, width, count)
-                size, pitch = how.length * width, how.pitch * width
-                rows = self._divide(len(how.starts), size, pitch)
-                for begun, ended in how.calls():
-                    at = how.starts[begun] * width
+                reads = reading(part, width, count)
+                size, pitch = reads.length * width, reads.pitch * width
+                rows = self._divide(len(reads.starts), size, pitch)
+                for begun, ended in reads.calls():
+                    at = reads.starts[begun] * width
                     move.file.read_rows(rows[begun:ended], move.extent.start + at)
                     if on_read is not None:
                         on_read(at, rows[begun:ended])
                 if dtype == torch.bool:
-                    _require_booleans(self.memory[: how.numel].view(-1, pitch)[:, :size], move.file, part.source)
-                flat = self.memory[: how.numel * width].view(dtype)
-                yield flat.as_strided(part.sizes, how.strides), part
+                    _require_booleans(self.memory[: reads.numel].view(-1, pitch)[:, :size], move.file, part.source)
+                flat = self.memory[: reads.numel * width].view(dtype)
+                yield flat.as_strided(part.sizes, reads.strides), part
 
     def _divide(self, count: int, size: int, pitch: int) -> list[memoryview]:
         """Views of ``size`` bytes of the buffer that begin ``pitch`` bytes apart."""

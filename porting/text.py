@@ -119,8 +119,8 @@ class Verdict(Answer):
     @property
     def predictions(self) -> tuple[Prediction, ...]:
         """Both classes."""
-        both = (("follows", self.follows), ("does not follow", 1 - self.follows))
-        found = tuple(Guess(token=name, probability=probability) for name, probability in both)
+        classes = (("follows", self.follows), ("does not follow", 1 - self.follows))
+        found = tuple(Guess(token=name, probability=probability) for name, probability in classes)
         return (Prediction(title="the second sentence", guesses=found),)
 
 

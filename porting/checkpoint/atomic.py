@@ -147,16 +147,16 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
         parent = Folder(path.parent)
         made, lock = _locked_sibling(parent, path)
         name = made.path.name
-        ours = [os.fstat(lock)]
+        own_status = [os.fstat(lock)]
         try:
             yield made
             _require_same(parent, name, lock, path)
             with suppress(OSError):  # after an exchange this is at the name, and goes last
-                ours.append(parent.status(path.name))
+                own_status.append(parent.status(path.name))
             publish(name, parent, path, overwrite=overwrite)
         finally:
             with suppress(OSError):
-                if any(os.path.samestat(parent.status(name), status) for status in ours):
+                if any(os.path.samestat(parent.status(name), status) for status in own_status):
                     remove_directory(name, parent.descriptor)
             os.close(lock)
 

@@ -189,18 +189,18 @@ class LocalFile:
     def read_rows(self, rows: Sequence[memoryview], offset: int) -> None:
         """Fill several writable buffers with the bytes from ``offset`` on, one after the other, in as few calls."""
         for start in range(0, len(rows), MOST_ROWS):
-            some = rows[start : start + MOST_ROWS]
-            wanted, linked = sum(map(len, some)), self._opened.linked
+            batch = rows[start : start + MOST_ROWS]
+            wanted, linked = sum(map(len, batch)), self._opened.linked
             try:
-                count = os.preadv(self._fd, some, offset) if len(some) > 1 else 0
+                count = os.preadv(self._fd, batch, offset) if len(batch) > 1 else 0
             except OSError as error:
                 raise self._failed(error) from error
             if count < wanted:  # a call may stop early; so does the file, and then this says so
-                for row in some:
+                for row in batch:
                     self.read_into(row, offset)
                     offset += len(row)
             else:
-                self._remember(offset, some, linked)
+                self._remember(offset, batch, linked)
                 offset += count
 
     def _remember(self, offset: int, rows: Sequence[memoryview | bytes], linked: int) -> None:

@@ -75,8 +75,8 @@ class InnerPathNeededError(CheckpointError):
         self.notes = notes
         first = f"{location or source.where}#{places[0].path}"
         listed = ", ".join(map(_shown, places[:SHOWN])) + _more(len(places))
-        which = "its only state dict is" if len(places) == 1 else "state dicts are"
-        message = f"this file holds more than a state dict; {which} at {listed}"
+        subject = "its only state dict is" if len(places) == 1 else "state dicts are"
+        message = f"this file holds more than a state dict; {subject} at {listed}"
         hint = Message(Wording(python=f"open {first!r}", command=f"name the one you mean: porting inspect '{first}'"))
         super().__init__(Fault(code=Code.INNER_PATH, where=source.where, message=message, hint=hint))
 
@@ -238,12 +238,12 @@ class Tree:
         while waiting:
             node, seen = waiting.pop()
             if seen:
-                every = by_names = 0
+                total = by_names = 0
                 for key, child in _children(node):
-                    both, named = self._count(child)
-                    every += both
+                    count, named = self._count(child)
+                    total += count
                     by_names += named if isinstance(key, str) else 0
-                self._counts[id(node)] = min(every, MOST), min(by_names, MOST)
+                self._counts[id(node)] = min(total, MOST), min(by_names, MOST)
             elif id(node) not in self._counts:
                 self._counts[id(node)] = 0, 0
                 waiting.append((node, True))

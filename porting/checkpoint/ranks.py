@@ -176,5 +176,5 @@ def _renamed(contents: Contents, rank: Rank) -> Contents:
         tensors={front + name: info(tensor) for name, tensor in contents.tensors.items()},
         extents={front + name: extent for name, extent in contents.extents.items()},
         shared=tuple(frozenset(front + name for name in group) for group in contents.shared),
-        chunks={front + name: tuple(map(chunk, some)) for name, some in contents.chunks.items()},
+        chunks={front + name: tuple(map(chunk, parts)) for name, parts in contents.chunks.items()},
     )

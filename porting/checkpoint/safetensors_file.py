@@ -233,8 +233,8 @@ def _sizes(key: str, field: str, value: Json, faults: FaultList) -> list[int] | 
                 reason = f"holds {quote(size)}, which is no whole number"
                 break
             if not 0 <= size <= MAX_BYTES:
-                which = "negative" if size < 0 else "more than 64 bits can hold"
-                reason = f"holds {quote(size)}, which is {which}"
+                problem = "negative" if size < 0 else "more than 64 bits can hold"
+                reason = f"holds {quote(size)}, which is {problem}"
                 break
             sizes.append(size)
     if reason:

@@ -154,18 +154,19 @@ def _directory(source: ByteSource, writer: Writer) -> tuple[int, bytes, int]:
     if source.size < END.size:
         raise _unreadable(source, writer, "the file is too short")
     end = source.size - END.size
-    magic, disk, first, here, count, length, start, comment = END.unpack(source.pread(end, END.size))
-    if magic != b"PK\5\6" or comment or disk or first or here != count:
+    magic, disk, first, on_disk, count, length, start, comment = END.unpack(source.pread(end, END.size))
+    if magic != b"PK\5\6" or comment or disk or first or on_disk != count:
         raise _unreadable(source, writer, "the file does not end with its end record")
     if end >= LOCATOR.size + END64.size:
         locator, disk, at, disks = LOCATOR.unpack(source.pread(end - LOCATOR.size, LOCATOR.size))
         if locator == b"PK\6\7":
             end -= LOCATOR.size + END64.size
-            magic, size, _, _, disk64, first, here, count64, length64, start64 = END64.unpack(
+            magic, size, _, _, disk64, first, on_disk, count64, length64, start64 = END64.unpack(
                 source.pread(end, END64.size)
             )
             short = (min(count64, FULL_SHORT), min(length64, FULL), min(start64, FULL))
-            if (magic, size, disk64, first, here) != (b"PK\6\6", 44, 0, 0, count64) or (at, disk, disks) != (end, 0, 1):
+            expected = (b"PK\6\6", 44, 0, 0, count64)
+            if (magic, size, disk64, first, on_disk) != expected or (at, disk, disks) != (end, 0, 1):
                 raise _unreadable(source, writer, "its end record of 64 bits is not where it should be")
             if short != (count, length, start):
                 raise _unreadable(source, writer, "its two end records disagree")

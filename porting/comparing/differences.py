@@ -190,7 +190,7 @@ def diff(
     done = 0
     results: list[tuple[Counterpart, Difference]] = []
 
-    readers = {(id(checkpoint), which): Readers(checkpoint) for checkpoint in (first, second) for which in "lr"}
+    readers = {(id(checkpoint), side): Readers(checkpoint) for checkpoint in (first, second) for side in "lr"}
 
     def work(job: _Job) -> tuple[Counterpart, Difference]:
         pair = job[0]

@@ -106,14 +106,16 @@ def _moved_values_warning(step: Step, like: Mapping[str, Described]) -> str:
     """The warning that undoing a sum moves the values of its terms."""
     first, *others = step.sources
     emptied = ", ".join(repr(name) for name in others)
-    how = (
+    extent = (
         "where they were added"
         if all(name in like for name in others)
         else Message("throughout (", Option("like"), " keeps other rows)")
     )
     total = f"{first!r} receives the whole sum that {step.targets[0]!r} holds"
     return Message(
-        f"values moved: {total}, and zero stands in {emptied} ", how, ": the same function, other numbers than before"
+        f"values moved: {total}, and zero stands in {emptied} ",
+        extent,
+        ": the same function, other numbers than before",
     )
 
 

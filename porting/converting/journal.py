@@ -122,7 +122,7 @@ def past(folder: Folder, key: Mapping[str, object], *, made: Container[str], sou
         CheckpointError: the first line of one cannot be read; nothing was changed.
         LimitError: reading them takes longer than a command may take.
     """
-    mine = [name for name in sorted(folder.names()) if _is_of(folder, name, key)]
+    journals = [name for name in sorted(folder.names()) if _is_of(folder, name, key)]
     writing: dict[str, Made] = {}
     digests: dict[str, set[str]] = {}
 
@@ -131,7 +131,7 @@ def past(folder: Folder, key: Mapping[str, object], *, made: Container[str], sou
         if len(several) < 2:  # of more it is enough to know that they differ
             several.add(digest if isinstance(digest, str) and len(digest) <= LONGEST_DIGEST else "")  # no digest is ""
 
-    for name in mine:
+    for name in journals:
         with reading(str(folder.path / name)):
             for entry in _entries(folder, name):
                 match entry:
@@ -145,7 +145,7 @@ def past(folder: Folder, key: Mapping[str, object], *, made: Container[str], sou
                     case {"source": str(source), "digest": str(digest)}:
                         take(source, digest)
     single = {name: digest for name, several in digests.items() if len(several) == 1 for digest in several}
-    return Past(made=writing, sources=single) if mine else None
+    return Past(made=writing, sources=single) if journals else None
 
 
 def _is_of(folder: Folder, name: str, key: Mapping[str, object]) -> bool:

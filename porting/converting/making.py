@@ -185,17 +185,17 @@ class Maker:
             cast = dtype != recipe.dtype
             done = 0
             while done < run.count:
-                some = min(run.count - done, room - filled, self._cast // dtype.itemsize if cast else room)
+                count = min(run.count - done, room - filled, self._cast // dtype.itemsize if cast else room)
                 at = (run.source + done) * dtype.itemsize
-                end = filled + some
-                piece = self._view[: some * dtype.itemsize] if cast else raw[filled * width : end * width]
+                end = filled + count
+                piece = self._view[: count * dtype.itemsize] if cast else raw[filled * width : end * width]
                 move.file.read_into(piece, move.extent.start + at)
                 if cast:
                     values = self._staging.memory[: len(piece)].view(dtype)
                     casts.put(values, self._block[filled * width : end * width].view(recipe.dtype))
                 if not whole:
                     self._update_digest(move, at, [piece])
-                done, filled = done + some, end
+                done, filled = done + count, end
                 if filled == room:
                     out.put(raw[: filled * width])
                     filled, room = 0, max(1, out.room // width)

@@ -89,9 +89,9 @@ class DistributedProcesses:
         return cast("list[Value]", found)  # each process has put its value into its place
 
 
-def _require_all(found: Sequence[object], mine: int) -> None:
-    failed = {rank: answer for rank, answer in enumerate(found) if isinstance(answer, Failure) and rank != mine}
-    if failed and not isinstance(found[mine], Failure):
+def _require_all(found: Sequence[object], own_rank: int) -> None:
+    failed = {rank: answer for rank, answer in enumerate(found) if isinstance(answer, Failure) and rank != own_rank}
+    if failed and not isinstance(found[own_rank], Failure):
         raise RankError(
             Fault(
                 code=Code.RANK_LOST,

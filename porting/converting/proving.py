@@ -38,21 +38,21 @@ def prove_same(pairs: Iterable[LeftOut], checkpoint: Checkpoint) -> None:
         raise PlanError(alike(faults))
 
 
-def _has_stated_value(pair: LeftOut, checkpoint: Checkpoint, mine: memoryview, other: memoryview) -> bool:
+def _has_stated_value(pair: LeftOut, checkpoint: Checkpoint, buffer: memoryview, second_buffer: memoryview) -> bool:
     info = checkpoint.tensors[pair.name]
     found = _single_piece(checkpoint, pair.name)
     content = None if pair.equals in checkpoint.tensors else Content.parse(pair.equals)
     if content is not None:
-        return _has_content(content, pair, checkpoint, mine)
+        return _has_content(content, pair, checkpoint, buffer)
     if (info.shape, info.dtype) != (checkpoint.tensors[pair.equals].shape, checkpoint.tensors[pair.equals].dtype):
         return False
     second = _single_piece(checkpoint, pair.equals)
     if found is None or second is None:
         return same_bits(checkpoint.read(pair.name), checkpoint.read(pair.equals))
     for start, count in _pieces(info.nbytes):
-        found.file.read_into(mine[:count], found.extent.start + start)
-        second.file.read_into(other[:count], second.extent.start + start)
-        if mine[:count] != other[:count]:
+        found.file.read_into(buffer[:count], found.extent.start + start)
+        second.file.read_into(second_buffer[:count], second.extent.start + start)
+        if buffer[:count] != second_buffer[:count]:
             return False
     return True
 

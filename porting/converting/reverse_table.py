@@ -93,7 +93,9 @@ def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, 
     faults = []
     stored = sum(map(math.prod, places.values()))  # a copy is no more than what is stored already
     copied = 0
-    ours = Matcher((((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix)
+    made_names = Matcher(
+        (((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix
+    )
     for make in table.makes:
         name = make.term.name
         counted = [_index_values(name, index, places, known) for index in name.indices]
@@ -101,7 +103,7 @@ def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, 
             for values in combinations(counted, where=make.where):
                 bindings = dict(zip(name.indices, values, strict=True))
                 other = present(make.value, bindings, table.target_prefix, places)
-                if other not in places and ours.read(other):
+                if other not in places and made_names.read(other):
                     message = f"{name.spell(bindings)!r} is to equal {other!r}, which no rule writes"
                     raise PlanError(Fault(code=Code.SHAPE_MISMATCH, where=make.where, message=message))
                 if other in places:
@@ -203,12 +205,16 @@ def sources_of(
     shapes = {name: slot.shape for name, slot in places.items()}
     wanted = {name: slot for name, slot in places.items() if slot.same_as == name}
     if recorded is None:
-        theirs = imagine(table, wanted, known)
+        source_shapes = imagine(table, wanted, known)
     else:
-        theirs = {name: tuple(tensor.shape) for name, tensor in recorded.items()}
-    aligned = align(table.rules, theirs, shapes, sizes=known, prefix=table.prefix, target_prefix=table.target_prefix)
+        source_shapes = {name: tuple(tensor.shape) for name, tensor in recorded.items()}
+    aligned = align(
+        table.rules, source_shapes, shapes, sizes=known, prefix=table.prefix, target_prefix=table.target_prefix
+    )
     dtypes = {name: places[step.targets[0]].dtype for step in aligned.steps for name in step.sources}
     if recorded is not None:  # what the port does not hold goes with the rest where that was cast
         became = {recorded[name].dtype: dtype for name, dtype in dtypes.items()}
         dtypes = {**{name: became.get(tensor.dtype, tensor.dtype) for name, tensor in recorded.items()}, **dtypes}
-    return {name: PlannedTensor(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in theirs.items()}
+    return {
+        name: PlannedTensor(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in source_shapes.items()
+    }

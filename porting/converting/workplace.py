@@ -253,14 +253,14 @@ def _not_ours(path: Path, message: str) -> CheckpointError:
 
 def _busy(folder: Folder, path: Path) -> CheckpointError:
     try:
-        who = folder.read(OWNER, limit=1000).decode(errors="replace").strip()[:40]
+        owner = folder.read(OWNER, limit=1000).decode(errors="replace").strip()[:40]
     except CheckpointError:
-        who = ""
+        owner = ""
     return CheckpointError(
         Fault(
             code=Code.DESTINATION_BUSY,
             where=str(path),
-            message=f"{who or 'another process'} is converting into this destination",
+            message=f"{owner or 'another process'} is converting into this destination",
             hint="wait until it has finished, or choose another destination",
         )
     )

@@ -135,12 +135,12 @@ class _Task:
     def make(self, make_makers: list[Callable[[], Maker]], before: Past | None) -> None:
         """Make this process's share, except for tensors that an earlier process made and that are still right."""
         recipes = {recipe.name: recipe for recipe in self._draft.recipes.tensors}
-        every = [(shard, recipes[name]) for shard in self._draft.outline.shards for name in shard.tensors]
-        mine = [every[job] for job in self._share([recipe.nbytes for _, recipe in every])]
-        self._left.update(shard.name for shard, _ in mine)
-        self._meter.expect(len(mine), sum(recipe.nbytes for _, recipe in mine))
-        self._waiting.update(name for _, recipe in every for name in recipe.sources)
-        jobs = [(recipe.nbytes, partial(self._make, shard, recipe, before)) for shard, recipe in mine]
+        all_jobs = [(shard, recipes[name]) for shard in self._draft.outline.shards for name in shard.tensors]
+        share = [all_jobs[job] for job in self._share([recipe.nbytes for _, recipe in all_jobs])]
+        self._left.update(shard.name for shard, _ in share)
+        self._meter.expect(len(share), sum(recipe.nbytes for _, recipe in share))
+        self._waiting.update(name for _, recipe in all_jobs for name in recipe.sources)
+        jobs = [(recipe.nbytes, partial(self._make, shard, recipe, before)) for shard, recipe in share]
         work(jobs, make_makers, self._meter.look)
         for made, sources in self._group.gather((self.made, self.sources)):
             self.made |= made
@@ -192,8 +192,8 @@ class _Task:
     def digest_sources(self, make_makers: list[Callable[[], Maker]]) -> None:
         """Take the digests of those tensors of the input that were not read completely while others were made."""
         left = [info for name, info in self._draft.checkpoint.tensors.items() if name not in self.sources]
-        mine = [left[job] for job in self._share([info.nbytes for info in left])]
-        work([(info.nbytes, partial(self._read, info.name)) for info in mine], make_makers, self._meter.look)
+        share = [left[job] for job in self._share([info.nbytes for info in left])]
+        work([(info.nbytes, partial(self._read, info.name)) for info in share], make_makers, self._meter.look)
         for sources in self._group.gather(self.sources):
             self.sources |= sources
 

@@ -177,11 +177,11 @@ def _equal(left: LeftOut, plan: Plan, reader: Ranges, rank: int, count: int) -> 
     step = max(PIECE // described.dtype.itemsize, 1)
     for start in range(min(rank * each, numel), min((rank + 1) * each, numel), step):
         stop = min(start + step, (rank + 1) * each, numel)
-        mine = reader.row(left.name, start, stop)
+        values = reader.row(left.name, start, stop)
         if content is not None:
-            expected = content.row(shape, start, stop).to(mine.dtype)
+            expected = content.row(shape, start, stop).to(values.dtype)
         else:
             expected = reader.row(left.equals, start, stop)
-        if not torch.equal(mine.view(torch.uint8), expected.view(torch.uint8)):
+        if not torch.equal(values.view(torch.uint8), expected.view(torch.uint8)):
             return False
     return True

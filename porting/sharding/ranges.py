@@ -130,12 +130,12 @@ class Ranges:
         apart = sorted_begins.diff() > length + NEAR
         apart |= (sorted_begins // PIECE).diff() > 0  # so that what is held at once is bounded
         cuts = apart.nonzero().view(-1) + 1
-        for some, places in zip(sorted_begins.tensor_split(cuts), order.tensor_split(cuts), strict=True):
-            first = int(some[0])
-            raw = torch.empty(int(some[-1]) + length - first, dtype=torch.uint8)
+        for begins_together, places in zip(sorted_begins.tensor_split(cuts), order.tensor_split(cuts), strict=True):
+            first = int(begins_together[0])
+            raw = torch.empty(int(begins_together[-1]) + length - first, dtype=torch.uint8)
             file.read_into(bytes_of(raw), first)
             self.nbytes += raw.nbytes
-            found[places] = raw[(some - first)[:, None] + torch.arange(length)]
+            found[places] = raw[(begins_together - first)[:, None] + torch.arange(length)]
 
 
 def run_of(copy: Copy) -> tuple[list[int], list[int]]:

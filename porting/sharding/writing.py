@@ -147,8 +147,8 @@ def _has_made_content(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
     """Whether this process's part of a tensor has the content that [make] states."""
     tensor = tensors[recipe.name]
     if recipe.equals:
-        both = (tensor.detach(), tensors[recipe.equals].detach())
-        whole = [tensor.full_tensor() if is_dtensor(tensor) else tensor for tensor in both]  # type: ignore[attr-defined]  # as below
+        pair = (tensor.detach(), tensors[recipe.equals].detach())
+        whole = [tensor.full_tensor() if is_dtensor(tensor) else tensor for tensor in pair]  # type: ignore[attr-defined]  # as below
         return torch.equal(*whole)
     content = recipe.content or Content()
     parts = _local_boxes(recipe, tensor)
