@@ -395,12 +395,12 @@ def choose_architecture(
         return table.architectures[names.index(architecture)]
     declared = config.get("architectures")
     declared = declared if isinstance(declared, list) else []
-    fitting = [entry for entry in table.architectures if all(_has(table, tensors, name) for name in entry.holds)]
+    fitting = [
+        entry
+        for entry in table.architectures
+        if all(name in tensors or name.removeprefix(table.prefix) in tensors for name in entry.holds)
+    ]
     return max(fitting or table.architectures[:1], key=lambda entry: (len(entry.holds), entry.name in declared))
-
-
-def _has(table: Table, tensors: Container[str], name: str) -> bool:
-    return name in tensors or name.removeprefix(table.prefix) in tensors
 
 
 def recognise_architecture(table: Table, module: nn.Module | type[nn.Module]) -> Architecture | None:

@@ -97,9 +97,9 @@ def _known(error: BaseException, model: str, where: str) -> Fault | None:
         return None
     if type(error) is OSError and error.errno is None:  # the client's, for a file of another length than announced
         return None
-    for kind, make in EXPLANATIONS:
+    for kind, explanation in EXPLANATIONS:
         if isinstance(error, kind):
-            code, message, hint = make(error, model)
+            code, message, hint = explanation(error, model) if callable(explanation) else explanation
             return Fault(code=code, where=where, message=message, hint=hint)
     return None
 
@@ -127,44 +127,14 @@ Explanation = tuple[Code, str, str]
 
 def _gated(error: BaseException, model: str) -> Explanation:
     message = "the model is gated: its authors give access to those who accept their terms"
-    return (
-        Code.HUB_ACCESS,
-        message,
-        Message(f"accept them at {constants.ENDPOINT}/{model.partition('@')[0]}, then ", _LOG_IN),
-    )
+    hint = Message(f"accept them at {constants.ENDPOINT}/{model.partition('@')[0]}, then ", _LOG_IN)
+    return Code.HUB_ACCESS, message, hint
 
 
 def _no_repository(error: BaseException, model: str) -> Explanation:
     message = f"{constants.ENDPOINT} shows no such model: it does not exist, or it is private"
-    return (
-        Code.HUB_NOT_FOUND,
-        message,
-        "check the spelling, of a path too if one was meant; if it is private, " + _LOG_IN,
-    )
-
-
-def _no_revision(error: BaseException, model: str) -> Explanation:
-    return (Code.HUB_NOT_FOUND, "the model has no such revision", "pass a branch, a tag or a commit that it has")
-
-
-def _no_entry(error: BaseException, model: str) -> Explanation:
-    return (Code.HUB_NOT_FOUND, "the model has no such file", "the model may be incomplete; choose another revision")
-
-
-def _no_token(error: BaseException, model: str) -> Explanation:
-    return (Code.HUB_ACCESS, "a token was asked for, and none is stored on this machine", "run `hf auth login`")
-
-
-def _offline(error: BaseException, model: str) -> Explanation:
-    return (Code.HUB_CACHE, "it is not in the cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and try again")
-
-
-def _not_cached(error: BaseException, model: str) -> Explanation:
-    return (Code.HUB_CACHE, "it is not in the cache, and the hub was not to be asked", "leave local_files_only out")
-
-
-def _bad_name(error: BaseException, model: str) -> Explanation:
-    return (Code.HUB_NOT_FOUND, "this is no possible name of a model", "names are org/name, or org/name@revision")
+    hint = "check the spelling, of a path too if one was meant; if it is private, " + _LOG_IN
+    return Code.HUB_NOT_FOUND, message, hint
 
 
 def _status(error: BaseException, model: str) -> Explanation:
@@ -173,13 +143,13 @@ def _status(error: BaseException, model: str) -> Explanation:
     if status == 401:
         return Code.HUB_ACCESS, "the hub does not accept the token (401)", _LOG_IN
     if status == 403:
-        return (Code.HUB_ACCESS, "the token gives no right to read it (403)", "ask its owner, or use another token")
+        return Code.HUB_ACCESS, "the token gives no right to read it (403)", "ask its owner, or use another token"
     if status == 404:
         return _no_repository(error, model)
     if status == 429:
         wait = getattr(response, "headers", {}).get("retry-after")
         after = f" after {wait} seconds" if wait else " later"
-        return (Code.HUB_UNREACHABLE, "too many requests (429)", f"try again{after}; logging in raises the limit")
+        return Code.HUB_UNREACHABLE, "too many requests (429)", f"try again{after}; logging in raises the limit"
     return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", "try again later; " + _USE_CACHE
 
 
@@ -203,15 +173,33 @@ def _first_line(error: BaseException) -> str:
 
 
 # The first that fits counts, so the special ones stand before those that they derive from.
-EXPLANATIONS: tuple[tuple[type[BaseException], Callable[[BaseException, str], Explanation]], ...] = (
+EXPLANATIONS: tuple[tuple[type[BaseException], Explanation | Callable[[BaseException, str], Explanation]], ...] = (
     (errors.GatedRepoError, _gated),
     (errors.RepositoryNotFoundError, _no_repository),
-    (errors.RevisionNotFoundError, _no_revision),
-    (errors.OfflineModeIsEnabled, _offline),
-    (errors.LocalTokenNotFoundError, _no_token),
-    (errors.LocalEntryNotFoundError, _not_cached),
-    (errors.EntryNotFoundError, _no_entry),
-    (errors.HFValidationError, _bad_name),
+    (
+        errors.RevisionNotFoundError,
+        (Code.HUB_NOT_FOUND, "the model has no such revision", "pass a branch, a tag or a commit that it has"),
+    ),
+    (
+        errors.OfflineModeIsEnabled,
+        (Code.HUB_CACHE, "it is not in the cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and try again"),
+    ),
+    (
+        errors.LocalTokenNotFoundError,
+        (Code.HUB_ACCESS, "a token was asked for, and none is stored on this machine", "run `hf auth login`"),
+    ),
+    (
+        errors.LocalEntryNotFoundError,
+        (Code.HUB_CACHE, "it is not in the cache, and the hub was not to be asked", "leave local_files_only out"),
+    ),
+    (
+        errors.EntryNotFoundError,
+        (Code.HUB_NOT_FOUND, "the model has no such file", "the model may be incomplete; choose another revision"),
+    ),
+    (
+        errors.HFValidationError,
+        (Code.HUB_NOT_FOUND, "this is no possible name of a model", "names are org/name, or org/name@revision"),
+    ),
     (errors.HfHubHTTPError, _status),
     (HTTP_ERROR, _network),
     (OSError, _system),

@@ -297,18 +297,18 @@ class _Factory:
         client = self._factory()
         hooks = client.event_hooks
         client.event_hooks = {
-            "request": [*hooks.get("request", []), _ask],
-            "response": [_judge, *hooks.get("response", [])],
+            "request": [*hooks.get("request", []), _request_plain_bytes],
+            "response": [_check_response, *hooks.get("response", [])],
         }
         return client
 
 
-def _ask(request: Any) -> None:
+def _request_plain_bytes(request: Any) -> None:
     if _GUARD.get() is not None:
         request.headers["accept-encoding"] = "identity"  # so that the bytes that are counted are those that are kept
 
 
-def _judge(response: Any) -> None:
+def _check_response(response: Any) -> None:
     guard = _GUARD.get()
     if guard is not None:
         guard.check(response)

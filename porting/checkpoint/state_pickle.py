@@ -504,10 +504,6 @@ class Ordered(dict[object, object]):
     """An ordered dictionary, which may have attributes."""
 
 
-def _signed(raw: bytes) -> int:
-    return int.from_bytes(raw, "little", signed=True)
-
-
 ACTIONS: dict[bytes, Action] = {
     b"\x80": StateMachine._protocol,
     b"\x95": lambda m: m._frame(),
@@ -521,7 +517,7 @@ ACTIONS: dict[bytes, Action] = {
     b"K": lambda m: m._push(m._number("<B")),
     b"M": lambda m: m._push(m._number("<H")),
     b"J": lambda m: m._push(m._number("<i")),
-    b"\x8a": lambda m: m._push(_signed(m._bytes("<B"))),  # LONG1
+    b"\x8a": lambda m: m._push(int.from_bytes(m._bytes("<B"), "little", signed=True)),  # LONG1
     b"G": lambda m: m._push(struct.unpack(">d", m._read(8))[0]),
     b"X": lambda m: m._push(m._text(m._bytes("<I"))),
     b"\x8c": lambda m: m._push(m._text(m._bytes("<B"))),
