@@ -47,13 +47,21 @@ def test_the_page_has_its_files_and_its_commands() -> None:
         "back.py",
         "my_words.py",
         "my_words.toml",
+        "unusual_bert.py",
     ]
-    assert [command.split()[1] for command, _ in CONSOLES] == ["check", "verify", "verify", "back.py", "fill-mask"]
+    assert [command.split()[1] for command, _ in CONSOLES] == [
+        "check",
+        "verify",
+        "verify",
+        "back.py",
+        "fill-mask",
+        "suggest",
+    ]
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
-    check, faithful, different, back, _ = CONSOLES
+    check, faithful, different, back, *_ = CONSOLES
     assert run(folder, check[0]).returncode == 0
 
     done = run(folder, faithful[0])
@@ -84,7 +92,7 @@ def test_a_misspelled_target_is_named_with_what_was_meant(folder: Path) -> None:
 
 
 def test_the_model_of_the_page_guesses_words(folder: Path) -> None:
-    command, shown = CONSOLES[-1]
+    command, shown = CONSOLES[-2]
     done = run(folder, command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(shown)
@@ -97,3 +105,14 @@ def test_the_model_of_the_page_guesses_words(folder: Path) -> None:
 def test_the_model_with_a_head_is_faithful(folder: Path) -> None:
     done = run(folder, "porting verify --table my_words.toml --into my_words.py:build")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_unusual_model_gets_the_table_that_is_shown(folder: Path) -> None:
+    command, shown = CONSOLES[-1]
+    done = run(folder, command)
+    assert done.stdout.startswith(shown.splitlines()[0]), done.stdout + done.stderr
+    assert all(line in done.stdout.splitlines() for line in shown.splitlines()[1:])
+    (rule,) = re.findall(r'^```\n(".*)\n```', PAGE, re.MULTILINE)
+    written = (folder / "unusual.toml").read_text(encoding="utf-8").splitlines()
+    assert rule in [line.partition("  #")[0] for line in written]

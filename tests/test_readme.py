@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,28 +83,33 @@ def matches(line: str, wanted: str) -> bool:
 def test_every_block_is_of_a_kind_that_is_executed() -> None:
     kinds = [language or text.split(maxsplit=1)[0] for language, text in BLOCKS]
     assert set(kinds) == {"python", "console", "toml", "porting", "make", REPORT}
-    assert kinds.count("python") == 2
+    assert kinds.count("python") == 2  # the second goes on from the first
     assert kinds.count(REPORT) == kinds.count("make") == kinds.count("toml") == 1
 
 
 @pytest.mark.slow
-def test_the_first_lines_print_the_report(
+def test_a_module_of_your_own_is_filled_proven_and_exported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    program, _ = PROGRAMS
-    (shown,) = [text for language, text in BLOCKS if not language and text.startswith(REPORT)]
-    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - the project's own example
-    same_lines(shown, capsys.readouterr().out)
-
-
-@pytest.mark.slow
-def test_a_module_of_your_own_is_filled_in_five_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     sys.modules.pop("my_bert", None)
-    _, program = PROGRAMS
-    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - the project's own example
+    (shown,) = [text for language, text in BLOCKS if not language and text.startswith(REPORT)]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    first, second = PROGRAMS
+    exec(compile(first, "README.md", "exec"), names)  # noqa: S102 - the project's own example
+    same_lines(shown, capsys.readouterr().out)
+    exec(compile(second, "README.md", "exec"), names)  # noqa: S102 - as above
+    original = (embedded_checkpoint() / "model.safetensors").read_bytes()
+    assert (folder / "exported" / "model.safetensors").read_bytes() == original
+
+
+def test_how_many_references_pass_is_what_their_page_says() -> None:
+    page = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
+    ((classes, passing),) = re.findall(
+        r"^Of (\d+) classes \d+ were built, and (\d+) of these pass\.$", page, re.MULTILINE
+    )
+    assert f"of its {classes} model classes [{passing} pass]" in " ".join(README.split())
 
 
 @pytest.mark.parametrize(
@@ -150,10 +157,13 @@ def test_the_table_is_read() -> None:
 @pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "console"])
 def test_the_commands_print_what_is_shown(text: str, folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    parts = re.split(r"^\$ porting ", text, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^\$ (porting|python) ", text, flags=re.MULTILINE)[1:]
     assert parts
-    for part in parts:
+    for program, part in zip(parts[::2], parts[1::2], strict=True):
         words, shown = part.split("\n", 1)
+        if program == "python":
+            same_lines(shown, of_a_script(*shlex.split(words)))
+            continue
         wrong = shown.startswith("DIFFERENT")
         if wrong:
             before, after = "F.gelu(self.up(x))", 'F.gelu(self.up(x), approximate="tanh")'
@@ -164,6 +174,14 @@ def test_the_commands_print_what_is_shown(text: str, folder: Path, run: Run, mon
         Path("my_bert.py").write_text(FILES["my_bert.py"], encoding="utf-8")
         assert result.exit_code == (1 if wrong else 2 if shown.startswith("error: ") else 0), result.stderr
         same_lines(shown, result.stdout + result.stderr)
+
+
+def of_a_script(*words: str) -> str:
+    """What a script of the repository prints, in the current folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *words], env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("text", [text for language, text in BLOCKS if not language and text.startswith("porting ")])

@@ -180,11 +180,15 @@ def test_the_summary_counts_what_the_full_text_names() -> None:
     report = small(branches=branches, unseen=unseen, scope=scope)
     assert report.summary(width=500).splitlines() == [
         "FAITHFUL  mine.M computes what transformers.M computes from weights",
-        "float64: off by 2.0e-15 of the activations' scale (tolerance 1e-12); "
-        "float32: 1.5x the reference's own rounding error (tolerance 4x)",
+        (
+            "float64: off by 2.0e-15 of the activations' scale (tolerance 1e-12); "
+            "float32: 1.5x the reference's own rounding error (tolerance 4x)"
+        ),
         "ran: eval mode, float64; 1 to 64 tokens, batches of 1 to 17, 2 kinds of masks; all 11 token ids",
-        "not run: gradients, training mode and autocast (not asked for); trials beyond the batches above; property 0; "
-        "property 1; 2 more that the inputs do not show; 2 branches of the code",
+        (
+            "not run: gradients, training mode and autocast (not asked for); trials beyond the batches above; property 0; "
+            "property 1; 2 more that the inputs do not show; 2 branches of the code"
+        ),
         "proven by activation: 1 of 1 parameters and buffers",
         "7 forward passes; 4.0 s, 2.5 GB",
     ]
