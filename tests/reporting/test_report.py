@@ -186,8 +186,8 @@ def test_the_summary_counts_what_the_full_text_names() -> None:
         ),
         "ran: eval mode, float64; 1 to 64 tokens, batches of 1 to 17, 2 kinds of masks; all 11 token ids",
         (
-            "not run: gradients, training mode and autocast (not asked for); trials beyond the batches above; property 0; "
-            "property 1; 2 more that the inputs do not show; 2 branches of the code"
+            "not run: gradients, training mode and autocast (not asked for); trials beyond the batches above; "
+            "property 0; property 1; 2 more that the inputs do not show; 2 branches of the code"
         ),
         "proven by activation: 1 of 1 parameters and buffers",
         "7 forward passes; 4.0 s, 2.5 GB",
