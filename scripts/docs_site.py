@@ -1,4 +1,4 @@
-"""What mkdocs.yml needs beside docs/: README.md and its like as pages, and plain names in the reference.
+"""What mkdocs.yml needs beside docs/: README.md and its like and each cause as pages, plain names in the reference.
 
 mkdocs calls :func:`on_files` and :func:`on_page_markdown`; griffe, which reads docstrings, calls :class:`Respelled`.
 """
@@ -26,6 +26,12 @@ PAGES = {
 }
 """Pages of the site that stand outside of docs/, where a repository has them."""
 
+CAUSES = "causes.md"
+ENTRY = re.compile(
+    r"^- \*\*(?P<name>[^*]+)\*\*: (?P<what>.*?)\.(?: \*Looks:\* (?P<looks>.*?)\.)? \*Fix:\* (?P<fix>.*)$", re.MULTILINE
+)
+"""An entry of the catalogue in docs/causes.md."""
+
 LINK = re.compile(r"""(?P<before>\]\(|\bsrc=")(?P<path>[^\s)#"<>:]+)(?P<anchor>#[^\s)"]*)?(?P<after>[)"])""")
 SHARED = re.compile(r"^    (?P<names>\w+(?:, \w+)+): (?P<text>.*(?:\n {5,}.*)*)\n?", re.MULTILINE)
 """Arguments that share an entry: ``source, target: names and shapes``."""
@@ -37,16 +43,65 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that stand outside of docs/, and the files that pages link to, such as models."""
     for name, place in PAGES.items():
         files.append(File.generated(config, place, content=led(ROOT / name)))
-    linked = {one for path in [*DOCS.glob("*.md"), *(ROOT / name for name in PAGES)] for one in outside(path)}
-    for one in sorted(linked):
-        files.append(File.generated(config, f"source/{one}", abs_src_path=str(ROOT / one)))
+    for place, text in cause_pages((DOCS / CAUSES).read_text(encoding="utf-8")).items():
+        files.append(File.generated(config, place, content=text))
+    linked = {file for path in [*DOCS.glob("*.md"), *(ROOT / name for name in PAGES)] for file in outside(path)}
+    for file in sorted(linked):
+        files.append(File.generated(config, f"source/{file}", abs_src_path=str(ROOT / file)))
     return files
 
 
+def cause_pages(catalogue: str) -> dict[str, str]:
+    """A page for each entry of the catalogue: where it stands in the site, and its text.
+
+    Args:
+        catalogue: the text of docs/causes.md.
+    """
+    pages = {}
+    for theme in re.split(r"^### ", catalogue, flags=re.MULTILINE)[1:]:
+        title = theme.partition("\n")[0]
+        for entry in ENTRY.finditer(theme):
+            parts = [f"# {entry['name']}"]
+            for label, text in (("What", entry["what"]), ("How it looks", entry["looks"]), ("Fix", entry["fix"])):
+                if text:
+                    parts.append(
+                        f"**{label}.** {text}" if label == "Fix" else f"**{label}.** {text[:1].upper()}{text[1:]}."
+                    )
+            parts.append(
+                "`porting verify` names this cause if the reference, computed with this mistake, gives your model's "
+                f"numbers. It is one of the causes under [{title}](../{CAUSES}#{slug(title)})."
+            )
+            pages[cause_place(entry["name"])] = "\n\n".join(parts) + "\n"
+    return pages
+
+
+def cause_place(name: str) -> str:
+    """Where the page of a cause stands.
+
+    >>> cause_place("LayerNorm with Bessel's correction")
+    'causes/layernorm-with-bessels-correction.md'
+    """
+    return f"causes/{slug(name)}.md"
+
+
+def slug(title: str) -> str:
+    """A title as the anchor of its heading."""
+    return re.sub(r"[^\w]+", "-", title.lower().replace("'", "")).strip("-")
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links to what stands outside of docs/ lead into the site."""
+    """Make links to what stands outside of docs/ lead into the site, and the catalogue's entries to their pages."""
     del config, files
-    return markdown if page.file.generated_by else LINK.sub(lambda found: _led(found, DOCS), markdown)
+    if page.file.generated_by:
+        return markdown
+    if page.file.src_uri == CAUSES:
+        markdown = ENTRY.sub(lambda entry: entry[0].replace(*_linked(entry["name"]), 1), markdown)
+    return LINK.sub(lambda found: _led(found, DOCS), markdown)
+
+
+def _linked(name: str) -> tuple[str, str]:
+    """The name of an entry as it stands in the catalogue, and as a link to its page."""
+    return f"**{name}**", f"**[{name}]({cause_place(name)})**"
 
 
 def led(path: Path) -> str:

@@ -5,8 +5,8 @@
 
 The writer is a causal language model that has read the documentation that every Python carries, with the vocabulary of
 the embedded checkpoint.  The translator is an encoder-decoder that has seen numbers below 10,000 in English and French
-words, and is tested on numbers that it never saw.  Each takes one to three minutes on two cores; both are saved as
-checkpoints that transformers loads, of a GPT and a Marian.
+words, and is tested on numbers that it never saw.  The translator takes less than a minute, the writer some minutes;
+both are saved as checkpoints that transformers loads, of a GPT and a Marian.
 """
 
 from __future__ import annotations

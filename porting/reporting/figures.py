@@ -102,7 +102,7 @@ def spread_plot(spread: ErrorProfile, name: str) -> str:
         bar = figure.colorbar(picture, ax=above, pad=0.01, format=FuncFormatter(_tick))
         bar.ax.yaxis.set_minor_locator(NullLocator())
         bar.outline.set_visible(False)
-        rows, across, depth = _axes(spread.shape)
+        rows, across, depth = _axes(spread.shape, name)
         above.set_title(f"by position: {rows} down, {across} across, the largest over {depth}")
         above.set_xticks(_whole(over, 16))
         above.set_yticks(_whole(down, 5))
@@ -122,9 +122,14 @@ def _size(shape: Sequence[int], axis: int) -> int:
     return shape[axis] if len(shape) >= -axis else 1
 
 
-def _axes(shape: Sequence[int]) -> tuple[str, str, str]:
+ATTENTION = ("scores", "probabilities")
+"""How the points of attention end whose axes are batch, head, query and key, in this order."""
+
+
+def _axes(shape: Sequence[int], name: str) -> tuple[str, str, str]:
     """What the axes of an activation are called in a plot: those taken for rows, for positions and for channels."""
-    names = [f"axis {axis} ({size})" for axis, size in enumerate(shape)]
+    known = ("batch", "head", "query", "key") if len(shape) == 4 and name.endswith(ATTENTION) else ()
+    names = [f"{known[axis] if known else f'axis {axis}'} ({size})" for axis, size in enumerate(shape)]
     lone = "one row"
     return " and ".join(names[:-2]) or lone, names[-2] if len(names) > 1 else lone, names[-1] if names else lone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 from markupsafe import Markup
 from rich.text import Text
@@ -12,7 +13,16 @@ from porting.reporting.figures import growth, spread_plot
 from porting.reporting.gradient_text import gradient_lines
 from porting.reporting.heatmap import Cell, heat_map
 from porting.reporting.outcome import Outcome, rows_of
-from porting.reporting.terminal import cause_lines, culprit_lines, listed, mark, other_lines, shown_lines, verdict_lines
+from porting.reporting.terminal import (
+    cause_lines,
+    culprit_lines,
+    listed,
+    mark,
+    other_lines,
+    shown_lines,
+    summary_lines,
+    verdict_lines,
+)
 
 MOST_DRAWN = 3
 """Where a guilty module differs is drawn for so many of them."""
@@ -27,12 +37,13 @@ def report_page(report: Outcome) -> str:
     """The page: the verdict, the heat map, the growth of the error, the culprits, and what was not shown."""
     values = {
         **_words(report),
+        "date": datetime.now(tz=UTC).date().isoformat(),
         "map": heat_map(report),
         "growth": _element(growth(report)) if report.probes else "",
         "spreads": list(_spreads(report)),
         "partial": sorted((share, name) for name, share in report.shown.activation.items() if share < 1),
         "facts": _facts(report),
-        "explained": {point: one for one in report.causes for point in one.probes if one.name},
+        "explained": {point: cause for cause in report.causes for point in cause.probes if cause.name},
     }
     return render_page("report.html", values, styles=["report.css"], scripts=["report.js"])
 
@@ -44,26 +55,26 @@ def report_part(report: Outcome) -> str:
         {"label": row.label, "numbers": list(_worst(cells)), "said": mark(row).plain}
         for row, (_, cells) in zip(rows_of(report.probes), found.rows, strict=True)
     ]
-    return render_part("report_part.html", {**_words(report), "rows": rows, "map": found})
+    return render_part("report_part.html", {**_words(report, verbose=False), "rows": rows, "map": found})
 
 
 def _worst(cells: Sequence[Cell | None]) -> Iterator[tuple[str, bool]]:
     """Of a row, for each tier and view: the largest number, and whether any is above its bound."""
     for readings in zip(*(cell.readings for cell in cells if cell), strict=True):
-        largest = max(readings, key=lambda one: -1.0 if one.number is None else one.number)
-        yield largest.text, any(one.above for one in readings)
+        largest = max(readings, key=lambda reading: -1.0 if reading.number is None else reading.number)
+        yield largest.text, any(reading.above for reading in readings)
 
 
-def _words(report: Outcome) -> dict[str, object]:
-    """What the terminal says, in the same words."""
-    first, *numbers = verdict_lines(report)
+def _words(report: Outcome, *, verbose: bool = True) -> dict[str, object]:
+    """What the terminal prints, in the same words; without ``verbose`` the scope is counted and not listed."""
+    first, *scope = verdict_lines(report, verbose=verbose)
     word = report.verdict.upper()
     return {
         "report": report,
         "verdict": word,
         "tone": _class(str(first.spans[0].style)) if first.spans else "",
         "sentence": first.plain.removeprefix(word).strip(),
-        "numbers": [_pieces(line) for line in numbers],
+        "numbers": [_pieces(line) for line in (*summary_lines(report), *scope)],
         "culprits": [_pieces(line) for line in culprit_lines(report)],
         "causes": [_pieces(line) for line in cause_lines(report.causes, listed)],
         "learned": [_pieces(line) for line in gradient_lines(report.learned, listed)],

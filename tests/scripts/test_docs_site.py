@@ -11,7 +11,7 @@ import pytest
 from mkdocs.config import load_config
 
 import porting
-from scripts.docs_site import DOCS, LINK, PAGES, ROOT, led, respelled
+from scripts.docs_site import DOCS, LINK, PAGES, ROOT, cause_pages, led, respelled
 
 
 def test_the_reference_has_every_public_name_once() -> None:
@@ -48,6 +48,16 @@ def test_a_page_from_outside_leads_into_the_site(name: str) -> None:
         assert "](notation.md)" in text
         assert 'src="attention.png"' in text
         assert "](source/notebooks/your_own_bert.ipynb)" in text
+
+
+def test_every_cause_of_the_catalogue_has_a_page_of_its_own() -> None:
+    catalogue = (DOCS / "causes.md").read_text(encoding="utf-8")
+    pages = cause_pages(catalogue)
+    assert len(pages) == len(re.findall(r"[*]Fix:[*]", catalogue)) > 100
+    page = pages["causes/layernorm-eps.md"]
+    assert page.startswith("# LayerNorm eps\n\n**What.** The norm adds another small number to the variance.\n")
+    assert "**Fix.** take eps from the config" in page
+    assert "[Norms](../causes.md#norms)" in page
 
 
 def test_docstrings_are_respelled() -> None:
