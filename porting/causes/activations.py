@@ -95,7 +95,7 @@ class PoolerTanhMissing(Cause):
 
 
 def _wrong(function: str, looks: str, fix: str) -> WrongActivation:
-    what = f"the activation is the {function} where the reference has another"
+    what = f"the activation is the {function} and the reference uses another function"
     return WrongActivation(
         name=f"{function} for another activation", what=what, looks=looks, fix=fix, function=function
     )
@@ -104,12 +104,12 @@ def _wrong(function: str, looks: str, fix: str) -> WrongActivation:
 CAUSES: tuple[Cause, ...] = (
     _wrong(
         "exact GELU",
-        "a difference of up to 5e-4 where the reference has the tanh GELU: below atol=1e-3",
+        "a difference of up to 5e-4 where the reference has the tanh GELU, which atol=1e-3 hides",
         'F.gelu(x, approximate="tanh") for gelu_new, gelu_pytorch_tanh; see hidden_act in the config',
     ),
     _wrong(
         "tanh GELU",
-        "a difference of up to 5e-4 where the reference has the exact GELU: under atol=1e-3",
+        "a difference of up to 5e-4 where the reference has the exact GELU, which atol=1e-3 hides",
         "F.gelu(x) for hidden_act = gelu",
     ),
     _wrong(
@@ -117,20 +117,20 @@ CAUSES: tuple[Cause, ...] = (
         "a difference of up to 2e-2 from the exact GELU",
         "x * sigmoid(1.702 x) is CLIP's; F.gelu(x) for hidden_act = gelu",
     ),
-    _wrong("ReLU", "no negative number comes out of the feed-forward network's first half", "see hidden_act"),
-    _wrong("SiLU", "differences of up to 0.2 from a GELU", "SiLU is called swish, too; see hidden_act in the config"),
+    _wrong("ReLU", "no negative values after the first half of the feed-forward network", "see hidden_act"),
+    _wrong("SiLU", "differences of up to 0.2 from a GELU", "SiLU is also called swish; see hidden_act in the config"),
     _wrong(
         "erf GELU without the root",
         "a difference of up to 0.1 from the exact GELU",
         "0.5 * x * (1 + erf(x / sqrt(2))), not erf(x)",
     ),
     _wrong("squared ReLU", "large differences where activations are large", "see hidden_act: relu2 is the square"),
-    _wrong("ELU", "negative numbers down to -1 come out", "see hidden_act"),
+    _wrong("ELU", "negative values down to -1", "see hidden_act"),
     ParametricActivation(
         name="sigmoid GELU of another steepness",
         what="the activation is x * sigmoid(c * x) with a number c that is neither SiLU's 1 nor quick GELU's 1.702",
         looks="differences of up to 0.2 from a GELU",
-        fix="see hidden_act: gelu, gelu_new, quick_gelu and silu are four functions",
+        fix="see hidden_act: gelu, gelu_new, quick_gelu and silu are different functions",
         function=lambda value, number: value * torch.sigmoid(number * value),
         says="x * sigmoid({} x)",
         first=0.1,
@@ -138,8 +138,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     ParametricActivation(
         name="leaky ReLU for another activation",
-        what="the activation is the ReLU with a slope for negative numbers",
-        looks="small negative numbers come out of the feed-forward network's first half",
+        what="the activation is a ReLU with a slope for negative values",
+        looks="small negative values after the first half of the feed-forward network",
         fix="see hidden_act",
         function=F.leaky_relu,
         says="leaky ReLU of slope {}",
@@ -168,13 +168,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     ActivationMissing(
         name="activation missing",
-        what="the activation is left out",
+        what="the activation is missing",
         looks="large differences; the feed-forward network is linear",
         fix="put the activation between the two linear layers, or after the head's dense layer",
     ),
     PoolerTanhMissing(
         name="pooler tanh missing",
-        what="the pooled vector is not put through tanh",
+        what="tanh is not applied to the pooled vector",
         looks="pooled values beyond -1 and 1; the layers agree",
         fix="tanh(dense(hidden[:, 0]))",
     ),

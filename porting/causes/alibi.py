@@ -127,19 +127,19 @@ CAUSES: tuple[Cause, ...] = (
     BiasesMissing(
         name="ALiBi missing",
         what="no linear bias is added to the scores",
-        looks="the first positions agree best; the model does not see the order of words",
+        looks="the difference grows with the position; the model does not depend on the order of tokens",
         fix="add slope * (key - query) to the scores before the softmax, in every layer",
     ),
     BiasesNegated(
         name="ALiBi of the other sign",
-        what="the linear bias rises with the distance",
-        looks="what is far away is seen best",
-        fix="slope * (key - query): 0 for the token itself, and less for what comes before it",
+        what="the linear bias grows with the distance instead of falling",
+        looks="distant positions get the most attention",
+        fix="slope * (key - query): 0 for the token itself, negative for earlier ones",
     ),
     OtherSlopes(
         name="ALiBi slopes",
-        what="the linear bias has other slopes",
-        looks="the first positions agree best, the last ones least",
+        what="the linear bias has different slopes",
+        looks="the difference grows with the position",
         fix="2^(-8 (h + 1) / n) for n heads, a power of two; see alibi_bias_max in the config",
     ),
 )

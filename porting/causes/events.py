@@ -1,4 +1,4 @@
-"""What a model does, as events that a planted mistake may answer."""
+"""What a model does in a pass, as events in whose place a planted mistake may give another result."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from porting.tracing.calls import Kind, kind_of
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that a model does.
+    """One call of a torch function that a mistake may replace.
 
     Attributes:
-        kind: what it is; ``scores`` and ``context`` are attention's softmax and its product with the value.
+        kind: the kind of call; ``scores`` and ``context`` are attention's softmax and its product with the value.
         function, args, kwargs: the call.
-        number: how many of its kind came before it in this pass.
-        role: of a linear map, what became of its result in the pass that was watched; see :class:`Inventory`.
-        scores: of attention, what is known of its scores.
-        born: for each tensor of a sum, when it was made; none for a sum of embeddings.
-        pass_: what is known of the whole pass.
+        number: the number of earlier calls of its kind in this pass.
+        role: the role of a linear layer, as of :class:`Inventory`.
+        scores: the parts of attention's scores.
+        born: when each tensor of a sum was computed; empty for a sum of embeddings.
+        pass_: the pass.
     """
 
     kind: Kind
@@ -39,15 +39,15 @@ class Event:
     pass_: Pass
 
     def run(self, *args: Any, **kwargs: Any) -> Any:  # what torch's function takes and gives
-        """The call, with other leading arguments or named ones."""
+        """Make the call, with other leading arguments or named ones."""
         return self.function(*(*args, *self.args[len(args) :]), **{**self.kwargs, **kwargs})
 
-    def argument(self, place: int, name: str, default: Any = None) -> Any:  # whatever it is
-        """An argument, wherever it stands."""
-        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
+    def argument(self, position: int, name: str, default: Any = None) -> Any:  # whatever it is
+        """Return an argument, whether it was passed by position or by name."""
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
 
-SAME: set[Callable[..., Any]] = {
+VALUE_PRESERVING: set[Callable[..., Any]] = {
     Tensor.to,
     Tensor.float,
     Tensor.double,
@@ -57,21 +57,21 @@ SAME: set[Callable[..., Any]] = {
     F.linear,
 }
 VIEWS: set[Callable[..., Any]] = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.unflatten, torch.unflatten}
-BEND: set[Callable[..., Any]] = {torch.tanh, Tensor.tanh, F.tanh}
+TANH: set[Callable[..., Any]] = {torch.tanh, Tensor.tanh, F.tanh}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What is known of attention's scores.
+    """The parts of attention's scores, ``scale * query @ key.mT`` with cap, bias and mask.
 
     Attributes:
         query: [... q d].
         key: [... k d].
-        scale: what their product is multiplied by.
-        bias: what is added to it and is no mask, or None.
-        allowed: where a query may look, [... q k] of bool, or None for everywhere.
-        cap: the product is capped softly at it; 0 for no cap.
-        mixed: bias and mask came as one, so that nobody knows the bias where it is masked.
+        scale: the factor of their product.
+        bias: what is added and is no mask, or None.
+        allowed: the keys that are not hidden, [... q k] of bool, or None for all.
+        cap: the soft cap of the product; 0 for none.
+        mixed: bias and mask were added as one tensor, so that the bias of hidden keys is unknown.
     """
 
     query: Tensor
@@ -83,74 +83,89 @@ class Scores:
     mixed: bool = False
 
     def after(self, func: Callable[..., Any], rest: Sequence[Any], result: Tensor) -> Scores | None:
-        """What is known after a step that gives ``result``; None when it is no step that attention takes."""
+        """Return the parts after a call on the scores.
+
+        Args:
+            func: the torch function.
+            rest: its arguments without the scores.
+            result: its result.
+
+        Returns:
+            The parts, or None if it is no call that attention makes.
+        """
         kind, other = kind_of(func), rest[0] if rest else None
         if kind in (Kind.TIMES, Kind.QUOTIENT) and isinstance(other, int | float):
             return self.times(other if kind is Kind.TIMES else 1 / other)
-        if func in BEND and self.bias is None and not self.cap:
+        if func in TANH and self.bias is None and not self.cap:
             return replace(self, cap=1.0)
         if kind is Kind.SUM and isinstance(other, Tensor):
-            return self.added(other)
+            return self.plus(other)
         if kind is Kind.FILL and isinstance(other, Tensor):
-            return self.closed(~other)
+            return self.hiding(~other)
         if func in VIEWS and result.shape[-2:] == (self.query.shape[-2], self.key.shape[-2]):
             return self.viewed(result.shape)
-        shifts = kind is Kind.DIFFERENCE and isinstance(other, Tensor) and other.shape[-1:] == (1,)  # a row by a number
-        return self if shifts or func in SAME else None
+        shifts = (
+            kind is Kind.DIFFERENCE and isinstance(other, Tensor) and other.shape[-1:] == (1,)
+        )  # subtracts a number per row
+        return self if shifts or func in VALUE_PRESERVING else None
 
     def product(self) -> Tensor:
-        """Without any mask, [... q k]."""
-        found = self.query @ self.key.mT * self.scale
-        found = self.cap * torch.tanh(found / self.cap) if self.cap else found
-        return found if self.bias is None else found + self.bias
+        """Return the scores without a mask, [... q k]."""
+        scores = self.query @ self.key.mT * self.scale
+        scores = self.cap * torch.tanh(scores / self.cap) if self.cap else scores
+        return scores if self.bias is None else scores + self.bias
 
     def times(self, factor: float) -> Scores:
-        """What they are when they are multiplied."""
+        """Return the parts of the multiplied scores."""
         return replace(self, scale=self.scale * factor, cap=self.cap * factor)
 
     def masked(self, scores: Tensor | None = None) -> Tensor:
-        """With the mask."""
-        found = self.product() if scores is None else scores
-        return found if self.allowed is None else found.masked_fill(~self.allowed, torch.finfo(found.dtype).min / 2)
+        """Return the scores with the mask."""
+        unmasked = self.product() if scores is None else scores
+        return (
+            unmasked
+            if self.allowed is None
+            else unmasked.masked_fill(~self.allowed, torch.finfo(unmasked.dtype).min / 2)
+        )
 
-    def added(self, mask: Tensor) -> Scores:
-        """With a mask or a bias."""
+    def plus(self, mask: Tensor) -> Scores:
+        """Return the parts after a mask or a bias was added."""
         if mask.dtype == torch.bool:
-            return self.closed(mask)
-        soft = mask.masked_fill(mask <= LOWEST, 0.0)
-        kept = self.closed(mask > LOWEST) if bool((mask <= LOWEST).any()) else self
-        if not bool(soft.any()):
-            return kept
-        return replace(kept, bias=soft if kept.bias is None else kept.bias + soft, mixed=kept is not self)
+            return self.hiding(mask)
+        bias = mask.masked_fill(mask <= LOWEST, 0.0)
+        masked = self.hiding(mask > LOWEST) if bool((mask <= LOWEST).any()) else self
+        if not bool(bias.any()):
+            return masked
+        return replace(masked, bias=bias if masked.bias is None else masked.bias + bias, mixed=masked is not self)
 
     def viewed(self, shape: torch.Size) -> Scores:
-        """With the heads and the batch in other axes: [(b h) q k] -> [b h q k]."""
+        """Return the parts with heads and batch in other axes, [(b h) q k] -> [b h q k]."""
 
-        def laid(tensor: Tensor) -> Tensor:
+        def expanded(tensor: Tensor) -> Tensor:
             return tensor.expand(*self.query.shape[:-2], *shape[-2:]).reshape(shape)
 
         query, key = (tensor.reshape(*shape[:-2], *tensor.shape[-2:]) for tensor in (self.query, self.key))
-        bias, allowed = (None if tensor is None else laid(tensor) for tensor in (self.bias, self.allowed))
+        bias, allowed = (None if tensor is None else expanded(tensor) for tensor in (self.bias, self.allowed))
         return replace(self, query=query, key=key, bias=bias, allowed=allowed)
 
-    def closed(self, allowed: Tensor) -> Scores:
-        """With fewer places to look at."""
+    def hiding(self, allowed: Tensor) -> Scores:
+        """Return the parts with more keys hidden."""
         return replace(self, allowed=allowed if self.allowed is None else self.allowed & allowed)
 
 
 Action = Callable[[Event], Any]
-"""What an event gives instead; ``NotImplemented`` where it does not apply."""
+"""An event -> its result with the mistake, or ``NotImplemented`` where the mistake does not apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedFault:
-    """A mistake.
+    """A mistake that can be planted.
 
     Attributes:
         name: the entry of the catalogue.
-        actions: by kind of event.
-        only: at the events of these numbers alone, counted over those to which it applies; None for all.
-        modules: in these modules' own code alone; None for all.
+        actions: the mistake, by kind of event.
+        only: the numbers of the events at which it is made, counted over those to which it applies; None for all.
+        modules: the paths of the modules in whose own code it is made; None for all.
     """
 
     name: str
@@ -161,11 +176,11 @@ class InjectedFault:
 
 @dataclass
 class Inventory:
-    """What was seen in a pass without a mistake.
+    """What was observed in a pass without a mistake.
 
     Attributes:
-        roles: for each linear map, in order: ``query``, ``key``, ``value``, ``output`` of attention, or ``""``.
-        inner: the events that are steps of an activation that is written out, ``"activation 3"``, ``"sum 7"``.
+        roles: the role of each linear layer, in order: ``query``, ``key``, ``value``, ``output``, or ``""``.
+        inner: the events that are steps of a written-out activation, ``"activation 3"``, ``"sum 7"``.
     """
 
     roles: list[str] = field(default_factory=list)
@@ -174,12 +189,12 @@ class Inventory:
 
 @dataclass
 class Pass:
-    """One pass of the model.
+    """One forward pass of the model.
 
     Attributes:
         model: the model.
-        inputs: its arguments, by name.
-        sites: where the mistake was made: the modules that ran.
+        inputs: the tensors among its arguments, by name.
+        sites: the paths of the modules in which the mistake was made.
     """
 
     model: nn.Module

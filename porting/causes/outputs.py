@@ -93,9 +93,9 @@ class LogitScale(Cause):
 CAUSES: tuple[Cause, ...] = (
     PooledOtherwise(
         name="pooled from the wrong place",
-        what="another token's vector, or a mean, is taken for the whole text",
+        what="the text's vector is taken from another token, or is a mean",
         looks="the layers agree, the pooled vector does not",
-        fix="take the token that the reference takes: in an encoder the first one, hidden[:, 0]",
+        fix="use the token of the reference: in an encoder usually the first, hidden[:, 0]",
         rules=(
             ("the last token", lambda hidden: hidden[:, -1]),
             ("the second token", lambda hidden: hidden[:, 1]),
@@ -106,14 +106,14 @@ CAUSES: tuple[Cause, ...] = (
     ),
     TransformSkipped(
         name="transform skipped",
-        what="the decoder is applied to the hidden states, without the dense layer, activation and norm before it",
+        what="the decoder is applied to the hidden states without the dense layer, activation and norm before it",
         looks="the layers agree, the logits do not",
         fix="dense, activation, norm, decoder",
     ),
     LogitScale(
         name="logits scaled",
-        what="the logits are multiplied by a number that the reference has not",
-        looks="the most likely word is the same, its probability is not",
-        fix="see logit_scale, logits_scaling and tie_word_embeddings in the config: T5 scales where it is tied",
+        what="the logits are multiplied by a number, unlike in the reference",
+        looks="the most likely token is the same, its probability is not",
+        fix="see logit_scale, logits_scaling and tie_word_embeddings in the config; T5 scales tied logits",
     ),
 )

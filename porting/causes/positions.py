@@ -163,15 +163,15 @@ def pairs_to_halves(value: Tensor) -> Tensor:
 CAUSES: tuple[Cause, ...] = (
     SinusoidLayout(
         name="sinusoid layout",
-        what="sines and cosines stand in halves where the reference has them one by one, or the other way round",
-        looks="the position table differs by an order of its channels",
-        fix="the paper interleaves them; tensor2tensor and what is descended from it have all sines first",
+        what="sines and cosines are in two halves and the reference interleaves them, or vice versa",
+        looks="the channels of the position table are in a different order",
+        fix="the paper interleaves them; tensor2tensor and its descendants have all sines first",
         absorbed_by_weights=True,
     ),
     SinusoidBase(
         name="sinusoid frequencies",
-        what="the sines and cosines of positions have other frequencies than the reference's",
-        looks="the first positions agree best, the last ones least",
+        what="the sines and cosines of positions have different frequencies",
+        looks="the difference grows with the position",
         fix="10000 ** (-2 i / width) for i = 0, 1, ... width / 2 - 1; arange(0, width, 2) is 2 i already",
         absorbed_by_weights=True,
     ),

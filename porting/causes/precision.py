@@ -153,29 +153,37 @@ def _low_softmax(name: str, dtype: torch.dtype, what: str) -> LowPrecisionSoftma
     return LowPrecisionSoftmax(name=name, what=what, looks=_LOOKS, fix=fix, dtype=dtype)
 
 
-_LOOKS = "larger rounding errors than the reference's, or a difference in float64 that float64 should not have"
+_LOOKS = (
+    "larger rounding errors than the reference's, or a difference in float64 that is too large for float64 rounding"
+)
 
 _LINEAR = ("linear", "addmm")
 _PRODUCTS = ("matmul", "__matmul__", "bmm")
-_CAST = "take out .half(), .bfloat16() and torch.autocast, or turn autocast off around it"
+_CAST = "remove .half(), .bfloat16() and torch.autocast, or disable autocast for this part"
 
 CAUSES: tuple[Cause, ...] = (
     _low_precision("half-precision linear layer", _LINEAR, torch.float16, "a linear layer computes in float16", _CAST),
     _low_precision("bfloat16 linear layer", _LINEAR, torch.bfloat16, "a linear layer computes in bfloat16", _CAST),
-    _low_precision("half-precision attention", _PRODUCTS, torch.float16, "attention's products are in float16", _CAST),
-    _low_precision("bfloat16 attention", _PRODUCTS, torch.bfloat16, "attention's products are in bfloat16", _CAST),
+    _low_precision(
+        "half-precision attention", _PRODUCTS, torch.float16, "attention's products are computed in float16", _CAST
+    ),
+    _low_precision(
+        "bfloat16 attention", _PRODUCTS, torch.bfloat16, "attention's products are computed in bfloat16", _CAST
+    ),
     _low_precision(
         "float16 autocast", _LINEAR + _PRODUCTS, torch.float16, "every product is computed in float16", _CAST
     ),
-    _low_precision("bfloat16 autocast", _LINEAR + _PRODUCTS, torch.bfloat16, "every product is in bfloat16", _CAST),
+    _low_precision(
+        "bfloat16 autocast", _LINEAR + _PRODUCTS, torch.bfloat16, "every product is computed in bfloat16", _CAST
+    ),
     _low_precision("half-precision norm", ("layer_norm",), torch.float16, "a norm is computed in float16", _CAST),
     _low_precision("bfloat16 norm", ("layer_norm",), torch.bfloat16, "a norm is computed in bfloat16", _CAST),
     _low_softmax("half-precision softmax", torch.float16, "the softmax is computed in float16"),
     _low_softmax("bfloat16 softmax", torch.bfloat16, "the softmax is computed in bfloat16"),
     ScoresShifted(
         name="mask precedence",
-        what="1.0 - mask * -10000.0 adds a large number to every score that counts, and 1 to those of padding",
-        looks="the probabilities are right; the scores lose the digits that the number takes",
+        what="1.0 - mask * -10000.0 adds a large number to all scores but those of padding",
+        looks="the probabilities are almost right; the scores lose digits to the large number",
         fix="(1.0 - mask) * -10000.0",
         constants=(1e4, 1e5, 1e6, 1e7, 1e8, 1e9),
     ),

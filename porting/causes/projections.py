@@ -201,7 +201,7 @@ def _swapped(first: int, second: int, looks: str) -> Swapped:
     first_role, second_role = ROLES[first], ROLES[second]
     return Swapped(
         name=f"{first_role} and {second_role} swapped",
-        what=f"what should be the {first_role} is used as the {second_role}, and the other way round",
+        what=f"the {first_role} is used as the {second_role}, and vice versa",
         looks=looks,
         fix=f"check {first_role} and {second_role} in the table, and the order of the fused projection's parts",
         first=first,
@@ -211,32 +211,32 @@ def _swapped(first: int, second: int, looks: str) -> Swapped:
 
 
 CAUSES: tuple[Cause, ...] = (
-    _missing_bias("query", "query", "attention is a little different; nothing on a fresh model, whose biases are 0"),
-    _missing_bias("key", "key", "nothing but the projection's own output: softmax does not see a key bias"),
+    _missing_bias("query", "query", "attention differs slightly; no difference on a new model, whose biases are 0"),
+    _missing_bias("key", "key", "only the projection's own output differs, because key biases cancel in softmax"),
     _missing_bias("value", "value", "a constant is missing in each layer's attention output"),
     _missing_bias("output", "attention output", "a constant is missing after each attention"),
-    _missing_bias("decoder", "decoder", "each word's logit is off by a constant of its own"),
-    _missing_bias("other", "linear layer", "a constant is missing; nothing on a fresh model, whose biases are 0"),
+    _missing_bias("decoder", "decoder", "each token's logit is off by its own constant"),
+    _missing_bias("other", "linear layer", "a constant is missing; no difference on a new model, whose biases are 0"),
     BiasDoubled(
         name="bias added twice",
-        what="a linear layer's bias is added by the layer and again by hand",
+        what="the bias of a linear layer is added by the layer and once more by the code",
         looks="off by the bias",
         fix="add it once",
         absorbed_by_weights=True,
     ),
     Transposed(
         name="square weight transposed",
-        what="a square weight is used the other way round",
-        looks="large differences; the shapes fit, so nothing complains",
-        fix="torch.nn.Linear keeps [out in]; Conv1D of GPT-2 and matrices of TensorFlow keep [in out]",
+        what="a square weight is used transposed",
+        looks="large differences without an error, because the shapes fit",
+        fix="torch.nn.Linear stores [out in]; GPT-2's Conv1D and TensorFlow store [in out]",
         absorbed_by_weights=True,
     ),
-    _swapped(0, 1, "each row of scores is what a column should be"),
+    _swapped(0, 1, "the scores are transposed"),
     _swapped(1, 2, "both scores and context are wrong"),
     _swapped(0, 2, "both scores and context are wrong"),
     GateSwapped(
         name="gate and up swapped",
-        what="the activation is applied to the half that should be multiplied by it",
+        what="the activation is applied to the wrong half of the projection",
         looks="the gated feed-forward network's output differs; its first projection agrees",
         fix="check which half of the fused projection the activation belongs to",
         absorbed_by_weights=True,

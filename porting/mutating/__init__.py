@@ -1,4 +1,4 @@
-"""Testing a user's own test: every mistake of the catalogue is planted into the port, and the test has to notice."""
+"""Mutation testing of a user's own tests: mistakes are planted into the port, and the tests have to fail."""
 
 from porting.mutating.mutate import Mutation, MutationError, Score, mutate
 

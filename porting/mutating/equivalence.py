@@ -1,7 +1,7 @@
-"""Which mistakes can make a difference in a port at all, and what a test would have to do to see each.
+"""Which mistakes change the outputs of a port, and what a test needs to detect each.
 
-A mistake that makes none in float64, whatever the weights and inputs, is no test's fault (Jia and Harman 2011, section
-II.B: equivalent mutants).
+A mistake that changes nothing in float64, whatever the weights and inputs, is an equivalent mutant (Jia and Harman
+2011, section II.B), which no test can detect.
 """
 
 from __future__ import annotations
@@ -23,73 +23,75 @@ from porting.causes.mutants import PLANTS
 from porting.mutating.messages import ABSENT, APPLIES, EQUIVALENT, MistakeStatus
 
 SAME = 1e-12
-"""Relative to the largest value of an output; as in the proof of meaning."""
+"""Largest difference of equal outputs, relative to the largest value of the output."""
 
 DRAWS = 2
-"""With so many draws of weights and inputs."""
+"""Number of draws of weights and inputs."""
 
-Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""Arguments."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments."""
 
 
 @dataclass
 class SampleRun:
-    """A port with certain weights, run on certain inputs, in float64.
+    """A port with certain weights and inputs, in float64.
 
     Attributes:
         model: the port.
-        given: its arguments.
-        advice: what a test has to do to run it so; ``{limit}`` and ``{off}`` are of the difference that shows.
+        given: the arguments.
+        advice: what a test has to do to run it so, with ``{off}`` for the difference and ``{limit}`` for a tolerance
+            below it.
     """
 
     model: nn.Module
-    given: Given
+    given: Arguments
     advice: str
     _expected: list[Tensor] | None = field(default=None, repr=False)
 
     @property
     def expected(self) -> list[Tensor]:
-        """What comes out without a mistake."""
+        """The outputs without a mistake."""
         if self._expected is None:
             self._expected = list(_outputs(self.model, *self.given))
         return self._expected
 
     def off(self, fault: InjectedFault, inventory: Inventory) -> float | None:
-        """By how much a mistake changes what comes out, at most; None when it has no place, 0 when by nothing."""
+        """Return the largest change of an output by a mistake; None if it cannot be made, 0 if it changes nothing."""
         expected = self.expected
         sites = plant(self.model, fault, inventory)
         try:
-            found = list(_outputs(self.model, *self.given))
+            outputs = list(_outputs(self.model, *self.given))
         except (RuntimeError, ValueError, IndexError):  # the mistake does not fit this port's shapes
-            found = []
+            outputs = []
         finally:
             cure(self.model)
-        return _apart(expected, found) if sites else None
+        return _largest_difference(expected, outputs) if sites else None
 
 
 def kinds(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inventory: Inventory
 ) -> dict[str, MistakeStatus]:
-    """For each mistake whether it can be made in a port, changes nothing, or cannot be made; and what shows it.
+    """Return for each mistake whether it changes a port, changes nothing, or cannot be made, and what shows it.
 
     Args:
-        model: the port, which is left as it is.
-        args, kwargs: what it was called with.
-        inventory: what it consists of.
+        model: the port, which is not changed.
+        args, kwargs: the arguments of a call.
+        inventory: the operations of the port.
     """
     trials = list(_trials(model, (args, dict(kwargs))))
     return {fault.name: _kind(fault, trials, inventory) for fault in PLANTS}
 
 
 def _kind(fault: InjectedFault, trials: list[SampleRun], inventory: Inventory) -> MistakeStatus:
-    found = ABSENT
+    kind = ABSENT
     for trial in trials:
-        off = trial.off(fault, inventory)
-        if off:
-            limit = 10.0 ** (math.floor(math.log10(off)) - 1) if math.isfinite(off) else 1e-9
-            return MistakeStatus(kind=APPLIES, advice=trial.advice.format(off=f"{off:.0e}", limit=f"{limit:.0e}"))
-        found = found if off is None else EQUIVALENT
-    return MistakeStatus(kind=found)
+        difference = trial.off(fault, inventory)
+        if difference:
+            limit = 10.0 ** (math.floor(math.log10(difference)) - 1) if math.isfinite(difference) else 1e-9
+            advice = trial.advice.format(off=f"{difference:.0e}", limit=f"{limit:.0e}")
+            return MistakeStatus(kind=APPLIES, advice=advice)
+        kind = kind if difference is None else EQUIVALENT
+    return MistakeStatus(kind=kind)
 
 
 COMPARE = "torch.testing.assert_close(port(...), expected, rtol=0, atol={limit})  # in float64: off by {off} here"
@@ -97,33 +99,33 @@ WEIGHTS = "torch.nn.init.normal_(parameter, std=0.2)  # for each, before compari
 INPUTS = "torch.randint_like(input_ids, len(vocabulary))  # more words, in several rows: these hide it"
 
 
-def _trials(model: nn.Module, given: Given) -> Iterator[SampleRun]:
-    """The port as the test has it; then with one input that shows more; then with weights that do; then with both."""
-    own = _double(model, None)
-    exact: Given = _floats(given)
+def _trials(model: nn.Module, given: Arguments) -> Iterator[SampleRun]:
+    """Yield the port as the test runs it, with one input drawn, with weights drawn, and with both drawn."""
+    own = _float64_copy(model, None)
+    exact: Arguments = _to_float64(given)
     yield SampleRun(own, exact, COMPARE)
-    drawn = _drawn(own, exact, 0)
-    named = list(inspect.signature(type(own).forward).parameters)[1:]
-    places: list[tuple[int | str, Any]] = [*enumerate(exact[0]), *exact[1].items()]
-    for name, value in places:
+    drawn = _draw(own, exact, 0)
+    names = list(inspect.signature(type(own).forward).parameters)[1:]
+    arguments: list[tuple[int | str, Any]] = [*enumerate(exact[0]), *exact[1].items()]
+    for name, value in arguments:
         if isinstance(value, Tensor):
-            called = named[name] if isinstance(name, int) and name < len(named) else str(name)
-            yield SampleRun(own, _with(exact, drawn, name), _advice(called, value))
+            argument_name = names[name] if isinstance(name, int) and name < len(names) else str(name)
+            yield SampleRun(own, _with(exact, drawn, name), _advice(argument_name, value))
     for seed in range(DRAWS):
-        other = _double(model, seed)
+        other = _float64_copy(model, seed)
         if seed == 0:
             yield SampleRun(other, exact, WEIGHTS)
-        yield SampleRun(other, _drawn(other, exact, seed), f"{WEIGHTS}, and so do these inputs")
+        yield SampleRun(other, _draw(other, exact, seed), f"{WEIGHTS}, and so do these inputs")
 
 
-def _with(given: Given, drawn: Given, name: int | str) -> Given:
-    """One argument as it was drawn."""
-    args = tuple(drawn[0][place] if place == name else argument for place, argument in enumerate(given[0]))
+def _with(given: Arguments, drawn: Arguments, name: int | str) -> Arguments:
+    """Return the arguments with one of them drawn."""
+    args = tuple(drawn[0][position] if position == name else argument for position, argument in enumerate(given[0]))
     return args, {key: drawn[1][key] if key == name else argument for key, argument in given[1].items()}
 
 
 def _advice(name: str, value: Tensor) -> str:
-    """The line that gives an input what it lacks."""
+    """Return the line of code that gives an input what it lacks."""
     if value.is_floating_point() or value.ndim != 2 or not bool(((value == 0) | (value == 1)).all()):
         return INPUTS
     half = (value.shape[1] + 1) // 2
@@ -132,38 +134,38 @@ def _advice(name: str, value: Tensor) -> str:
     return f"{name}[:, {half}:] = 1  # here it is the same everywhere"
 
 
-def _double(model: nn.Module, seed: int | None) -> nn.Module:
-    """A copy in float64, in eval mode; with a seed its parameters are drawn: no zero bias, no gain of one."""
-    own = copy.deepcopy(model)
-    cure(own)
-    own = own.double().eval()
+def _float64_copy(model: nn.Module, seed: int | None) -> nn.Module:
+    """Copy a model in float64 and eval mode; with a seed its parameters are drawn, with no zero bias or unit gain."""
+    copied = copy.deepcopy(model)
+    cure(copied)
+    copied = copied.double().eval()
     if seed is None:
-        return own
+        return copied
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in own.named_parameters():
+        for name, parameter in copied.named_parameters():
             gain = parameter.ndim == 1 and name.endswith("weight")
             parameter.copy_(
                 (1.0 if gain else 0.0) + 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             )
-    return own
+    return copied
 
 
-def _floats(given: Given) -> Given:
-    """In float64, where they are floating numbers."""
+def _to_float64(given: Arguments) -> Arguments:
+    """Cast floating-point arguments to float64."""
 
-    def exact(leaf: Any) -> Any:
+    def cast(leaf: Any) -> Any:
         return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    return tuple(tree_map(exact, given[0])), dict(tree_map(exact, given[1]))
+    return tuple(tree_map(cast, given[0])), dict(tree_map(cast, given[1]))
 
 
-def _drawn(model: nn.Module, given: Given, seed: int) -> Given:
-    """Inputs of the same shapes that show more: other words, padding at the end of rows, two kinds of segment."""
+def _draw(model: nn.Module, given: Arguments, seed: int) -> Arguments:
+    """Draw inputs of the same shapes: other tokens, padding at the end of rows, two segments."""
     generator = torch.Generator().manual_seed(seed)
-    words = max((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=2)
+    vocabulary = max((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=2)
 
-    def other(leaf: Any) -> Any:
+    def drawn(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         if leaf.is_floating_point():
@@ -172,14 +174,14 @@ def _drawn(model: nn.Module, given: Given, seed: int) -> Given:
         if leaf.ndim != 2:
             return leaf
         if binary:
-            return _mixed(leaf)
-        return torch.randint(0, words, leaf.shape, generator=generator).to(leaf.dtype)
+            return _draw_mask(leaf)
+        return torch.randint(0, vocabulary, leaf.shape, generator=generator).to(leaf.dtype)
 
-    return tuple(tree_map(other, given[0])), dict(tree_map(other, given[1]))
+    return tuple(tree_map(drawn, given[0])), dict(tree_map(drawn, given[1]))
 
 
-def _mixed(tensor: Tensor) -> Tensor:
-    """1 and 0 as in a mask: the last rows are shorter, and no row is empty; for one that begins with 0, turned over."""
+def _draw_mask(tensor: Tensor) -> Tensor:
+    """Return a mask whose later rows are shorter; inverted for a tensor that begins with 0."""
     rows, length = tensor.shape
     kept = [max(length - 2 * row, (length + 1) // 2) for row in range(rows)]
     mask = torch.stack([torch.arange(length) < count for count in kept])
@@ -189,18 +191,18 @@ def _mixed(tensor: Tensor) -> Tensor:
 def _outputs(model: nn.Module, args: Any, kwargs: Any) -> Iterator[Tensor]:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = model(*args, **kwargs)
-    values = made if isinstance(made, Tensor | tuple | list | dict) else vars(made)
+        output = model(*args, **kwargs)
+    values = output if isinstance(output, Tensor | tuple | list | dict) else vars(output)
     yield from (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
-def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
-    """The largest difference; 0 where there is nothing but rounding."""
+def _largest_difference(expected: list[Tensor], found: list[Tensor]) -> float:
+    """Return the largest difference of outputs; 0 if there is nothing but rounding."""
     if len(expected) != len(found) or any(a.shape != b.shape for a, b in zip(expected, found, strict=True)):
         return math.inf
-    apart = 0.0
-    for first, another in zip(expected, found, strict=True):
-        far = float((first - another).abs().nan_to_num(nan=math.inf).max()) if first.numel() else 0.0
-        if far > SAME * float(first.abs().max() if first.numel() else 0.0):
-            apart = max(apart, far)
-    return apart
+    largest = 0.0
+    for first, second in zip(expected, found, strict=True):
+        difference = float((first - second).abs().nan_to_num(nan=math.inf).max()) if first.numel() else 0.0
+        if difference > SAME * float(first.abs().max() if first.numel() else 0.0):
+            largest = max(largest, difference)
+    return largest

@@ -1,7 +1,8 @@
-"""Runs of the user's tests: they are imported once, and run in a copy of that process for each mistake.
+"""Running the user's tests: they are imported once, and run in a fork of that process for each mistake.
 
-Importing torch takes longer than most tests.  The process that has collected the tests waits for requests, forks for
-each, and tells how the copy ended.  The copy is a process group of its own, and gone when its run is over.
+Importing torch takes longer than most tests. The process that has collected the tests waits for requests, forks for
+each one, and answers how the child ended. Each child is a process group of its own, which is killed when its run is
+over.
 """
 
 from __future__ import annotations
@@ -23,35 +24,35 @@ from typing import Self, TextIO
 from porting.mutating.messages import MutationRequest
 
 TAIL = 20_000
-"""So many bytes of what a run has printed are read: its end."""
+"""Number of bytes that are read from the end of a run's output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteResult:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
-        code: its exit code; None when it was stopped for its time.
-        seconds: that it took.
-        said: the end of what it printed.
+        code: the exit code; None after a timeout.
+        seconds: its duration.
+        output: the end of its output.
     """
 
     code: int | None
     seconds: float
-    said: str
+    output: str
 
 
 class SuiteRun:
-    """A command that runs, and what it has printed.
+    """A running command and its output.
 
     Args:
         words: the command.
         environment: its environment.
-        printed: the file that keeps what it prints: a pipe would fill, or be held open by what it started.
+        printed: the file for its output; a pipe would fill up, or be kept open by processes that it started.
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], printed: Path) -> None:
-        self._begun = time.perf_counter()
+        self._start = time.perf_counter()
         self._printed = printed
         with printed.open("wb") as file:
             self._process = subprocess.Popen(  # noqa: S603  # pytest, with what the user typed
@@ -71,42 +72,42 @@ class SuiteRun:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     @property
-    def said(self) -> str:
-        """The end of what it has printed."""
+    def output(self) -> str:
+        """The end of its output so far."""
         with self._printed.open("rb") as file:
             file.seek(max(0, self._printed.stat().st_size - TAIL))
             return file.read().decode("utf-8", "replace")
 
     def ended(self, timeout: float | None = None) -> SuiteResult:
-        """Wait for it; after so many seconds it is stopped, and all that it has started with it."""
+        """Wait for its end; after ``timeout`` seconds it is killed with all processes that it has started."""
         try:
             code: int | None = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             code = None
-        finally:  # also after Ctrl-C, which a group of its own does not get
+        finally:  # also after Ctrl-C, which another process group does not receive
             self.stop()
-        return SuiteResult(code=code, seconds=time.perf_counter() - self._begun, said=self.said)
+        return SuiteResult(code=code, seconds=time.perf_counter() - self._start, output=self.output)
 
     def stop(self) -> None:
-        """End what is left of its process group."""
+        """Kill what is left of its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 PAUSE = 0.01
-"""Seconds between two looks at whether a copy has ended."""
+"""Seconds between two checks whether a child has ended."""
 
 
 class ForkServer:
-    """The end in the process that has the tests.
+    """Receives requests in the process that has imported the tests.
 
     Args:
-        path: of the socket.
+        path: the path of the socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -115,26 +116,26 @@ class ForkServer:
         self._lines = self._socket.makefile("rw", encoding="utf-8")
 
     def requests(self) -> Iterator[MutationRequest]:
-        """In each copy the request that it was made for; in the process itself none."""
+        """Yield, in each child, the request that it was forked for; nothing in the process itself."""
         for line in self._lines:
-            asked = json.loads(line)
-            if "imports" in asked:
-                _import(asked["imports"])
+            message = json.loads(line)
+            if "imports" in message:
+                _import(message["imports"])
                 continue
-            begun = time.perf_counter()
+            start = time.perf_counter()
             child = os.fork()
             if child == 0:
                 os.setsid()
                 self._socket.close()
-                yield MutationRequest.of(asked["request"])
+                yield MutationRequest.of(message["request"])
                 return
-            code = _wait(child, asked["timeout"])
-            self._lines.write(json.dumps({"code": code, "seconds": time.perf_counter() - begun}) + "\n")
+            code = _wait(child, message["timeout"])
+            self._lines.write(json.dumps({"code": code, "seconds": time.perf_counter() - start}) + "\n")
             self._lines.flush()
 
 
 def _import(names: Sequence[str]) -> None:
-    """What the tests import while they run, so that no copy has to."""
+    """Import what the tests import while they run, so that no child has to."""
     for name in names:
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -142,24 +143,24 @@ def _import(names: Sequence[str]) -> None:
 
 
 def _wait(child: int, timeout: float | None) -> int | None:
-    """The exit code of a copy; None when it was stopped for its time. What it has started is ended with it."""
-    until = None if timeout is None else time.monotonic() + timeout
-    late = False
-    while not late and os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        late = until is not None and time.monotonic() > until
+    """Return the exit code of a child, None after a timeout; processes that it has started are killed."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    timed_out = False
+    while not timed_out and os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        timed_out = deadline is not None and time.monotonic() > deadline
         time.sleep(PAUSE)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
-    return None if late else os.waitstatus_to_exitcode(status)
+    return None if timed_out else os.waitstatus_to_exitcode(status)
 
 
 class ForkClient:
-    """The end of who sends the requests.
+    """Sends requests to the process that has imported the tests.
 
     Args:
-        running: the process that has the tests.
-        listening: the socket that it connects to.
+        running: that process.
+        listening: the socket to which it connects.
     """
 
     def __init__(self, running: SuiteRun, listening: socket.socket) -> None:
@@ -171,30 +172,30 @@ class ForkClient:
                 self._lines = connection.makefile("rw", encoding="utf-8")
 
     def run(self, request: MutationRequest, timeout: float | None) -> SuiteResult:
-        """A run in a copy; what became of the process itself where it never got so far."""
+        """Run a request in a child; the result of the process itself if it ended before."""
         if self._lines is None:
             return self._running.ended()
         self._lines.write(json.dumps({"request": asdict(request), "timeout": timeout}) + "\n")
         self._lines.flush()
         answer = self._lines.readline()
-        return SuiteResult(**json.loads(answer), said=self._running.said) if answer else self._running.ended()
+        return SuiteResult(**json.loads(answer), output=self._running.output) if answer else self._running.ended()
 
     def close(self) -> None:
-        """Send no more requests: the process ends."""
+        """Send no more requests, which ends the process."""
         if self._lines is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._lines.close()
 
     def prepare(self, imports: Sequence[str]) -> None:
-        """Have modules imported before further copies are made."""
+        """Import modules before further forks."""
         if self._lines is not None and imports:
             self._lines.write(json.dumps({"imports": list(imports)}) + "\n")
             self._lines.flush()
 
 
 def listen(folder: Path) -> socket.socket:
-    """A socket in a folder."""
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(str(folder / "request"))
-    made.listen(1)
-    return made
+    """Return a listening socket in a folder."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / "request"))
+    listening.listen(1)
+    return listening

@@ -1,4 +1,4 @@
-"""Finding what builds the port, whenever and under whatever name the user's tests import it."""
+"""Finding the function that builds the port, whenever and under whatever name the user's tests import it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Change = Callable[[ModuleType], None]
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """Changes a module as soon as it has run, before anybody has taken a name out of it.
+    """Changes a module as soon as it has been executed, before any name is imported from it.
 
     Args:
-        place: the module: ``my_model``, ``package.my_model``, or a file.
-        change: what is done to it, once for each name under which it is imported.
+        place: the module, ``my_model`` or ``package.my_model``, or its file.
+        change: called once for each name under which the module is imported.
     """
 
     def __init__(self, place: str, change: Change) -> None:
@@ -28,7 +28,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
         self._change = change
 
     def start(self) -> None:
-        """From now on; what is imported already is changed at once."""
+        """Begin; a module that is already imported is changed at once."""
         for name, module in list(sys.modules.items()):
             if self._is(name, getattr(module, "__file__", None)):
                 self._done(name, module)
@@ -37,8 +37,8 @@ class ImportHook(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """What the other finders find; the one module is changed after it has run."""
-        for finder in (finder_ for finder_ in sys.meta_path if finder_ is not self):
+        """Return what the other finders find, with the loader of the module wrapped."""
+        for finder in (other for other in sys.meta_path if other is not self):
             spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 if spec.loader is not None and self._is(fullname, spec.origin):

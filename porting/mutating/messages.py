@@ -1,4 +1,4 @@
-"""What the process that runs the user's tests is told, and what it tells back: a file each, both JSON."""
+"""The request to the process that runs the user's tests, and its answer: a JSON file each."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "PORTING_MUTATION"
-"""Names the file with the request."""
+"""The environment variable with the path of the request."""
 
 APPLIES, EQUIVALENT, ABSENT = "applies", "equivalent", "absent"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MutationRequest:
-    """What to do to the port.
+    """What to plant into the port.
 
     Attributes:
-        into: what builds it, ``my_model:build`` or ``my_model.py:build``.
-        mistake: what to plant; ``""`` to watch only.
-        roles: of the port's linear maps, from the run that was watched.
-        inner: the events that are steps of something written out, from the same run.
-        answer: the file to write :class:`MutationResult` to.
-        socket: where further requests come from, each for a copy of the process; ``""`` for none.
+        into: what builds the port, ``my_model:build`` or ``my_model.py:build``.
+        mistake: the mistake to plant; ``""`` to observe only.
+        roles: the roles of the port's linear layers, from the observed run.
+        inner: the events that are steps of a written-out operation, from the same run.
+        answer: the path for the :class:`MutationResult`.
+        socket: the path of the socket for further requests, each for a fork of the process; ``""`` for none.
     """
 
     into: str
@@ -35,27 +35,27 @@ class MutationRequest:
     socket: str = ""
 
     def write(self, path: Path) -> None:
-        """Keep them in a file."""
+        """Write the request to a file."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> MutationRequest:
-        """What :meth:`write` kept."""
+        """Read a request from a file."""
         return cls.of(json.loads(path.read_text(encoding="utf-8")))
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> MutationRequest:
-        """From their fields, as JSON has them."""
-        return cls(**{**found, "roles": tuple(found["roles"]), "inner": tuple(found["inner"])})
+    def of(cls, fields: Mapping[str, Any]) -> MutationRequest:
+        """Return the request with fields from JSON."""
+        return cls(**{**fields, "roles": tuple(fields["roles"]), "inner": tuple(fields["inner"])})
 
 
 @dataclass(frozen=True, kw_only=True)
 class MistakeStatus:
-    """What a mistake is to a port.
+    """Whether a mistake changes a port.
 
     Attributes:
         kind: ``applies``, ``equivalent`` or ``absent``.
-        advice: for one that applies, what in a test would show it.
+        advice: for a mistake that applies, what a test needs to detect it.
     """
 
     kind: str
@@ -64,15 +64,15 @@ class MistakeStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class MutationResult:
-    """What became of the port.
+    """What was observed of the port.
 
     Attributes:
-        built: how often it was built.
+        built: how many times it was built.
         imported: whether the module that builds it was imported.
-        ran: whether it ran.
-        roles: of its linear maps.
-        inner: the events that are steps of something written out.
-        mistakes: what each mistake is to it.
+        ran: whether it was called.
+        roles: the roles of its linear layers.
+        inner: the events that are steps of a written-out operation.
+        mistakes: the status of each mistake.
         imports: installed modules that the tests imported while they ran.
     """
 
@@ -85,15 +85,15 @@ class MutationResult:
     imports: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Keep it in a file."""
+        """Write the result to a file."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> MutationResult | None:
-        """What :meth:`write` kept; None when the process ended before."""
+        """Read a result from a file; None if the process ended before it wrote one."""
         if not path.is_file():
             return None
-        found = json.loads(path.read_text(encoding="utf-8"))
-        mistakes = {name: MistakeStatus(**fields) for name, fields in found["mistakes"].items()}
-        lists = {name: tuple(found[name]) for name in ("roles", "inner", "imports")}
-        return cls(**{**found, **lists, "mistakes": mistakes})
+        fields_of_result = json.loads(path.read_text(encoding="utf-8"))
+        mistakes = {name: MistakeStatus(**fields) for name, fields in fields_of_result["mistakes"].items()}
+        lists = {name: tuple(fields_of_result[name]) for name in ("roles", "inner", "imports")}
+        return cls(**{**fields_of_result, **lists, "mistakes": mistakes})

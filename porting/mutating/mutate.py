@@ -1,7 +1,7 @@
-"""``mutate``: the user's own pytest test, run once for each mistake that is planted into the port.
+"""``mutate``: run the user's own pytest tests once for each mistake that is planted into the port.
 
-As mutmut and cosmic-ray do for code, but with the mistakes that people make when they port a model, and with those left
-out that change nothing.
+mutmut and cosmic-ray do the same for code in general. Here the mistakes are those that people make when they port a
+model, and mistakes that change nothing are left out.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from porting.causes.mutants import PLANTS, truth
 from porting.causes.weights import LOOKS as OTHER_LOOKS
 from porting.errors import Code, Fault, Message, Option, PortingError, nearest
 from porting.mutating.fork_server import ForkClient, SuiteResult, SuiteRun, listen
-from porting.mutating.messages import APPLIES, EQUIVALENT, VARIABLE, MutationRequest, MutationResult
+from porting.mutating.messages import ABSENT, APPLIES, EQUIVALENT, VARIABLE, MutationRequest, MutationResult
 
 CAUGHT, SURVIVED, TIMED_OUT = "caught", "survived", "timed out"
 PASSED, FAILED, INTERRUPTED, MISUSED, NO_TESTS = 0, 1, 2, 4, 5
-"""Exit codes of pytest; 2 is also what an error while the tests are imported gives."""
+"""Exit codes of pytest; 2 also stands for an error while the tests are imported."""
 
 SHORTEST = 30.0
-"""Seconds that a run with a mistake has at least; ten times what the run without one took, if that is more."""
+"""Smallest timeout of a run with a mistake, in seconds; it is ten times the run without one if that is more."""
 
 Progress = Callable[[str, int, int], None]
 
 
 class MutationError(PortingError):
-    """The test cannot be tested: it fails without a mistake, or does not run the port."""
+    """The tests cannot be tested: they fail without a mistake, or do not run the port."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """One mistake.
+    """One planted mistake.
 
     Attributes:
         name: the entry of the catalogue.
         outcome: ``caught``, ``survived`` or ``timed out``, which counts as caught.
-        seconds: that the run took.
-        looks: how the mistake looks from outside.
-        advice: the line that a test lacks which does not see it.
+        seconds: the duration of the run.
+        looks: how the mistake shows in the model's values.
+        advice: what a test needs to detect it.
     """
 
     name: str
@@ -59,14 +59,14 @@ class Mutation:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How good a test is.
+    """The mutation score of a test.
 
     Attributes:
-        tests, into: what was tested, and what builds the port.
+        tests, into: the tests, and what builds the port.
         mutations: the mistakes, in the catalogue's order.
         equivalent: mistakes that change nothing in this port, in float64; left out.
         absent: mistakes that cannot be made in this port.
-        seconds: that the test takes by itself.
+        seconds: the duration of the tests without a mistake.
     """
 
     tests: tuple[str, ...]
@@ -78,21 +78,21 @@ class Score:
 
     @property
     def survivors(self) -> tuple[Mutation, ...]:
-        """What the test does not see."""
+        """The mistakes that the tests do not detect."""
         return tuple(mutation for mutation in self.mutations if mutation.outcome == SURVIVED)
 
     @property
     def caught(self) -> int:
-        """How many it sees."""
+        """The number of mistakes that the tests detect."""
         return len(self.mutations) - len(self.survivors)
 
     @property
     def share(self) -> float:
-        """The mutation score, from 0 to 1; 1 when nothing could be planted."""
+        """The mutation score, from 0 to 1; 1 if nothing could be planted."""
         return self.caught / len(self.mutations) if self.mutations else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data, for JSON."""
+        """Return everything as plain data for JSON."""
         return {"score": self.share, "caught": self.caught, "survived": len(self.survivors), **asdict(self)}
 
 
@@ -107,19 +107,19 @@ def mutate(
 ) -> Score:
     """Plant each mistake into what ``into`` builds, and run the tests.
 
-    Each run is a process of its own, in the current folder: a copy of one that has imported the tests and has run none
-    of them.  No file of the user's is changed.
+    Each run is a process of its own in the current folder, forked from one that has imported the tests. No file of the
+    user's is changed.
 
     Args:
-        tests: what pytest is given: files, folders, or names of tests.
+        tests: files, folders or tests, as for pytest.
         into: what builds the port, ``my_model:build`` or ``my_model.py:build``: a function or a class.
         only: mistakes to plant, by their names; all of them if empty.
-        timeout: seconds that each run may take; by default ten times what the tests take without a mistake.
-        fresh: let each process import everything anew, for tests that cannot live with being copied.
-        progress: called with what is done, how many runs are done and how many there are.
+        timeout: the limit of each run in seconds; by default ten times the run without a mistake, and at least 30.
+        fresh: let each process import everything anew, for tests that do not work in a forked process.
+        progress: called with the current step, the number of finished runs and the number of runs.
 
     Raises:
-        MutationError: the tests fail as they are, do not run the port, or there is no mistake of that name.
+        MutationError: the tests fail without a mistake, do not run the port, or a name in ``only`` is unknown.
     """
     _refuse_unknown(only)
     tell = progress or (lambda what, done, total: None)
@@ -145,13 +145,13 @@ def mutate(
                 Mutation(name=name, outcome=_outcome(ended), seconds=ended.seconds, looks=_looks(name), advice=advice)
             )
         tell("done", len(chosen), len(chosen))
-    rest = {kind: tuple(name for name, status in kinds.items() if status == kind) for kind in (EQUIVALENT, "absent")}
+    others = {kind: tuple(name for name, status in kinds.items() if status == kind) for kind in (EQUIVALENT, ABSENT)}
     return Score(
         tests=tuple(tests),
         into=into,
         mutations=tuple(found),
-        equivalent=rest[EQUIVALENT],
-        absent=rest["absent"],
+        equivalent=others[EQUIVALENT],
+        absent=others[ABSENT],
         seconds=first.seconds,
     )
 
@@ -165,20 +165,20 @@ class _Run:
 
     @property
     def answer(self) -> Path:
-        """Where the process tells what it saw."""
+        """The file for the answer of the process."""
         return self.folder / "answer.json"
 
     def seen(self) -> MutationResult | None:
-        """What the last process told."""
+        """Return what the last process has observed."""
         return MutationResult.read(self.answer)
 
     def once(self, request: MutationRequest, timeout: float | None) -> SuiteResult:
-        """Run the tests, in a copy of the process that has imported them or in one of their own."""
+        """Run the tests, in a fork of the process that has imported them or in a new process."""
         self.answer.unlink(missing_ok=True)
         return self.start(request).ended(timeout) if self.client is None else self.client.run(request, timeout)
 
     def start(self, request: MutationRequest) -> SuiteRun:
-        """Begin a process."""
+        """Start a process."""
         path = self.folder / "request.json"
         request.write(path)
         words = ["-m", "pytest", "-x", "-q", "--no-header", "-p", "porting.mutating.plugin", *_settings(self.folder)]
@@ -190,7 +190,7 @@ class _Run:
 
 @contextmanager
 def _started(tests: Sequence[str], into: str, folder: str, fresh: bool) -> Iterator[_Run]:
-    """The process that has imported the tests, unless each run is to import them again."""
+    """Yield the run, with the process that has imported the tests unless each run imports them again."""
     run = _Run(tuple(tests), into, Path(folder))
     if fresh or not hasattr(os, "fork"):
         yield run
@@ -202,10 +202,10 @@ def _started(tests: Sequence[str], into: str, folder: str, fresh: bool) -> Itera
 
 
 def _settings(folder: Path) -> list[str]:
-    """What the user's own settings of pytest may not do here: share the work among processes, or keep anything."""
-    alone = ["-n0"] if find_spec("xdist") else []
+    """Return options for pytest that turn off parallel runs, coverage and its cache in the user's folder."""
+    unparallel = ["-n0"] if find_spec("xdist") else []
     uncovered = ["--no-cov"] if find_spec("pytest_cov") else []
-    return ["-o", "=".join(("cache_dir", str(folder / "cache"))), *alone, *uncovered]
+    return ["-o", "=".join(("cache_dir", str(folder / "cache"))), *unparallel, *uncovered]
 
 
 def _outcome(ended: SuiteResult) -> str:
@@ -215,12 +215,12 @@ def _outcome(ended: SuiteResult) -> str:
 
 
 def _useful(first: SuiteResult, seen: MutationResult | None, run: _Run) -> MutationResult:
-    """What the tests run of the port.
+    """Return what was observed of the port.
 
     Raises:
-        MutationError: they say nothing about mistakes: they fail already, there are none, or they do not run the port.
+        MutationError: the tests fail without a mistake, there are none, or they do not run the port.
     """
-    lines = [line for line in first.said.splitlines() if line.strip()]
+    lines = [line for line in first.output.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1] if lines else "")
     where, hint = " ".join(run.tests), ""
     if first.code is None:
@@ -259,6 +259,6 @@ def _refuse_unknown(only: Sequence[str]) -> None:
 
 
 def _looks(name: str) -> str:
-    """How a mistake looks from outside."""
-    known = {cause.name: cause.looks for cause in CATALOGUE} | {NAME: LOOKS}
-    return next((known[cause_name] for cause_name in truth(name) if cause_name in known), OTHER_LOOKS)
+    """Return how a mistake shows in the model's values."""
+    by_name = {cause.name: cause.looks for cause in CATALOGUE} | {NAME: LOOKS}
+    return next((by_name[cause_name] for cause_name in truth(name) if cause_name in by_name), OTHER_LOOKS)

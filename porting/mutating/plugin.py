@@ -1,6 +1,6 @@
-"""The part that runs with the user's tests: a pytest plugin that makes what builds the port give one with a mistake.
+"""A pytest plugin that plants a mistake into every port that the user's tests build.
 
-It is named on pytest's command line, before the user's own files are imported, so that whatever they import is changed.
+It is loaded by pytest's command line, before the user's own files are imported, so that what they import is changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from porting.mutating.messages import VARIABLE, MutationRequest, MutationResult
 
 
 class Planter:
-    """Changes what is built, and remembers what it needs to know of it."""
+    """Plants a mistake into the models that are built, and records what is observed of them."""
 
     def __init__(self, request: MutationRequest) -> None:
         self.request = request
@@ -45,7 +45,7 @@ class Planter:
         self.watch = ImportHook(place, self._install)
 
     def start(self) -> None:
-        """Before the user's own files are imported, and after pytest has put its folders on the path."""
+        """Begin, after pytest has put its folders on the path and before the user's own files are imported."""
         for folder in (str(folder_of(self._place)), os.getcwd()):
             if folder not in sys.path:
                 sys.path.insert(0, folder)
@@ -84,11 +84,11 @@ class Planter:
         kind.__init__ = construct
 
     def copy(self, request: MutationRequest) -> None:
-        """Follow this request from now on, also in what the tests have built while they were imported."""
+        """Follow a request from now on, also for models that were built while the tests were imported."""
         self.request, self.copied, self._known = request, True, set(sys.modules)
         self.inventory = Inventory(list(request.roles), set(request.inner))
-        for tried in self._models:
-            if (model := tried()) is not None:
+        for reference in self._models:
+            if (model := reference()) is not None:
                 self._change(model)
 
     def _change(self, model: nn.Module) -> None:
@@ -97,12 +97,11 @@ class Planter:
             self._models.append(weakref.ref(model))
             return
 
-        def tell(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._remember(
-                module, args, kwargs
-            )  # a function: a copy of the model tells this planter, and no copy of it
+        # A function and no bound method: a deep copy of the model calls this planter, and not a copy of it.
+        def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._remember(module, args, kwargs)
 
-        model.register_forward_pre_hook(tell, with_kwargs=True)
+        model.register_forward_pre_hook(remember, with_kwargs=True)
         for mutation in planted(self.request.mistake):
             plant(model, mutation, self.inventory)
         if not self.request.mistake:
@@ -116,7 +115,7 @@ class Planter:
                 self.seen = (model, copy.deepcopy(args), copy.deepcopy(kwargs))
 
     def tell(self) -> None:
-        """Write down what was seen."""
+        """Write what was observed to the answer's file."""
         mistakes = {}
         if self.seen is not None and not self.request.mistake:
             model, args, kwargs = self.seen
@@ -135,7 +134,7 @@ class Planter:
         seen.write(Path(self.request.answer))
 
     def _imported(self) -> Iterator[str]:
-        """The installed modules that a copy has imported."""
+        """Yield the installed modules that a fork has imported."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None) or ""
             if name not in self._known and f"{os.sep}site-packages{os.sep}" in file:
@@ -150,14 +149,14 @@ PLANTER = Planter(MutationRequest.read(Path(os.environ[VARIABLE]))) if VARIABLE 
 
 
 def pytest_load_initial_conftests() -> None:
-    """The folders of pytest's own settings are on the path, and no file of the user's has run."""
+    """Start after pytest has read its settings, before any of the user's files is imported."""
     if PLANTER is not None:
         PLANTER.start()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """The tests are collected: run them in a copy of this process for each order, and here for none."""
+    """Run the collected tests in a fork for each request, and none in this process."""
     if PLANTER is None or not PLANTER.request.socket or session.testsfailed or not session.items:
         return None
     for writer in (sys.stdout, sys.stderr, session.config.get_terminal_writer()):
@@ -170,7 +169,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-    """The tests have run."""
+    """Write the answer after the tests have run."""
     if PLANTER is not None:
         PLANTER.code = exitstatus
         if not PLANTER.request.socket:
@@ -179,7 +178,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """A copy ends here: what else there is to end is the other process's."""
+    """End a fork here, without the cleanup that belongs to the other process."""
     if PLANTER is not None and PLANTER.copied:
         for writer in (sys.stdout, sys.stderr):
             writer.flush()

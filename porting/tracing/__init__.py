@@ -1,4 +1,4 @@
-"""What a forward pass gives: modules run side by side and seen from outside, and values measured."""
+"""Running a model, seeing the values inside it, and measuring how far they are from a reference."""
 
 from porting.errors import VerifyError
 from porting.tracing.measure import MEANING, ROUNDING

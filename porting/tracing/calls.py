@@ -1,8 +1,8 @@
-"""What a torch function is to a model, and its arguments in one order: the table that everything that sees calls reads.
+"""The kinds of torch functions, and the order of their arguments: one table for all code that observes calls.
 
-A model may ask for the same in several ways: ``F.softmax(scores, -1)``, ``F.softmax(dim=-1, input=scores)``,
-``scores.softmax(-1)``.  :func:`kind_of` says what was called and :func:`in_order` puts the arguments in the order of
-the function's signature, so that no reader has to look for them.
+A model may call the same function in several ways: ``F.softmax(scores, -1)``, ``F.softmax(dim=-1, input=scores)``,
+``scores.softmax(-1)``. :func:`kind_of` returns the kind of function, and :func:`in_order` puts the arguments in the
+order of its signature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 
 
 class Kind(StrEnum):
-    """What a torch function is to a model."""
+    """The role of a torch function in a model."""
 
     LINEAR = "linear"
     NORM = "norm"  # a layer norm
@@ -36,7 +36,7 @@ class Kind(StrEnum):
     TIMES = "times"
     QUOTIENT = "quotient"
     FILL = "fill"
-    PRODUCT = "product"  # of two tensors, as of query and key
+    PRODUCT = "product"  # of two tensors, such as query and key
     BIASED_PRODUCT = "biased product"
     EINSUM = "einsum"
     EXP = "exp"
@@ -47,7 +47,7 @@ class Kind(StrEnum):
     ATTENTION = "attention"  # of query, key and value
     MULTI_HEAD = "multi-head attention"  # with its projections
     FLEX_ATTENTION = "flex attention"
-    SCORES = "scores"  # a softmax or a product that is part of attention, which no function tells by itself
+    SCORES = "scores"  # attention's softmax and product, which no function is by itself
     CONTEXT = "context"
 
 
@@ -88,7 +88,7 @@ _NAMES: Mapping[Function, tuple[str, ...]] = {
 
 
 def kind_of(function: Function) -> Kind | None:
-    """What a torch function is to a model; None for one that is nothing special."""
+    """Return the kind of a torch function; None for any other function."""
     if isinstance(function, HigherOrderOperator):
         return Kind.FLEX_ATTENTION if function.__name__ == "flex_attention" else None
     return _KINDS.get(function)
@@ -97,14 +97,14 @@ def kind_of(function: Function) -> Kind | None:
 def in_order(
     function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments in the order of the function's signature.
+    """Put a call's arguments in the order of the function's signature.
 
     Args:
-        function: what is called.
-        args, kwargs: as it is called.
+        function: the function.
+        args, kwargs: the arguments of the call.
 
     Returns:
-        The positional arguments, among them those that were named and that no missing one comes before, and the rest.
+        The positional arguments, extended by named ones up to the first that is missing, and the remaining named ones.
 
     >>> in_order(F.softmax, (), {"dim": -1, "input": 7})
     ((7, -1), {})
@@ -112,38 +112,38 @@ def in_order(
     rest = dict(kwargs)
     if not rest:
         return args, rest
-    found = list(args)
+    positional = list(args)
     for name in argument_names(function)[len(args) :]:
         if name not in rest:
             break
-        found.append(rest.pop(name))
-    return tuple(found), rest
+        positional.append(rest.pop(name))
+    return tuple(positional), rest
 
 
 def argument(
     function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, default: Any = None
 ) -> Any:  # whatever the function takes
-    """An argument by its name, wherever it stands."""
+    """Return an argument by its name, whether it was passed by position or by name."""
     place = argument_names(function).index(name) if name in argument_names(function) else len(args)
     return args[place] if place < len(args) else kwargs.get(name, default)
 
 
 def changed(
-    function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], **instead: Any
+    function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], **replacements: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments with others in the places of some, by name."""
+    """Replace arguments of a call by name."""
     names = argument_names(function)[: len(args)]
-    found = [instead.get(name, value) for name, value in zip(names, args, strict=False)]
-    rest = {name: value for name, value in instead.items() if name not in names}
-    return (*found, *args[len(names) :]), {**kwargs, **rest}
+    positional = [replacements.get(name, value) for name, value in zip(names, args, strict=False)]
+    rest = {name: value for name, value in replacements.items() if name not in names}
+    return (*positional, *args[len(names) :]), {**kwargs, **rest}
 
 
 @cache
 def argument_names(function: Function) -> tuple[str, ...]:
-    """The names of the arguments that may be given by place."""
+    """Return the names of the arguments that can be passed by position."""
     if function in _NAMES:
         return _NAMES[function]
-    if not inspect.isfunction(inspect.unwrap(function)):  # what is written in C tells no signature
+    if not inspect.isfunction(inspect.unwrap(function)):  # a function written in C has no signature
         return ()
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return tuple(name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind is either)

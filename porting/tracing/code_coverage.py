@@ -1,4 +1,4 @@
-"""Code coverage of a port: which of its own instructions ran, and which branches no input reached."""
+"""Code coverage of a port: which instructions of its own code ran, and which branches no input reached."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from porting.frames import from_here, is_installed
 from porting.tracing.constant_conditions import ConditionEvaluator, assigned
 
 MODELS = "porting.models"
-"""The one part of the library that may be somebody's port."""
+"""The only package of this library whose modules may be a port."""
 
 _LIBRARY = MODELS.partition(".")[0]
 
 
 @dataclass
-class Ran:
-    """One function that was entered.
+class EnteredFunction:
+    """A function that was entered.
 
     Attributes:
-        code: its code.
-        globals: where it looks names up.
-        offsets: those of its instructions that ran.
+        code: its code object.
+        globals: its global names.
+        offsets: the offsets of the instructions that ran.
     """
 
     code: CodeType
@@ -41,42 +41,42 @@ class Ran:
 
 
 class Executed:
-    """Gathers, over several passes, which instructions of a port's own functions ran.
+    """Records which instructions of a port's own functions ran, over several passes.
 
     Args:
         module: the port.
 
     Attributes:
-        functions: those that were entered.
+        functions: the functions that were entered.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.functions: list[Ran] = []
+        self.functions: list[EnteredFunction] = []
         self._package = type(module).__module__.partition(".")[0]
-        self._known: dict[int, Ran | None] = {}
-        self._codes: list[CodeType] = []  # what is known by its id must live on
+        self._by_code: dict[int, EnteredFunction | None] = {}
+        self._codes: list[CodeType] = []  # keeps the codes alive, so that no id is reused
 
     def lacks(self, other: Executed) -> bool:
-        """Whether another has instructions that ran and did not here."""
+        """Return whether instructions ran in another recording that did not run here."""
         return any(function.offsets - self._offsets(function) for function in other.functions)
 
     def add(self, other: Executed) -> None:
-        """Take over what ran in another."""
+        """Add what ran in another recording."""
         for function in other.functions:
-            here = self._known.get(id(function.code))
-            if here is None:
+            entered = self._by_code.get(id(function.code))
+            if entered is None:
                 self._codes.append(function.code)
-                here = self._known[id(function.code)] = Ran(function.code, function.globals)
-                self.functions.append(here)
-            here.offsets |= function.offsets
+                entered = self._by_code[id(function.code)] = EnteredFunction(function.code, function.globals)
+                self.functions.append(entered)
+            entered.offsets |= function.offsets
 
-    def _offsets(self, function: Ran) -> set[int]:
-        here = self._known.get(id(function.code))
-        return set() if here is None else here.offsets
+    def _offsets(self, function: EnteredFunction) -> set[int]:
+        entered = self._by_code.get(id(function.code))
+        return set() if entered is None else entered.offsets
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within it, in this thread, the port's code is watched.  Who watched before waits until it is over."""
+        """Return a context that records the port's code in this thread; an outer trace function is paused."""
         before = sys.gettrace()
         sys.settrace(self._enter)
         try:
@@ -85,7 +85,12 @@ class Executed:
             sys.settrace(before)
 
     def would_watch(self, name: str, code: CodeType) -> bool:
-        """Whether code of the module of that import path is watched, or would be if its source were there."""
+        """Return whether code of a module would be recorded if its source were readable.
+
+        Args:
+            name: the import path of the module.
+            code: the code.
+        """
         outermost = name.partition(".")[0]
         return outermost != "torch" and (
             not linecache.getlines(code.co_filename) or is_own(name, code.co_filename, self._package)
@@ -93,17 +98,17 @@ class Executed:
 
     def _enter(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
         code = frame.f_code
-        if id(code) not in self._known:
+        if id(code) not in self._by_code:
             self._codes.append(code)
             own = is_own(str(frame.f_globals.get("__name__", "")), code.co_filename, self._package)
-            ran = self._known[id(code)] = Ran(code, frame.f_globals) if own else None
-            if ran is not None:
-                self.functions.append(ran)
-        ran = self._known[id(code)]
-        if ran is None:
+            entered = self._by_code[id(code)] = EnteredFunction(code, frame.f_globals) if own else None
+            if entered is not None:
+                self.functions.append(entered)
+        entered = self._by_code[id(code)]
+        if entered is None:
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        offsets = ran.offsets
+        offsets = entered.offsets
 
         def step(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
             if event == "opcode":
@@ -114,11 +119,11 @@ class Executed:
 
 
 def is_own(name: str, file: str, package: str) -> bool:
-    """Whether code belongs to a port.
+    """Return whether code belongs to a port.
 
     Args:
         name: the import path of the code's module.
-        file: where its source is.
+        file: the path of its source.
         package: the outermost package of the port's class.
     """
     outermost = name.partition(".")[0]
@@ -132,7 +137,7 @@ def is_own(name: str, file: str, package: str) -> bool:
 INPUTS, TRAINING, RAISES, FIXED = "inputs", "training", "raises", "fixed"
 
 Place = tuple[int, int]
-"""A line and a column."""
+"""A line, from 1, and a column in bytes, from 0."""
 
 Span = tuple[Place, Place]
 
@@ -146,13 +151,13 @@ class Branch:
 
     Attributes:
         where: ``file:line`` of the condition.
-        condition: its source, ``if output_attentions:`` or ``else of if mask is None:``.
-        function: what it is a part of.
-        lines: how many lines of code never ran.
-        first: the first of them.
-        why: ``inputs``: other inputs might have taken it; ``raises``: it ends in an error; ``training``: it runs in
-            training only; ``fixed``: what the module's own attributes hold rules it out, whatever the inputs are.
-        constants: the whole numbers in the condition.
+        condition: its source text, ``if output_attentions:`` or ``else of if mask is None:``.
+        function: the name of its function.
+        lines: the number of lines that never ran.
+        first: the first of these lines.
+        why: ``inputs`` if other inputs might reach it, ``raises`` if it ends in an error, ``training`` if it runs only
+            in training, ``fixed`` if the module's attributes rule it out for all inputs.
+        constants: the integers in the condition.
     """
 
     where: str
@@ -165,45 +170,47 @@ class Branch:
 
 
 def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
-    """The code that never ran of the functions that did.
+    """Return the branches that never ran in functions that were entered.
 
     Args:
-        executed: what ran.
-        module: the port, for what its attributes hold.
+        executed: the recorded instructions.
+        module: the port, whose attributes decide some conditions.
     """
-    files: dict[str, list[Ran]] = {}
+    files: dict[str, list[EnteredFunction]] = {}
     for function in executed.functions:
         files.setdefault(function.code.co_filename, []).append(function)
-    sources = {file: _Source(file, found) for file, found in files.items()}
-    written = frozenset[str]().union(*(source.parsed.assigned for source in sources.values() if source.parsed))
-    branches = [branch for source in sources.values() for branch in source.branches(module, written)]
+    sources = {file: _SourceFile(file, functions_of_file) for file, functions_of_file in files.items()}
+    assigned_names = frozenset[str]().union(*(source.parsed.assigned for source in sources.values() if source.parsed))
+    branches = [branch for source in sources.values() for branch in source.branches(module, assigned_names)]
     return tuple(dict.fromkeys(branches))
 
 
 def not_watched(executed: Executed, module: nn.Module, ran: Collection[str]) -> tuple[str, ...]:
-    """The kinds of modules that ran and could not be watched: compiled ones, and those whose source is not there.
+    """Return the classes of modules that ran and could not be recorded: compiled ones, or without readable source.
 
     Args:
-        executed: what ran of the port's own code.
+        executed: the recorded instructions.
         module: the port.
-        ran: the names of the modules that ran.
+        ran: the paths of the modules that ran.
     """
-    seen = {id(function.code) for function in executed.functions}
-    found: dict[str, None] = {}
+    entered = {id(function.code) for function in executed.functions}
+    classes: dict[str, None] = {}
     for path, part in module.named_modules():
         if path and path not in ran:
             continue
         code, name = getattr(part.forward, "__code__", None), type(part).__qualname__
         if isinstance(part, torch.jit.ScriptModule):
-            found[part.original_name] = None
-        elif isinstance(code, CodeType) and id(code) not in seen and executed.would_watch(type(part).__module__, code):
-            found[name] = None
-    return tuple(found)
+            classes[part.original_name] = None
+        elif (
+            isinstance(code, CodeType) and id(code) not in entered and executed.would_watch(type(part).__module__, code)
+        ):
+            classes[name] = None
+    return tuple(classes)
 
 
 @dataclass(frozen=True)
-class _Parsed:
-    """What the text of a file says, whatever ran of it."""
+class _ParsedFile:
+    """The syntax tree of a source file."""
 
     tree: ast.Module
 
@@ -217,97 +224,97 @@ class _Parsed:
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str) -> _Parsed | None:
-    """A file, parsed once: a search for inputs asks for its branches after every batch."""
+def _parse(text: str) -> _ParsedFile | None:
+    """Parse a file once, since a search for inputs asks for its branches after every batch."""
     try:
-        return _Parsed(ast.parse(text))
+        return _ParsedFile(ast.parse(text))
     except SyntaxError:  # a cell of a notebook with its own commands, say
         return None
 
 
 @dataclass
-class _Source:
-    """A file, and what ran of it."""
+class _SourceFile:
+    """A source file, and which of its instructions ran."""
 
     file: str
-    functions: Sequence[Ran]
+    functions: Sequence[EnteredFunction]
 
     def __post_init__(self) -> None:
-        self._ran, self._every = _Spans(), _Spans()
+        self._executed, self._all = _SpanIndex(), _SpanIndex()
 
     @cached_property
     def lines(self) -> list[str]:
         return linecache.getlines(self.file)
 
     @cached_property
-    def parsed(self) -> _Parsed | None:
-        return _parsed("".join(self.lines))
+    def parsed(self) -> _ParsedFile | None:
+        return _parse("".join(self.lines))
 
     def branches(self, module: nn.Module, written: frozenset[str]) -> Iterator[Branch]:
         if self.parsed is None:
             return
         for function in self.functions:
             for code in nested_code(function.code):
-                self._every.add(span for _, span in _spans(code))
-            self._ran.add(span for offset, span in _spans(function.code) if offset in function.offsets)
+                self._all.add(span for _, span in _spans(code))
+            self._executed.add(span for offset, span in _spans(function.code) if offset in function.offsets)
         for node, name, kind in self.parsed.definitions:
-            found = next((function for function in self.functions if _is_of(function.code, node)), None)
-            if found is not None:
-                yield from self._of(
-                    node.body, _Within(name, ConditionEvaluator(node, kind, found.globals, module, written))
+            entered = next((function for function in self.functions if _is_code_of(function.code, node)), None)
+            if entered is not None:
+                yield from self._statements(
+                    node.body, _Scope(name, ConditionEvaluator(node, kind, entered.globals, module, written))
                 )
 
     def ran(self, node: ast.AST) -> bool:
-        return self._ran.within(_span(node))
+        return self._executed.within(_span(node))
 
     def compiled(self, node: ast.AST) -> bool:
-        """Whether there is an instruction of it at all: a docstring, say, leaves none."""
-        return not isinstance(node, _NOTHING) and self._every.within(_span(node))
+        """Return whether a node has any instruction; a docstring, for example, has none."""
+        return not isinstance(node, _NOTHING) and self._all.within(_span(node))
 
-    def _of(self, block: Sequence[ast.stmt], within: _Within) -> Iterator[Branch]:
-        """What never ran of statements of which the first did."""
-        before: ast.stmt | None = None
+    def _statements(self, block: Sequence[ast.stmt], scope: _Scope) -> Iterator[Branch]:
+        """Yield the branches that never ran in statements of which the first ran."""
+        previous: ast.stmt | None = None
         for number, statement in enumerate(block):
             if not self.compiled(statement):
                 continue
             if not self.ran(statement):
-                yield self._gap(block[number:], before or statement, "after ", within)
+                yield self._unreached(block[number:], previous or statement, "after ", scope)
                 return
-            yield from self._inside(statement, within)
-            before = statement
+            yield from self._inside_statement(statement, scope)
+            previous = statement
 
-    def _inside(self, node: ast.stmt, within: _Within) -> Iterator[Branch]:
-        """What never ran of a statement that did."""
+    def _inside_statement(self, node: ast.stmt, scope: _Scope) -> Iterator[Branch]:
+        """Yield the branches that never ran in a statement that ran."""
         for expression in _expressions(node):
-            yield from self._arms(expression, within)
+            yield from self._expression_arms(expression, scope)
         match node:
             case ast.If():
-                yield from self._block(node.body, node, "", within, taken=True)
-                yield from self._block(node.orelse, node, "else of ", within, taken=False)
+                yield from self._block(node.body, node, "", scope, taken=True)
+                yield from self._block(node.orelse, node, "else of ", scope, taken=False)
             case ast.For() | ast.AsyncFor() | ast.While():
-                yield from self._block(node.body, node, "", within)
-                yield from self._block(node.orelse, node, "else of ", within)
+                yield from self._block(node.body, node, "", scope)
+                yield from self._block(node.orelse, node, "else of ", scope)
             case ast.With() | ast.AsyncWith():
-                yield from self._of(node.body, within)
+                yield from self._statements(node.body, scope)
             case ast.Try():
-                yield from self._of(node.body, within)
+                yield from self._statements(node.body, scope)
                 for handler in node.handlers:
-                    yield from self._block(handler.body, handler, "", within, why=RAISES)
-                yield from self._block(node.orelse, node, "else of ", within)
-                yield from self._of(node.finalbody, within)
+                    yield from self._block(handler.body, handler, "", scope, why=RAISES)
+                yield from self._block(node.orelse, node, "else of ", scope)
+                yield from self._statements(node.finalbody, scope)
             case ast.Match():
                 for case in node.cases:
-                    yield from self._block(case.body, case.pattern, "case ", within)
+                    yield from self._block(case.body, case.pattern, "case ", scope)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                inner = _Within(f"{within.function}.{node.name}", within.foreseen.unknowing())
+                inner = _Scope(f"{scope.function}.{node.name}", scope.conditions.for_nested())
                 yield from self._block(node.body, node, "", inner)
 
     def _block(
         self,
         block: Sequence[ast.stmt],
         condition: ast.AST,
-        how: str,
-        within: _Within,
+        prefix: str,
+        scope: _Scope,
         *,
         taken: bool | None = None,
         why: str = "",
@@ -316,105 +323,105 @@ class _Source:
         if first is None:
             return
         if self.ran(first):
-            yield from self._of(block, within)
+            yield from self._statements(block, scope)
         else:
-            yield self._gap(block, condition, how, within, taken=taken, why=why)
+            yield self._unreached(block, condition, prefix, scope, taken=taken, why=why)
 
-    def _gap(
+    def _unreached(
         self,
         block: Sequence[ast.AST],
         condition: ast.AST,
-        how: str,
-        within: _Within,
+        prefix: str,
+        scope: _Scope,
         *,
         taken: bool | None = None,
         why: str = "",
     ) -> Branch:
-        """Statements that never ran, behind a condition."""
-        if how == "else of " and isinstance(block[0], ast.If) and self._line(block[0]).startswith("elif "):
-            condition, how, taken = block[0], "", None
+        """Return the branch for statements after a condition that never ran."""
+        if prefix == "else of " and isinstance(block[0], ast.If) and self._line(block[0]).startswith("elif "):
+            condition, prefix, taken = block[0], "", None
         test = getattr(condition, "test", None)
         if not why and isinstance(block[-1], ast.Raise):
             why = RAISES
-        if how == "after " and isinstance(condition, ast.If) and not condition.orelse:
+        if prefix == "after " and isinstance(condition, ast.If) and not condition.orelse:
             taken = False
         first, last = block[0], block[-1]
         lines = range(getattr(first, "lineno", 0), (getattr(last, "end_lineno", 0) or 0) + 1)
         return Branch(
             where=f"{from_here(self.file)}:{_span(condition)[0][0]}",
-            condition=how + self._line(condition),
-            function=within.function,
+            condition=prefix + self._line(condition),
+            function=scope.function,
             lines=sum(bool(self.lines[number - 1].strip()) for number in lines),
             first=lines.start,
-            why=why or within.why(test, taken=taken),
-            constants=within.foreseen.numbers(test) if isinstance(test, ast.expr) else (),
+            why=why or scope.why(test, taken=taken),
+            constants=scope.conditions.numbers(test) if isinstance(test, ast.expr) else (),
         )
 
     def _line(self, node: ast.AST) -> str:
-        """The source of a condition, its first line."""
+        """Return the first line of a condition's source."""
         number, column = _span(node)[0]
         line = self.lines[number - 1].encode()[column:].decode(errors="replace")
         return line.partition("#")[0].strip()
 
-    def _arms(self, expression: ast.expr, within: _Within) -> Iterator[Branch]:
-        """The arms of conditional expressions that never ran, ``x or y`` and comprehensions among them."""
+    def _expression_arms(self, expression: ast.expr, scope: _Scope) -> Iterator[Branch]:
+        """Yield the arms of conditional expressions, boolean operators and comprehensions that never ran."""
         if not self.compiled(expression) or not self.ran(expression):
             return
         match expression:
             case ast.IfExp():
                 for arm, taken in ((expression.body, True), (expression.orelse, False)):
                     if self.compiled(arm) and not self.ran(arm):
-                        yield self._arm(arm, expression, within, taken=taken)
+                        yield self._unreached_arm(arm, expression, scope, taken=taken)
             case ast.BoolOp():
                 for arm in expression.values[1:]:
                     if self.compiled(arm) and not self.ran(arm):
-                        yield self._arm(arm, expression, within)
+                        yield self._unreached_arm(arm, expression, scope)
             case ast.ListComp(elt=arm) | ast.SetComp(elt=arm) | ast.GeneratorExp(elt=arm) | ast.Lambda(body=arm):
                 if self.compiled(arm) and not self.ran(arm):
-                    yield self._arm(arm, expression, within)
+                    yield self._unreached_arm(arm, expression, scope)
         for child in ast.iter_child_nodes(expression):
             inner = child.value if isinstance(child, ast.keyword) else child
             if isinstance(inner, ast.expr) and inner is not getattr(expression, "test", None):
-                yield from self._arms(inner, within)
+                yield from self._expression_arms(inner, scope)
 
-    def _arm(self, arm: ast.expr, whole: ast.expr, within: _Within, *, taken: bool | None = None) -> Branch:
+    def _unreached_arm(self, arm: ast.expr, whole: ast.expr, scope: _Scope, *, taken: bool | None = None) -> Branch:
         test = getattr(whole, "test", None)
         return Branch(
             where=f"{from_here(self.file)}:{arm.lineno}",
             condition=f"{ast.unparse(whole)} -> {ast.unparse(arm)}",
-            function=within.function,
+            function=scope.function,
             lines=1,
             first=arm.lineno,
-            why=within.why(test, taken=taken),
-            constants=within.foreseen.numbers(test) if isinstance(test, ast.expr) else (),
+            why=scope.why(test, taken=taken),
+            constants=scope.conditions.numbers(test) if isinstance(test, ast.expr) else (),
         )
 
 
 @dataclass(frozen=True)
-class _Within:
-    """A function, and what is known of its conditions without running it."""
+class _Scope:
+    """A function, and what its conditions evaluate to for all inputs."""
 
     function: str
-    foreseen: ConditionEvaluator
+    conditions: ConditionEvaluator
 
     def why(self, test: object, *, taken: bool | None) -> str:
-        """Why a branch never ran that is taken when its condition is ``taken``."""
-        if not isinstance(test, ast.expr) or taken is None or self.foreseen.value(test) is not (not taken):
+        """Return why a branch never ran that is taken if its condition is ``taken``."""
+        if not isinstance(test, ast.expr) or taken is None or self.conditions.value(test) is not (not taken):
             return INPUTS
-        return TRAINING if self.foreseen.asks_training(test) else FIXED
+        return TRAINING if self.conditions.asks_training(test) else FIXED
 
 
-class _Spans:
-    """Places in a source, to be found by what they lie within."""
+class _SpanIndex:
+    """Ranges of a source file, searchable by a range that contains them."""
 
     def __init__(self) -> None:
         self._sorted: list[Span] = []
-        self._known: set[Span] = set()
+        self._by_code: set[Span] = set()
 
     def add(self, spans: Iterable[Span]) -> None:
         for span in spans:
-            if span not in self._known:
-                self._known.add(span)
+            if span not in self._by_code:
+                self._by_code.add(span)
                 insort(self._sorted, span)
 
     def within(self, span: Span) -> bool:
@@ -429,33 +436,33 @@ class _Spans:
 
 
 def _definitions(
-    tree: ast.AST, within: str = "", kind: str = ""
+    tree: ast.AST, prefix: str = "", kind: str = ""
 ) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str, str]]:
-    """Every function of a file that is no part of another: it, its name, and its class."""
+    """Yield each function of a file that is not nested in another one, with its qualified name and its class."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, _FUNCTIONS):
-            yield node, f"{within}{node.name}", kind
-            yield from ((inner, name, "") for inner, name, _ in _hidden(node, f"{within}{node.name}."))
+            yield node, f"{prefix}{node.name}", kind
+            yield from ((inner, name, "") for inner, name, _ in _methods_inside(node, f"{prefix}{node.name}."))
         elif isinstance(node, ast.ClassDef):
-            yield from _definitions(node, f"{within}{node.name}.", node.name)
+            yield from _definitions(node, f"{prefix}{node.name}.", node.name)
         elif not isinstance(node, ast.expr):
-            yield from _definitions(node, within, kind)
+            yield from _definitions(node, prefix, kind)
 
 
-def _hidden(tree: ast.AST, within: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str, str]]:
-    """The methods of classes within a function: functions within it are judged with it."""
+def _methods_inside(tree: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str, str]]:
+    """Yield the methods of classes inside a function; functions inside it are treated as part of it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            yield from _definitions(node, f"{within}{node.name}.", node.name)
+            yield from _definitions(node, f"{prefix}{node.name}.", node.name)
 
 
-def _is_of(code: CodeType, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_code_of(code: CodeType, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return code.co_name == node.name and code.co_firstlineno == first
 
 
 def nested_code(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of the functions within it."""
+    """Yield a function's code, and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -463,7 +470,7 @@ def nested_code(code: CodeType) -> Iterator[CodeType]:
 
 
 def _spans(code: CodeType) -> Iterator[tuple[int, Span]]:
-    """Each instruction's offset, and where in the source it comes from."""
+    """Yield the offset of each instruction with its range in the source."""
     for number, (line, end_line, column, end_column) in enumerate(code.co_positions()):
         if line is not None and end_line is not None and column is not None and end_column is not None:
             yield 2 * number, ((line, column), (end_line, end_column))
@@ -475,7 +482,7 @@ def _span(node: ast.AST) -> Span:
 
 
 def _expressions(node: ast.stmt) -> Iterable[ast.expr]:
-    """The expressions of a statement itself; a condition computes nothing of the model."""
+    """Return the expressions of a statement; those of a condition compute nothing of the model."""
     if isinstance(node, ast.If | ast.While | ast.Assert):
         return ()
     return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]

@@ -1,8 +1,8 @@
-"""The conditions on tensors in a port's own code: which were never true, or never false, in any pass.
+"""Conditions on tensors in a port's own code that were never true, or never false, in any pass.
 
-``torch.where(ids == 17, ...)`` is a branch that no instruction shows: both arms run, and the condition chooses element
-by element.  What it would do was not compared where it was the same for all elements of all batches.  The numbers that
-token ids are compared with are the inputs that would turn it, as in the dictionary of a fuzzer.
+``torch.where(ids == 17, ...)`` is a branch that code coverage cannot see: both arms run, and the condition chooses by
+element. If it was the same for all elements of all batches, one of its arms was not compared. The numbers that token
+ids are compared with are useful inputs, like the dictionary of a fuzzer.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _CLAMPS = frozenset({"clamp", "clamp_", "clip", "clamp_min", "clamp_max", "hardt
 _ENGINE = str(Path(__file__).parent.parent)
 
 MOST_NUMBERS = 64
-"""A tensor of more numbers is no list of constants."""
+"""Largest size of a tensor that is taken for a list of constants."""
 
 
 @dataclass
 class _Site:
-    """One operation of one line.
+    """One operation in one line.
 
     Attributes:
-        code, line: where it stands.
-        name: of the operation.
-        true, false: whether any element of its result was; of a clamp, whether it changed a value and left one.
-        numbers: the whole numbers that were compared with.
+        code, line: its function and line.
+        name: the operation.
+        true, false: whether any element was true or false; for a clamp, whether any was changed or kept.
+        numbers: the integers that were compared with.
     """
 
     code: CodeType
@@ -54,20 +54,20 @@ class _Site:
     numbers: set[int] = field(default_factory=set)
 
     @property
-    def turned(self) -> bool:
+    def complete(self) -> bool:
         """Whether both outcomes occurred."""
         return self.true and self.false
 
     def branch(self) -> Branch:
-        """What of it did not occur, as code that never ran."""
+        """Return the outcome that did not occur as a branch that never ran."""
         if self.name in _CLAMPS:
-            said = "never changed a value" if not self.true else "changed every value"
+            outcome = "never changed a value" if not self.true else "changed every value"
         else:
-            said = "was never true" if not self.true else "was never false"
+            outcome = "was never true" if not self.true else "was never false"
         source = linecache.getline(self.code.co_filename, self.line).partition("#")[0].strip()
         return Branch(
             where=f"{from_here(self.code.co_filename)}:{self.line}",
-            condition=f"{source}  [{self.name} {said}]",
+            condition=f"{source}  [{self.name} {outcome}]",
             function=self.code.co_qualname,
             lines=1,
             first=self.line,
@@ -76,9 +76,9 @@ class _Site:
 
 
 class Conditions(FunctionMode):
-    """Gathers, over several passes, the outcomes of the conditions on tensors in a port's own code.
+    """Records the outcomes of conditions on tensors in a port's own code, over several passes.
 
-    It is a mode because such a condition is a comparison of tensors, and it needs the line of code that made it.
+    It is a mode of torch functions because it needs the comparisons of tensors, and the line that makes each.
 
     Args:
         module: the port.
@@ -92,18 +92,18 @@ class Conditions(FunctionMode):
 
     @property
     def open(self) -> bool:
-        """Whether a condition had one outcome only."""
-        return any(not site.turned for site in self._sites.values())
+        """Whether any condition had only one outcome."""
+        return any(not site.complete for site in self._sites.values())
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The whole numbers that tensors were compared with."""
+        """The integers that tensors were compared with."""
         return tuple(sorted({number for site in self._sites.values() for number in site.numbers}))
 
     def branches(self) -> Iterator[Branch]:
-        """The outcomes that did not occur, in the order in which the conditions first ran."""
+        """Yield the outcomes that did not occur, in the order in which the conditions first ran."""
         for site in self._sites.values():
-            if not site.turned:
+            if not site.complete:
                 yield site.branch()
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
@@ -131,43 +131,45 @@ class Conditions(FunctionMode):
         code, line = frame.f_code, frame.f_lineno
         site = self._sites.setdefault((code, frame.f_lasti), _Site(code, line, name))
         site.numbers.update(_constants(args))
-        if not site.turned:
+        if not site.complete:
             site.true = site.true or bool(holds.any())
             site.false = site.false or not bool(holds.all())
 
 
 def constants_of(module: nn.Module) -> tuple[int, ...]:
-    """The whole numbers in a port's own code, in globals that it names and in attributes of its modules.
+    """Return the integers in a port's own code, in globals that it names, and in attributes of its modules.
 
-    One of them may be the id of a token that is treated otherwise, in a line that no batch has reached so far.
+    One of them may be the id of a token that gets special treatment in a line that no batch has reached so far.
 
     Args:
         module: the port.
     """
     package = type(module).__module__.partition(".")[0]
-    kinds = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__)
+    classes = dict.fromkeys(class_ for part in module.modules() for class_ in type(part).__mro__)
     codes: dict[CodeType, Mapping[str, Any]] = {}
-    for kind in kinds:
-        if kind.__module__.partition(".")[0] in ("torch", "builtins"):
+    for class_ in classes:
+        if class_.__module__.partition(".")[0] in ("torch", "builtins"):
             continue
-        place = sys.modules.get(kind.__module__)
-        for attribute in (*vars(kind).values(), *(vars(place).values() if place is not None else ())):
+        python_module = sys.modules.get(class_.__module__)
+        for attribute in (*vars(class_).values(), *(vars(python_module).values() if python_module is not None else ())):
             function = getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
             code = getattr(function, "__code__", None)
-            if isinstance(code, CodeType) and is_own(kind.__module__, code.co_filename, package):
+            if isinstance(code, CodeType) and is_own(class_.__module__, code.co_filename, package):
                 codes[code] = getattr(function, "__globals__", {})
-    found: dict[int, None] = {}
+    constants: dict[int, None] = {}
     for code, names in codes.items():
         for inner in nested_code(code):
-            found |= dict.fromkeys(_whole([*inner.co_consts, *(names.get(name) for name in inner.co_names)]))
-    for part in (*module.modules(), *kinds):
+            constants |= dict.fromkeys(_integers([*inner.co_consts, *(names.get(name) for name in inner.co_names)]))
+    for part in (*module.modules(), *classes):
         if getattr(part, "__module__", "").partition(".")[0] not in ("torch", "builtins"):
-            found |= dict.fromkeys(_whole([value for name, value in vars(part).items() if not name.startswith("_")]))
-    return tuple(found)
+            constants |= dict.fromkeys(
+                _integers([value for name, value in vars(part).items() if not name.startswith("_")])
+            )
+    return tuple(constants)
 
 
-def _whole(values: Iterable[object]) -> Iterator[int]:
-    """The whole numbers among values, and in tuples, lists and sets of them."""
+def _integers(values: Iterable[object]) -> Iterator[int]:
+    """Yield the integers among values, and in tuples, lists and sets of them."""
     for value in values:
         if isinstance(value, int) and not isinstance(value, bool):
             yield value
@@ -176,25 +178,25 @@ def _whole(values: Iterable[object]) -> Iterator[int]:
 
 
 def _outcome(name: str, result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
-    """Where a condition holds, or a clamp changed a value; None for what is no condition."""
+    """Return where a condition holds, or where a clamp changed a value; None for other operations."""
     if name not in _CLAMPS:
-        return result if result.dtype is torch.bool else None  # else the bits of whole numbers
-    given = args[0].detach() if args and isinstance(args[0], Tensor) else None
-    if given is None or given.shape != result.shape or given is result or name.endswith("_"):
+        return result if result.dtype is torch.bool else None  # else it is a bitwise operation on integers
+    value = args[0].detach() if args and isinstance(args[0], Tensor) else None
+    if value is None or value.shape != result.shape or value is result or name.endswith("_"):
         return None
-    return (given != result) & ~(given.isnan() & result.isnan())
+    return (value != result) & ~(value.isnan() & result.isnan())
 
 
 def _constants(args: tuple[Any, ...]) -> Iterator[int]:
-    """The whole numbers among the operands; a tensor counts as a list of constants beside a larger one."""
-    most = max((argument.numel() for argument in args if isinstance(argument, Tensor)), default=0)
+    """Yield the integers among the operands, and in integer tensors that are smaller than another operand."""
+    largest = max((argument.numel() for argument in args if isinstance(argument, Tensor)), default=0)
     for argument in args:
         if isinstance(argument, int) and not isinstance(argument, bool):
             yield argument
         elif (
             isinstance(argument, Tensor)
             and argument.dtype is torch.long
-            and argument.numel() <= min(MOST_NUMBERS, most - 1)
+            and argument.numel() <= min(MOST_NUMBERS, largest - 1)
         ):
             yield from argument.flatten().tolist()
 

@@ -1,4 +1,4 @@
-"""What a condition in a model's code comes to whatever the inputs are, by what the modules' own attributes hold."""
+"""Evaluating conditions in a model's code that do not depend on its inputs, from the attributes of its modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cached_property
 from torch import nn
 
 
-class Unknown(Exception):  # noqa: N818  # no error: it says that inputs decide
+class Unknown(Exception):  # noqa: N818  # not an error: it signals that inputs decide
     """The value depends on the inputs."""
 
 
@@ -36,46 +36,46 @@ _CALLS: Mapping[str, Callable[..., object]] = {
     "bool": bool,
 }
 _LARGE = 1 << 20
-"""No number of tokens or rows."""
+"""Integers from here on are no lengths or batch sizes."""
 
 
 @dataclass(frozen=True)
 class ConditionEvaluator:
-    """What is known in one function.
+    """Evaluates the conditions of one function.
 
     Attributes:
         node: the function.
-        kind: the class that it is a method of; empty for none.
-        globals: where it looks names up.
-        module: the model, for the instances of that class.
-        written: attributes that are assigned outside of ``__init__``: inputs may change them.
-        blind: nothing of ``self`` is known.
+        class_name: the class of which it is a method; empty for none.
+        globals: its global names.
+        module: the model, which contains the instances of that class.
+        written: attributes that are assigned outside of ``__init__``, and so may depend on inputs.
+        nested: it is a function inside the method, in which ``self`` is unknown.
     """
 
     node: ast.FunctionDef | ast.AsyncFunctionDef
-    kind: str
+    class_name: str
     globals: Mapping[str, object] = field(repr=False)
     module: nn.Module = field(repr=False)
     written: frozenset[str]
-    blind: bool = False
+    nested: bool = False
 
-    def unknowing(self) -> ConditionEvaluator:
-        """The same for a function inside of it, whose names are others."""
-        return replace(self, blind=True)
+    def for_nested(self) -> ConditionEvaluator:
+        """Return the evaluator for a function inside this one, which has other local names."""
+        return replace(self, nested=True)
 
     def value(self, test: ast.expr) -> bool | None:
-        """What a condition comes to in every instance; None when inputs decide."""
-        instances = [] if self.blind or not self.kind else self._instances
-        found = {self._truth(test, instance) for instance in instances}
-        return found.pop() if len(found) == 1 else None
+        """Return the value of a condition if it is the same in every instance; None if inputs decide."""
+        instances = [] if self.nested or not self.class_name else self._instances
+        values = {self._truth(test, instance) for instance in instances}
+        return values.pop() if len(values) == 1 else None
 
     def asks_training(self, test: ast.expr) -> bool:
-        """Whether a condition asks for ``training``."""
+        """Return whether a condition reads ``training``."""
         return any(isinstance(node, ast.Attribute) and node.attr == "training" for node in ast.walk(test))
 
     def numbers(self, test: ast.expr) -> tuple[int, ...]:
-        """The whole numbers in a condition, and those that its attributes hold: lengths at which it may turn."""
-        found: dict[int, None] = {}
+        """Return the integers in a condition and in the attributes that it reads: lengths at which it may change."""
+        numbers: dict[int, None] = {}
         for node in ast.walk(test):
             for instance in (*self._instances, None):
                 try:
@@ -83,23 +83,23 @@ class ConditionEvaluator:
                 except Unknown:
                     continue
                 if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGE:
-                    found[value] = None
-        return tuple(found)
+                    numbers[value] = None
+        return tuple(numbers)
 
     @cached_property
     def _instances(self) -> list[nn.Module]:
-        def has(part: nn.Module) -> bool:
-            return any(parent.__qualname__.rpartition(".")[2] == self.kind for parent in type(part).__mro__)
+        def is_instance(part: nn.Module) -> bool:
+            return any(parent.__qualname__.rpartition(".")[2] == self.class_name for parent in type(part).__mro__)
 
-        alike: dict[object, nn.Module] = {}  # many layers are the same but for their weights
+        by_configuration: dict[object, nn.Module] = {}  # most layers differ only in their weights
         for part in self.module.modules():
-            if has(part):
-                alike.setdefault(_shape(part), part)
-        return list(alike.values())
+            if is_instance(part):
+                by_configuration.setdefault(_configuration(part), part)
+        return list(by_configuration.values())
 
     @cached_property
     def _locals(self) -> set[str]:
-        """Names that the function binds itself."""
+        """The names that the function binds."""
         inside = list(ast.walk(self.node))
         found = {node.arg for node in inside if isinstance(node, ast.arg)}
         return found | {node.id for node in inside if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
@@ -143,7 +143,7 @@ class ConditionEvaluator:
 
     def _named(self, name: str, instance: nn.Module | None) -> object:
         arguments = [argument.arg for argument in (*self.node.args.posonlyargs, *self.node.args.args)]
-        if arguments and name == arguments[0] and self.kind and instance is not None and not self.blind:
+        if arguments and name == arguments[0] and self.class_name and instance is not None and not self.nested:
             return instance
         if name in self._locals:
             raise Unknown
@@ -154,23 +154,23 @@ class ConditionEvaluator:
         raise Unknown
 
 
-def _shape(part: nn.Module) -> object:
-    """What tells a module from its likes, but for tensors."""
-    plain = tuple(
+def _configuration(part: nn.Module) -> object:
+    """Return what distinguishes a module from others of its class, except for tensors."""
+    attributes = tuple(
         (name, value) for name, value in sorted(vars(part).items()) if isinstance(value, str | int | float | None)
     )
-    return type(part), plain, tuple((name, type(submodule)) for name, submodule in part._modules.items())
+    return type(part), attributes, tuple((name, type(submodule)) for name, submodule in part._modules.items())
 
 
 def assigned(tree: ast.AST) -> frozenset[str]:
-    """Attributes that the code of a file assigns outside of ``__init__``."""
-    found: set[str] = set()
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
+    """Return the attributes that the code of a file assigns outside of ``__init__``."""
+    names: set[str] = set()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             continue
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-            found.add(node.attr)
-        waiting += ast.iter_child_nodes(node)
-    return frozenset(found)
+            names.add(node.attr)
+        pending += ast.iter_child_nodes(node)
+    return frozenset(names)

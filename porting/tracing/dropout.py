@@ -1,8 +1,8 @@
-"""Random numbers that are the same on two models in training mode, so that dropout can be compared.
+"""The same random numbers for two models in training mode, so that dropout can be compared.
 
-Dropout in torch draws a mask of zeros and ones (``bernoulli_``), whichever module or function asked for it.  Here each
-mask is made from a seed and from its place among the masks of the same size and probability: two models that drop
-out the same values in the same order get the same masks.
+All dropout in torch draws a mask of zeros and ones (``bernoulli_``). Here each mask is computed from a seed and its
+index among the masks of the same size and probability, so two models that apply dropout in the same order get the same
+masks.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from porting.tracing.torch_modes import DispatchMode
 aten = torch.ops.aten
 
 DIGITS = 6
-"""Probabilities are equal when they agree in so many digits: one may have gone through float32."""
+"""Digits in which equal probabilities agree, as one of them may have been stored in float32."""
 
 
 @dataclass(frozen=True)
 class DropoutMask:
-    """One dropout mask.
+    """A dropout mask that was drawn.
 
     Attributes:
-        rate: the share that is dropped, 0 to 1.
-        shape: of the mask.
-        module: the innermost module that was running.
+        rate: the probability of dropping an element.
+        shape: its shape.
+        module: the path of the innermost module that was running.
     """
 
     rate: float
@@ -41,20 +41,20 @@ class DropoutMask:
 
     @property
     def kind(self) -> tuple[float, int]:
-        """Rate and size: masks of one kind are interchangeable, whatever axes the model has merged."""
+        """The rate and the size: masks of one kind are interchangeable, whatever axes the model has merged."""
         return self.rate, torch.Size(self.shape).numel()
 
 
 class SameDropout(DispatchMode):
-    """Replaces what is drawn within it.
+    """Replaces the random numbers of dropout by those of a seed.
 
-    It is a mode of the dispatcher because all that asks for dropout draws by one of these few operations.
+    It is a mode of the dispatcher because all kinds of dropout draw by one of a few operations.
 
     Args:
-        seed: two modes with the same seed give the same masks.
+        seed: modes with the same seed draw the same masks.
 
     Attributes:
-        drawn: the masks of the last pass, in the order in which they were drawn.
+        drawn: the masks of the last pass, in order.
     """
 
     def __init__(self, seed: int) -> None:
@@ -65,7 +65,7 @@ class SameDropout(DispatchMode):
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """One pass, which begins with the first mask."""
+        """Return a context for one pass, which begins with the first mask."""
         self.drawn, self._count = [], Counter()
         with self:
             yield
@@ -82,35 +82,35 @@ class SameDropout(DispatchMode):
             value, rate = args[0], float(args[1])
             mask = self._mask(rate, value.shape)
             return value * mask.to(value.dtype) / (1 - rate), mask.bool()
-        made = func(*args, **kwargs)
-        if func in _UNIFORM and isinstance(made, Tensor) and made.is_floating_point():
+        result = func(*args, **kwargs)
+        if func in _UNIFORM and isinstance(result, Tensor) and result.is_floating_point():
             low, high = (
                 (float(bound) for bound in (*args[1:3], 0.0, 1.0)[:2]) if func is aten.uniform_.default else (0, 1)
             )
-            made.copy_(low + (high - low) * self._numbers("uniform", made.numel()).view(made.shape))
-        return made
+            result.copy_(low + (high - low) * self._numbers("uniform", result.numel()).view(result.shape))
+        return result
 
     def _mask(self, rate: float, shape: torch.Size) -> Tensor:
-        """Zeros and ones, float64, of this shape."""
-        draw = DropoutMask(round(rate, DIGITS), tuple(shape), running())
-        self.drawn.append(draw)
-        return (self._numbers("dropout", draw.kind) >= draw.rate).double().view(shape)
+        """Return the next mask of a rate and shape, zeros and ones in float64."""
+        mask = DropoutMask(round(rate, DIGITS), tuple(shape), running())
+        self.drawn.append(mask)
+        return (self._numbers("dropout", mask.kind) >= mask.rate).double().view(shape)
 
-    def _numbers(self, what: str, kind: tuple[float, int] | int) -> Tensor:
-        """Numbers from 0 to 1 for the next draw of a kind."""
-        place = self._count[what, kind]
-        self._count[what, kind] += 1
-        seed = (self._seed * 1_000_003 + place) * 1_000_003 + (kind[1] if isinstance(kind, tuple) else kind)
+    def _numbers(self, purpose: str, kind: tuple[float, int] | int) -> Tensor:
+        """Return uniform random numbers from 0 to 1 for the next draw of a kind."""
+        index = self._count[purpose, kind]
+        self._count[purpose, kind] += 1
+        seed = (self._seed * 1_000_003 + index) * 1_000_003 + (kind[1] if isinstance(kind, tuple) else kind)
         generator = torch.Generator().manual_seed(seed % 2**63)
         return torch.rand(kind[1] if isinstance(kind, tuple) else kind, dtype=torch.float64, generator=generator)
 
 
 _UNIFORM = frozenset({aten.rand.default, aten.rand_like.default, aten.uniform_.default})
-"""Numbers that models make masks of by themselves, as for dropped layers and paths."""
+"""Uniform random numbers, from which some models compute masks, such as those of dropped layers."""
 
 
 def _constant(probabilities: Tensor) -> float | None:
-    """The one number that a tensor of probabilities holds; None where they differ."""
+    """Return the number that all elements of a tensor have; None where they differ."""
     if not probabilities.numel() or bool((probabilities != probabilities.flatten()[0]).any()):
         return None
     return float(probabilities.flatten()[0])

@@ -1,7 +1,7 @@
-"""Weights that are read where an operation asks for them, and forgotten behind it.
+"""Weights that are read when an operation needs them, and freed afterwards.
 
-A model whose weights are all of this kind takes the memory of one operation's weights.  The files behind them are
-mapped, so what is read twice in a short time is read from disk once.
+A model with such weights needs the memory of one operation's weights only. The files are memory-mapped, so a weight
+that is read twice in a short time is read from disk once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 PIECE = 64 * 2**20
-"""Bytes of a weight that are cast at once where an operation can take it row by row."""
+"""Bytes of a weight that are cast at once, where an operation can process it by rows."""
 
 _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
@@ -26,10 +26,10 @@ class LazyWeight(Tensor):
     """A tensor of which only shape and dtype are known until an operation needs its values.
 
     Args:
-        read: gives the values, in any dtype; called by each operation that needs them.
-        shape: of the values.
-        dtype: what they are cast to.
-        hollow: values are never read: they count as zeros, and what is computed from them has the right shape only.
+        read: returns the values, in any dtype; called by each operation that needs them.
+        shape: their shape.
+        dtype: the dtype to which they are cast.
+        hollow: never read the values, so that results have the right shape and meaningless values.
     """
 
     read: Callable[[], Tensor]
@@ -38,7 +38,7 @@ class LazyWeight(Tensor):
     def __new__(
         cls, read: Callable[[], Tensor], shape: Sequence[int], dtype: torch.dtype, *, hollow: bool = False
     ) -> LazyWeight:
-        """A tensor without storage of its own."""
+        """Make a tensor without storage."""
         made: LazyWeight = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=dtype, device=torch.device("cpu")
         )
@@ -46,19 +46,19 @@ class LazyWeight(Tensor):
         return made
 
     def values(self) -> Tensor:
-        """The values, in this tensor's dtype."""
+        """Return the values, in this tensor's dtype."""
         if self.hollow:
             return torch.zeros((), dtype=self.dtype).expand(self.shape)
         with _disable_current_modes():
             return self.read().to(self.dtype)
 
     def stored(self) -> Tensor:
-        """The values as they are stored; who watches the model's operations does not see the reading."""
+        """Return the values in the dtype of the file; modes do not see the reading."""
         with _disable_current_modes():
             return self.read()
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # torch does not type it
-        """Without the values."""
+        """Return the shape and dtype without reading values."""
         return f"LazyWeight({list(self.shape)}, {self.dtype})"
 
     @classmethod
@@ -69,7 +69,7 @@ class LazyWeight(Tensor):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:  # whatever torch's function gives
-        """Linear maps and look-ups need a part of their weight at a time; everything else goes on below."""
+        """Process linear layers and lookups by parts of their weight, everything else in the dispatcher."""
         kwargs = kwargs or {}
         if func is F.linear and isinstance(args[1] if len(args) > 1 else kwargs.get("weight"), LazyWeight):
             return _linear(*args, **kwargs)
@@ -86,7 +86,7 @@ class LazyWeight(Tensor):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:  # whatever torch's operation gives
-        """Every operation is given the values."""
+        """Run an operation on the values."""
         if func in _SAME:
             (tensor,) = args
             return LazyWeight(tensor.read, tensor.shape, tensor.dtype, hollow=tensor.hollow)
@@ -99,7 +99,7 @@ def _plain(value: object) -> object:
 
 
 def _linear(input: Tensor, weight: LazyWeight, bias: Tensor | None = None) -> Tensor:  # noqa: A002  # torch's own names
-    """Piece by piece over the outputs, where the weight has to be cast: only a piece of it is there at a time."""
+    """Apply a linear layer by pieces of its outputs if the weight has to be cast, so that one piece is in memory."""
     if weight.hollow:
         return input.new_zeros((*input.shape[:-1], weight.shape[0]))
     stored = weight.stored()
@@ -109,15 +109,15 @@ def _linear(input: Tensor, weight: LazyWeight, bias: Tensor | None = None) -> Te
         return F.linear(input, weight.values(), bias)
     result = input.new_empty((*input.shape[:-1], len(stored)))
     for start in range(0, len(stored), rows):
-        some = slice(start, start + rows)
+        rows_of_piece = slice(start, start + rows)
         with _disable_current_modes():
-            piece = stored[some].to(weight.dtype)
-        result[..., some] = F.linear(input, piece, None if bias is None else bias[some])
+            piece = stored[rows_of_piece].to(weight.dtype)
+        result[..., rows_of_piece] = F.linear(input, piece, None if bias is None else bias[rows_of_piece])
     return result
 
 
 def _embedding(input: Tensor, weight: LazyWeight, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002  # as above
-    """Only the rows that are looked up are read and cast."""
+    """Read and cast only the rows that are looked up."""
     if weight.hollow:
         return torch.zeros((), dtype=weight.dtype).expand(*input.shape, weight.shape[1]).clone()
     with _disable_current_modes():  # exact in any dtype, so nothing that a watcher of the model should see
@@ -131,21 +131,21 @@ def with_lazy_weights(
     *,
     hollow: bool = False,
 ) -> nn.Module:
-    """A copy of a module whose weights are lazy, in eval mode.
+    """Copy a module in eval mode, with lazy weights.
 
     Args:
-        module: it may be on the meta device.
-        dtype: of the copy's floating-point weights.
-        sources: what gives the values, by the id of the parameter or buffer.  Floating-point buffers that are not in
-            it are cast, everything else is copied.
+        module: the module, which may be on the meta device.
+        dtype: the dtype of the copy's floating-point weights.
+        sources: functions that return the values, by the id of the parameter or buffer. Floating-point buffers that are
+            not among them are cast, everything else is copied.
         hollow: as in :class:`LazyWeight`.
     """
     memo: dict[int, object] = {}
     for tensor in (*module.parameters(), *module.buffers()):
-        wanted = dtype if tensor.is_floating_point() else tensor.dtype
+        target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
         if id(tensor) in sources:
-            lazy = LazyWeight(sources[id(tensor)], tensor.shape, wanted, hollow=hollow)
+            lazy = LazyWeight(sources[id(tensor)], tensor.shape, target_dtype, hollow=hollow)
             memo[id(tensor)] = nn.Parameter(lazy, requires_grad=False) if isinstance(tensor, nn.Parameter) else lazy
         elif not isinstance(tensor, nn.Parameter):
-            memo[id(tensor)] = tensor.detach().to(wanted, copy=True)
+            memo[id(tensor)] = tensor.detach().to(target_dtype, copy=True)
     return deepcopy(module, memo).eval()

@@ -1,7 +1,7 @@
-"""Several forward passes in lockstep: one step of one of them at a time.
+"""Several forward passes in lockstep: at any moment one of them runs, up to its next step.
 
-They are threads, because a pass cannot be left in the middle otherwise; only one runs at any moment, so nothing needs a
-lock and the order of steps is always the same.
+They are threads because a forward pass cannot be suspended otherwise. Only one thread runs at a time, so nothing needs
+a lock and the order of the steps is deterministic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Ready = Callable[[], bool]
 
 
 class LockstepCancelled(BaseException):
-    """A member is told to leave, since another one failed."""
+    """Raised in a member that must end because another one failed."""
 
 
 class _Member:
@@ -28,26 +28,31 @@ class _Member:
 
 
 class Lockstep:
-    """Members of which some lead and others follow: a leader goes on only when no follower can."""
+    """Runs members in turn; a leader continues only when no follower can."""
 
     def __init__(self) -> None:
         self._members: list[_Member] = []
-        self._here = threading.local()
-        self._back = threading.Semaphore(0)
+        self._local = threading.local()
+        self._returned = threading.Semaphore(0)
 
     def add(self, work: Callable[[], None], *, leads: bool = False) -> None:
-        """A member; it begins when :meth:`run` gives it its first turn."""
+        """Add a member, which begins when :meth:`run` gives it its first turn.
+
+        Args:
+            work: what the member does.
+            leads: whether it is a leader.
+        """
         self._members.append(_Member(work, leads=leads))
 
     def wait(self, ready: Ready = lambda: True) -> None:
-        """Called by a member: let the others go on until ``ready``.
+        """Let other members continue until ``ready`` holds; called by a member.
 
         Raises:
-            Left: another member failed.
+            LockstepCancelled: another member failed.
         """
-        member: _Member = self._here.member
+        member: _Member = self._local.member
         member.ready = ready
-        self._back.release()
+        self._returned.release()
         member.turn.acquire()
         if member.leaving:
             raise LockstepCancelled
@@ -56,23 +61,23 @@ class Lockstep:
         """Run all members to their end.
 
         Raises:
-            RuntimeError: they wait for each other.
-            BaseException: what a member raised; the others have left.
+            RuntimeError: the members wait for each other.
+            BaseException: what a member raised, after the others have ended.
         """
-        threads = [threading.Thread(target=self._live, args=(member,), daemon=True) for member in self._members]
+        threads = [threading.Thread(target=self._run_member, args=(member,), daemon=True) for member in self._members]
         for thread in threads:
             thread.start()
         try:
             while not all(member.done for member in self._members):
                 member = self._next()
-                self._give(member)
+                self._resume(member)
                 if member.error is not None:
                     raise member.error
         finally:
             for member in self._members:
                 member.leaving = True
                 while not member.done:
-                    self._give(member)
+                    self._resume(member)
             for thread in threads:
                 thread.join()
 
@@ -82,13 +87,13 @@ class Lockstep:
             raise RuntimeError("passes wait for activations that no pass computes")
         return min(waiting, key=lambda member: (member.leads, member.steps))
 
-    def _give(self, member: _Member) -> None:
+    def _resume(self, member: _Member) -> None:
         member.steps += 1
         member.turn.release()
-        self._back.acquire()
+        self._returned.acquire()
 
-    def _live(self, member: _Member) -> None:
-        self._here.member = member
+    def _run_member(self, member: _Member) -> None:
+        self._local.member = member
         member.turn.acquire()
         try:
             if not member.leaving:
@@ -96,4 +101,4 @@ class Lockstep:
         except BaseException as error:  # noqa: BLE001  # it is raised again where the lockstep was started
             member.error = error
         member.done = True
-        self._back.release()
+        self._returned.release()

@@ -1,4 +1,4 @@
-"""How far an activation is from the float64 reference, what that distance means, and where in it the distance lies."""
+"""Measuring how far an activation is from the float64 reference, and how much of that can be rounding."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MEANING = 1e-12
-"""In float64 a faithful port agrees to this, relative to the largest activation; a bug of meaning is far above."""
+"""Tolerance in float64, relative to the largest activation; a port that computes another function is far above it."""
 
 ROUNDING = 4.0
-"""In the working dtype a faithful port's error stays below this many times the reference's own."""
+"""Tolerance in the working dtype, as a multiple of the reference's own rounding error."""
 
 TURNED = 1e-3
-"""What roundings in float64 that move an activation by more have done is turn a decision (an expert, say)."""
+"""If float64 rounding moves an activation by more, it has changed a decision, such as the choice of an expert."""
 
 LEAKED = 4.0
-"""What arrives of roundings that were made on purpose, times this, is what may arrive of those that a run makes.
+"""Tolerance for propagated rounding errors, as a multiple of what was measured with added noise.
 
-Of casts by numpy, sums by numpy and tables of angles the largest that arrived was 1.6 times what was measured.
+For casts by numpy, sums by numpy and tables of angles, the largest propagated error was 1.6 times the measured one.
 """
 
 PIECE = 1 << 15
-"""Elements that are measured at once: so few that torch does not share them out among threads, which costs more."""
+"""Number of elements that are measured at once; too few for torch to use several threads, which would be slower."""
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """A float64 activation of the reference, which everything else is measured from.
+    """A float64 activation of the reference, from which distances are measured.
 
     Attributes:
         value: the activation.
-        scale: its largest absolute value; 1 when it is all zeros.
-        rms: the root of its mean square.
-        seen: True at the places that count, of the value's shape; None where all do.
+        scale: its largest absolute value; 1 if all elements are 0.
+        rms: its root mean square.
+        seen: True at the elements that are compared, of the value's shape; None if all are.
     """
 
     value: Tensor
@@ -47,7 +47,7 @@ class Anchor:
 
     @classmethod
     def of(cls, value: Tensor, seen: Tensor | None = None) -> Anchor:
-        """Measure ``value``."""
+        """Make an anchor of a value."""
         value = value if value.dtype == torch.float64 else value.double()
         largest, squares = _size(value)
         return cls(value, largest or 1.0, math.sqrt(squares / (value.numel() or 1)), seen)
@@ -55,13 +55,13 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Error:
-    """How far a value is from its anchor, relative to the anchor's scale; inf when some of it is no number.
+    """The distance of a value from its anchor, relative to the anchor's scale; inf if any element is not finite.
 
     Attributes:
         largest: the largest difference.
         squares: the sum of the squared differences.
-        floor: the sum of the anchor's own squares: rounding it once makes half a unit in the last place of its root.
-        count: how many elements.
+        floor: the sum of the anchor's own squares, relative to its scale.
+        count: the number of elements.
     """
 
     largest: float
@@ -71,17 +71,25 @@ class Error:
 
     @property
     def rms(self) -> float:
-        """The root of the mean square."""
+        """The root mean square of the differences."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
 def finite(value: Tensor) -> bool:
-    """Whether every element is a number."""
+    """Return whether every element is finite."""
     return math.isfinite(_size(value.double())[0])
 
 
 def error(value: Tensor, anchor: Anchor) -> Error:
-    """How far ``value``, of any dtype and of the anchor's shape, is from it, at the places that count."""
+    """Measure the distance of a value from its anchor.
+
+    Args:
+        value: of the anchor's shape, in any dtype.
+        anchor: the anchor.
+
+    Returns:
+        The distance over the elements that are compared.
+    """
     value = value.detach()
     if anchor.seen is not None:
         value = torch.where(anchor.seen, value, anchor.value.to(value.dtype))
@@ -92,11 +100,11 @@ def error(value: Tensor, anchor: Anchor) -> Error:
 
 
 def same_rows(value: Tensor, anchor: Anchor) -> bool:
-    """Whether a matrix has the anchor's rows in another order, as experts that are given their tokens sorted have.
+    """Return whether a matrix has the anchor's rows in another order, such as tokens that are sorted by expert.
 
     Args:
-        value: of the anchor's shape, in float64.
-        anchor: what it is measured from.
+        value: the matrix, of the anchor's shape, in float64.
+        anchor: the anchor.
     """
     if value.ndim != 2 or len(value) < 2 or anchor.seen is not None:
         return False
@@ -107,52 +115,52 @@ def same_rows(value: Tensor, anchor: Anchor) -> bool:
 
 
 def by_position(value: Tensor, anchor: Anchor) -> Tensor | None:
-    """The largest difference at each position, the last axis but one, relative to scale; None for fewer than 3 axes."""
+    """Return the largest difference at each position (the second last axis), or None for fewer than 3 axes."""
     if anchor.value.ndim < 3 or not anchor.value.numel():
         return None
-    apart = (value.detach().double() - anchor.value).abs_()
+    difference = (value.detach().double() - anchor.value).abs_()
     if anchor.seen is not None:
-        apart = torch.where(anchor.seen, apart, 0.0)
-    return apart.movedim(-2, 0).flatten(1).amax(1) / anchor.scale
+        difference = torch.where(anchor.seen, difference, 0.0)
+    return difference.movedim(-2, 0).flatten(1).amax(1) / anchor.scale
 
 
 def explains(leaked: Tensor, found: Tensor) -> bool:
-    """Whether what arrives of roundings explains the differences at every position, and not the largest one alone.
+    """Return whether propagated rounding errors explain the difference at every position, not only the largest one.
 
-    A table of angles is exact at position 0 and rounded more and more behind it, so in a causal model its roundings
-    grow with the position.  Another mistake is as large at the first positions.
+    A table of angles is exact at position 0 and less exact at later ones, so in a causal model its rounding errors grow
+    with the position. Other mistakes are as large at the first positions.
 
     Args:
-        leaked: what arrives of the roundings, by position; a position may have what arrives at one twice as far.
-        found: the differences.
+        leaked: the measured rounding errors, by position; each may be as large as that at twice the position.
+        found: the differences, by position.
     """
-    most = leaked.cummax(0).values
-    reach = (2 * torch.arange(len(most)) + 1).clamp_max(len(most) - 1)
-    return bool((found <= (LEAKED * most[reach]).clamp_min(MEANING)).all())
+    largest = leaked.cummax(0).values
+    reach = (2 * torch.arange(len(largest)) + 1).clamp_max(len(largest) - 1)
+    return bool((found <= (LEAKED * largest[reach]).clamp_min(MEANING)).all())
 
 
 def pooled(errors: Iterable[Error]) -> Error:
-    """The errors of one point over all cases: few numbers in one case say little, and all together more."""
-    every = list(errors)
+    """Combine the errors of one point over all cases, since a case with few elements says little."""
+    all_errors = list(errors)
     return Error(
-        max((difference.largest for difference in every), default=0.0),
-        sum(difference.squares for difference in every),
-        sum(difference.floor for difference in every),
-        sum(difference.count for difference in every),
+        max((difference.largest for difference in all_errors), default=0.0),
+        sum(difference.squares for difference in all_errors),
+        sum(difference.floor for difference in all_errors),
+        sum(difference.count for difference in all_errors),
     )
 
 
 def ratio(port: Error, reference: Error, dtype: torch.dtype, doubt: float = 0.0) -> float:
-    """``|port - exact| / |reference - exact|``: the worse of the two ratios by maximum and by root mean square.
+    """Return ``|port - exact| / |reference - exact|``, the larger of the ratios by maximum and by root mean square.
 
-    Errors below half a unit in the last place of the exact value's scale cannot be told from rounding: the reference's
-    error counts as at least that.  Where the reference itself has values that are no numbers, such as an overflow in
+    The reference's error counts as at least half a unit in the last place of the exact value's scale, since smaller
+    errors cannot be told from rounding. If the reference has values that are not finite, such as an overflow in
     float16, the port can only be as good (1) or better (0).
 
     Args:
         port, reference: the errors.
         dtype: the working dtype.
-        doubt: by how much the exact values may be off themselves: errors below that cannot be told from it either.
+        doubt: the possible error of the exact values themselves, below which errors do not count either.
     """
     if math.isinf(reference.largest):
         return 1.0 if math.isinf(port.largest) else 0.0
@@ -165,10 +173,10 @@ def ratio(port: Error, reference: Error, dtype: torch.dtype, doubt: float = 0.0)
 
 
 def luck(count: int) -> float:
-    """The bound of the ratio of two rounding errors that are each known from so many numbers.
+    """Return the largest ratio of two rounding errors that chance explains, each measured on so many elements.
 
-    The logarithm of the ratio of two root mean squares over n numbers spreads by 1/sqrt(n); five times that is left to
-    luck.  From about 50 numbers on it is ``ROUNDING``.
+    The logarithm of the ratio of two root mean squares over n elements has a standard deviation of 1/sqrt(n); five
+    times that is tolerated. From about 50 elements on the result is ``ROUNDING``.
 
     >>> luck(10_000), round(luck(10), 1)
     (4.0, 9.7)
@@ -185,40 +193,39 @@ def bound(
     leak: float | None = None,
     noise: float = 0.0,
 ) -> float:
-    """The largest difference in float64 that may be rounding.
+    """Return the largest difference in float64 that rounding explains.
 
-    Rounding shrinks with the unit roundoff and a bug of meaning does not: what a port is off by in the working dtype,
-    times the quotient of the two roundoffs, is what it may be off by in float64.  It matters for values that rounding
-    blows up, far down a deep model or in a sum with a large constant; elsewhere the bound is ``MEANING``.
+    Rounding errors shrink with the unit roundoff, and mistakes do not. So the error in the working dtype, times the
+    quotient of the two roundoffs, is tolerated in float64. That matters where rounding errors grow large, deep in a
+    model or in a sum with a large constant; elsewhere the result is ``MEANING``.
 
     Args:
-        port, reference: the errors in the most precise working dtype; None when there is none.
+        port, reference: the errors in the most precise working dtype; None if there is none.
         dtype: that dtype.
-        single: the float64 run computed in a lower precision here, and its rounding is that of the working dtype.
-        leak: what arrives here of such roundings, where it was measured; without it they are as large as the
-            reference's own in the working dtype.  What is larger than the root of that dtype's roundoff is no rounding
-            that arrives, but a decision that it turned (a bucket of distances, say), and excuses nothing.
-        noise: how far roundings in float64 move the reference here, where that was measured; more than ``TURNED``
-            excuses nothing.
+        single: the float64 run computed in a lower precision here, and rounds as in the working dtype.
+        leak: the measured error that propagates to here from such rounding; None if it was not measured, and then the
+            reference's error in the working dtype is tolerated. An error above the square root of that dtype's roundoff
+            comes from a changed decision, such as a bucket of distances, and is not tolerated.
+        noise: the measured effect of float64 rounding on the reference here; one above ``TURNED`` is not tolerated.
     """
-    least = max(MEANING, ROUNDING * noise) if noise <= TURNED else MEANING
+    tolerance = max(MEANING, ROUNDING * noise) if noise <= TURNED else MEANING
     leaked = LEAKED * leak if single and leak is not None else None
-    if port is None or reference is None or dtype is None:  # without a working dtype a decision that turned shows, too
-        turned = (leaked or 0.0) > torch.finfo(torch.float32).eps ** 0.5
-        return least if turned else max(least, leaked or 0.0)
-    shrunk = ROUNDING * torch.finfo(torch.float64).eps / torch.finfo(dtype).eps
-    explained = [difference.largest * shrunk for difference in (port, reference) if math.isfinite(difference.largest)]
+    if port is None or reference is None or dtype is None:  # without a working dtype
+        changed_decision = (leaked or 0.0) > torch.finfo(torch.float32).eps ** 0.5
+        return tolerance if changed_decision else max(tolerance, leaked or 0.0)
+    factor = ROUNDING * torch.finfo(torch.float64).eps / torch.finfo(dtype).eps
+    explained = [difference.largest * factor for difference in (port, reference) if math.isfinite(difference.largest)]
     if single and math.isfinite(reference.largest):
-        most = ROUNDING * max(reference.largest, torch.finfo(dtype).eps / 2)
-        turned = leak is not None and leak > torch.finfo(dtype).eps ** 0.5
-        explained.append(most if leaked is None else min(most, leaked) if turned else leaked)
-    return max([least, *explained])
+        largest = ROUNDING * max(reference.largest, torch.finfo(dtype).eps / 2)
+        changed_decision = leak is not None and leak > torch.finfo(dtype).eps ** 0.5
+        explained.append(largest if leaked is None else min(largest, leaked) if changed_decision else leaked)
+    return max([tolerance, *explained])
 
 
 def _size(values: Tensor, less: Tensor | None = None) -> tuple[float, float]:
-    """The largest absolute value and the sum of squares of ``values - less``; both inf when some is no number.
+    """Return the largest absolute value and the sum of squares of ``values - less``; both inf if any is not finite.
 
-    It is taken piece by piece, so that the difference stays in the processor's cache.
+    It is computed by pieces, so that the difference stays in the processor's cache.
     """
     pieces = torch.split(values.reshape(-1), PIECE)
     others = pieces if less is None else torch.split(less.reshape(-1), PIECE)
@@ -226,29 +233,29 @@ def _size(values: Tensor, less: Tensor | None = None) -> tuple[float, float]:
     if not values.numel():
         return largest, squares
     for piece, other in zip(pieces, others, strict=True):
-        apart = piece if less is None else piece - other
-        low, high = torch.aminmax(apart)
-        root = float(torch.linalg.vector_norm(apart))
-        if not math.isfinite(root):  # which a square of a very large number is not either
+        difference = piece if less is None else piece - other
+        low, high = torch.aminmax(difference)
+        root = float(torch.linalg.vector_norm(difference))
+        if not math.isfinite(root):  # a square may overflow, too
             return math.inf, math.inf
         largest, squares = max(largest, -float(low), float(high)), squares + root * root
     return largest, squares
 
 
 MOST_ROWS, MOST_POSITIONS, MOST_CHANNELS = 16, 64, 128
-"""More than these are taken together, neighbours by their largest."""
+"""Largest numbers of entries of a profile; of more, neighbours are joined by their maximum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorProfile:
-    """The differences of one activation in one case, relative to the activation's scale.
+    """How the differences of one activation in one case are distributed, relative to its scale.
 
-    The axes are those of the port: the last one is called channels (of attention scores it is the keys), the one
-    before it positions, and all others together rows.
+    The port's last axis is called channels (for attention scores these are keys), the axis before it positions, and all
+    others together rows.
 
     Attributes:
         case: the number of the case, from 0.
-        shape: the activation's own.
+        shape: the activation's shape.
         positions: the largest difference over the channels, by row and position.
         channels: the largest difference over all rows and positions, by channel.
     """
@@ -260,19 +267,19 @@ class ErrorProfile:
 
 
 def error_profile(value: Tensor, exact: Tensor, scale: float, case: int) -> ErrorProfile:
-    """How ``value - exact`` is spread; both are of one shape, of at least one element.
+    """Return how ``value - exact`` is distributed; both have the same shape and at least one element.
 
-    Where a value is no number the difference is infinite.
+    The difference of an element that is not finite is infinite.
     """
-    apart = (value.detach().double() - exact).abs().div(scale).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    width = apart.shape[-1] if apart.ndim else 1
-    length = apart.shape[-2] if apart.ndim > 1 else 1
-    apart = apart.reshape(-1, length, width)
-    positions = apart.amax(-1)
-    most = (min(len(positions), MOST_ROWS), min(length, MOST_POSITIONS))
+    difference = (value.detach().double() - exact).abs().div(scale).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    width = difference.shape[-1] if difference.ndim else 1
+    length = difference.shape[-2] if difference.ndim > 1 else 1
+    difference = difference.reshape(-1, length, width)
+    positions = difference.amax(-1)
+    size = (min(len(positions), MOST_ROWS), min(length, MOST_POSITIONS))
     return ErrorProfile(
         case=case,
         shape=tuple(value.shape),
-        positions=tuple(tuple(row) for row in F.adaptive_max_pool2d(positions[None], most)[0].tolist()),
-        channels=tuple(F.adaptive_max_pool1d(apart.amax((0, 1))[None], min(width, MOST_CHANNELS))[0].tolist()),
+        positions=tuple(tuple(row) for row in F.adaptive_max_pool2d(positions[None], size)[0].tolist()),
+        channels=tuple(F.adaptive_max_pool1d(difference.amax((0, 1))[None], min(width, MOST_CHANNELS))[0].tolist()),
     )

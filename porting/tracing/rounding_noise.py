@@ -1,6 +1,6 @@
-"""Roundings made on purpose: what is computed in less than float64 is moved by as much as its dtype rounds.
+"""Adding rounding errors on purpose, to measure how far they propagate in a model.
 
-Run twice, once with it and once without, a model shows how far such roundings get.
+Values in less than float64 are moved by as much as their dtype rounds, and the run is compared with one without noise.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from porting.tracing.float64 import LESS
+from porting.tracing.float64 import LESS, is_low_precision
 from porting.tracing.torch_modes import DispatchMode
 
 
 class RoundingNoise(DispatchMode):
-    """Within it every operation in less than float64 has inputs and results that are a rounding away.
+    """Moves the operands and results of every operation in less than float64 by a rounding error.
 
-    A value moves by at most one unit in its last place, and a zero not at all.  A cast that changes no number is none.
-    It is a mode of the dispatcher because each operation rounds, and a call consists of several.
+    A value moves by at most one unit in its last place, and a zero not at all. A cast that changes no number is left
+    alone. It is a mode of the dispatcher because each operation rounds, and a function calls several.
 
     Args:
-        seed: of the roundings.
-        exact: move what is computed in float64, and not what is computed in less.
+        seed: the seed of the rounding errors.
+        exact: move float64 values, and not those of lower precision.
     """
 
     def __init__(self, seed: int, *, exact: bool = False) -> None:
@@ -41,19 +41,19 @@ class RoundingNoise(DispatchMode):
         if func.is_view or func._schema.is_mutable or not floating:
             return func(*args, **kwargs)
         if self._exact:
-            args, kwargs = tree_map(self._moved, (args, kwargs))
-            return tree_map(self._moved, func(*args, **kwargs))
+            args, kwargs = tree_map(self._with_noise, (args, kwargs))
+            return tree_map(self._with_noise, func(*args, **kwargs))
         result = func(*args, **kwargs)
-        low = [leaf for leaf in tree_leaves(result) if _low(leaf)]
-        if not low or (len(floating) == 1 and any(_same(floating[0], tensor) for tensor in low)):
+        low = [leaf for leaf in tree_leaves(result) if is_low_precision(leaf)]
+        if not low or (len(floating) == 1 and any(_only_cast(floating[0], tensor) for tensor in low)):
             return result
-        if any(map(_low, floating)):
-            args, kwargs = tree_map(self._moved, (args, kwargs))
+        if any(map(is_low_precision, floating)):
+            args, kwargs = tree_map(self._with_noise, (args, kwargs))
             result = func(*args, **kwargs)
-        return tree_map(self._moved, result)
+        return tree_map(self._with_noise, result)
 
-    def _moved(self, value: object) -> object:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or _low(value) == self._exact:
+    def _with_noise(self, value: object) -> object:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or is_low_precision(value) == self._exact:
             return value
         with _disable_current_modes():
             exact = value.detach().double()
@@ -66,7 +66,7 @@ class RoundingNoise(DispatchMode):
 
 
 class WithoutRounding(DispatchMode):
-    """Within it what is made in less than float64, out of integers too, is made in float64."""
+    """Makes every tensor in float64 that would be made in less, also from integers."""
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`DispatchMode.dispatch`."""
@@ -75,12 +75,8 @@ class WithoutRounding(DispatchMode):
         return func(*args, **kwargs)
 
 
-def _low(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < torch.float64.itemsize
-
-
-def _same(tensor: Tensor, other: object) -> bool:
-    """Whether a tensor was only cast, and no number changed."""
+def _only_cast(tensor: Tensor, other: object) -> bool:
+    """Return whether a tensor was cast and no number changed."""
     with _disable_current_modes():
         return (
             isinstance(other, Tensor)

@@ -1,4 +1,4 @@
-"""Running one side of a comparison: seen, timed, with torch as nobody has set it, and with its failures explained."""
+"""Running one side of a comparison under fixed settings of torch, observing its values and explaining its failures."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from porting.tracing.torch_modes import KeptGraph, eagerly
 from porting.tracing.trace import Point, SeeingError, Trace, Visit, leaves, trace
 
 SMALL = 1 << 23
-"""Parameters: the passes of a smaller model are not faster with two threads than with one."""
+"""Number of parameters below which several threads are not faster than one."""
 
 
 @contextmanager
 def undisturbed(seed: int) -> Iterator[None]:
-    """Whatever the caller has switched on or off; torch's random state and threads are as before afterwards."""
+    """Return a context with default settings of torch and a seed; random state and threads are restored afterwards."""
     threads = torch.get_num_threads()
     with (
         torch.random.fork_rng(devices=[]),
@@ -48,7 +48,7 @@ def undisturbed(seed: int) -> Iterator[None]:
 def limit_threads(elements: int) -> None:
     """Use one thread for a small model, until :func:`undisturbed` ends.
 
-    Threads that share such small operations mostly wait for one another, on busy cores for ten times as long.
+    Threads that share small operations mostly wait for one another, on busy cores ten times as long.
 
     Args:
         elements: the number of parameters.
@@ -58,7 +58,7 @@ def limit_threads(elements: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that take part."""
+    """Return the versions of Python and of the packages that matter."""
     packages = ("porting", "torch", "transformers", "safetensors")
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
@@ -66,19 +66,19 @@ def versions() -> dict[str, str]:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # run from its source, on the path and not installed
+    except PackageNotFoundError:  # run from source
         return "not installed"
 
 
 def peak() -> int:
-    """The largest resident size of the process so far, in bytes."""
+    """Return the largest resident size of the process so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass
 class Clock:
-    """How long the forward passes took, in seconds, without what was done to see into them; and how many there were."""
+    """The duration of the forward passes in seconds, without observing them, and their number."""
 
     seconds: float = 0.0
     passes: int = 0
@@ -86,25 +86,25 @@ class Clock:
 
 @dataclass(kw_only=True)
 class Side:
-    """One of the two models, ready to be run on every case.
+    """One of the two models, with its inputs for every case.
 
     Attributes:
-        title: what it is called in messages.
+        title: its name in messages.
         module: the model.
-        arguments: for each case its forward arguments by name; a name that is a number is a position.
-        wanted: the points to see.
-        clock: is told of every pass.
-        lifted: which modules asked for less than float64 in a run in float64, where they get float64.
-        written: the arguments that a pass wrote to; each pass is given copies.
-        draws: replaces random numbers, for a model in training mode; None in eval mode.
-        autocast: the dtype that torch.autocast casts to around each pass; None without autocast.
-        conditions: is told of the conditions on tensors that each pass meets; None to leave them alone.
-        renames: :meth:`run` shows what is returned under other names.
-        seed: torch's generator is seeded with it before each pass, so that two models that draw the same random numbers
-            in the same order get the same ones; afterwards the generator is as before.  None to leave it alone.
-        drew: whether a pass with a seed drew random numbers from it.
-        lifting: in float64, casts to less are taken out; False where both sides are known to have none, since watching
-            for one costs several times the pass of a small model.
+        arguments: for each case the forward arguments by name; a name that is a number is a position.
+        wanted: the points to observe.
+        clock: counts the passes and their time.
+        lifted: the modules that asked for less than float64 in a float64 run, and got float64.
+        written: the arguments that a pass has changed in place; each pass gets copies.
+        draws: the random numbers of dropout in training mode; None in eval mode.
+        autocast: the dtype of torch.autocast around each pass; None without autocast.
+        conditions: records the conditions on tensors; None to record none.
+        renames: :meth:`run` shows outputs under other names.
+        seed: the seed of torch's generator for each pass, so that two models that draw random numbers in the same order
+            get the same ones; the generator is restored afterwards. None to leave it alone.
+        drew: whether a pass with a seed has drawn random numbers.
+        lifting: remove casts to less than float64 in a float64 run; False if both sides are known to have none, since
+            watching for them costs several times the pass of a small model.
         spelled_out: as in :func:`porting.tracing.trace.trace`.
     """
 
@@ -134,17 +134,17 @@ class Side:
         gradients: bool = False,
         isolated: bool = False,
     ) -> None:
-        """One forward pass.
+        """Run one forward pass.
 
         Args:
             case: the number of the case.
             visit, ran: as in :func:`porting.tracing.trace.trace`.
-            wanted: the points to see, if not all.
-            gradients: let values have their gradient graph.
-            isolated: the visitor puts the exact values in place; a recording shows the run where that was done.
+            wanted: the points to observe; by default those of the side.
+            gradients: record the graph for gradients.
+            isolated: the visitor substitutes the exact values; a recorded side then shows its isolated run.
 
         Raises:
-            VerifyError: the model fails.
+            VerifyError: the model's forward fails.
         """
 
         def work(call: Callable[[nn.Module], object]) -> float:
@@ -152,7 +152,7 @@ class Side:
                 points = self.wanted if wanted is None else wanted
                 return trace(self.module, call, points, visit, ran, spelled_out=self.spelled_out)
 
-        self._guarded(case, work)
+        self._seeded_pass(case, work)
 
     def outputs(
         self,
@@ -160,11 +160,11 @@ class Side:
         *,
         around: Callable[[], AbstractContextManager[object]] = torch.no_grad,
     ) -> object:
-        """What one forward pass returns, with nothing in the way that looks into it.
+        """Return the result of one forward pass without observing it.
 
         Args:
             case: the number of the case.
-            around: the mode of autograd that it runs in: ``torch.no_grad``, ``torch.enable_grad`` ...
+            around: makes the context of the pass: ``torch.no_grad``, ``torch.enable_grad`` ...
 
         Raises:
             VerifyError: the model fails.
@@ -176,11 +176,11 @@ class Side:
                 returned.append(call(self.module))
             return 0.0
 
-        self._guarded(case, work)
+        self._seeded_pass(case, work)
         return returned[0]
 
     def returned(self, case: int) -> dict[str, Tensor]:
-        """The tensors that a pass returns, by the names that :func:`porting.tracing.trace.leaves` gives them.
+        """Return the tensors of a pass's result, by the names of :func:`porting.tracing.trace.leaves`.
 
         Raises:
             VerifyError: the model fails.
@@ -189,29 +189,29 @@ class Side:
 
     @property
     def places(self) -> list[Point]:
-        """Every point that can be seen besides what the model returns: its modules' outputs."""
+        """All points that can be observed besides the model's own outputs: the outputs of its modules."""
         return [path for path, _ in self.module.named_modules() if path]
 
-    def _guarded(self, case: int, work: Callable[[Callable[[nn.Module], object]], float]) -> None:
-        """Do the work of a pass on copies of the inputs; explain its failure, and note which inputs it wrote to."""
-        with self._seeded():  # before the first operation: who watches the pass takes what changes later for drawn
-            self._explained(case, work)
+    def _seeded_pass(self, case: int, work: Callable[[Callable[[nn.Module], object]], float]) -> None:
+        """Do the work of a pass with torch's generator seeded before it."""
+        with self._seeded():  # before the first operation; later changes of the state count as draws
+            self._pass(case, work)
 
-    def _explained(self, case: int, work: Callable[[Callable[[nn.Module], object]], float]) -> None:
+    def _pass(self, case: int, work: Callable[[Callable[[nn.Module], object]], float]) -> None:
         arguments = self.arguments[case]
-        given = {name: value.clone() for name, value in arguments.items()}
-        places = [value for name, value in given.items() if name.isdigit()]
-        names = {name: value for name, value in given.items() if not name.isdigit()}
-        begun = time.perf_counter()
+        copies = {name: value.clone() for name, value in arguments.items()}
+        positional = [value for name, value in copies.items() if name.isdigit()]
+        named = {name: value for name, value in copies.items() if not name.isdigit()}
+        start = time.perf_counter()
         try:
             exact = self.lifting and any(parameter.dtype == torch.float64 for parameter in self.module.parameters())
-            nothing: nullcontext[LoweredOperations] = nullcontext({})
-            drawn = self.draws.again() if self.draws is not None else nullcontext()
-            watched = self.conditions or nullcontext()
+            unlifted: nullcontext[LoweredOperations] = nullcontext({})
+            drawing = self.draws.again() if self.draws is not None else nullcontext()
+            watching = self.conditions or nullcontext()
             casting = torch.autocast("cpu", dtype=self.autocast, enabled=self.autocast is not None)
-            lifted = forced_float64(self.module) if exact else nothing
-            with watched, drawn, casting, eagerly(), lifted as found:
-                seen = work(lambda module: module(*places, **names))
+            lifted = forced_float64(self.module) if exact else unlifted
+            with watching, drawing, casting, eagerly(), lifted as found:
+                observing = work(lambda module: module(*positional, **named))
         except VerifyError:
             raise
         except SeeingError as error:
@@ -228,59 +228,59 @@ class Side:
             elif any("mask" in name for name in arguments):
                 hint += " and how a mask: -> bool, -> padding or -> additive"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
-        for name, value in given.items():
-            if not _unchanged(value, arguments[name]):
+        for name, value in copies.items():
+            if not _is_unchanged(value, arguments[name]):
                 self.written[name] = None
         for name, operations in found.items():
             self.lifted.setdefault(name, {}).update(operations)
-        self.clock.seconds += time.perf_counter() - begun - seen
+        self.clock.seconds += time.perf_counter() - start - observing
         self.clock.passes += 1
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Within it torch's generator starts from the seed."""
+        """Return a context in which torch's generator starts from the seed."""
         if self.seed is None:
             yield
             return
-        before = torch.get_rng_state()
-        begun = torch.default_generator.manual_seed(self.seed).get_state()
+        state = torch.get_rng_state()
+        start = torch.default_generator.manual_seed(self.seed).get_state()
         try:
             yield
-            self.drew = self.drew or not torch.equal(begun, torch.get_rng_state())
+            self.drew = self.drew or not torch.equal(start, torch.get_rng_state())
         finally:
-            torch.set_rng_state(before)
+            torch.set_rng_state(state)
 
     def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
-        """One forward pass; copies of all its activations, which the model cannot change afterwards.
+        """Run one forward pass and return copies of its activations.
 
         Args:
             case: the number of the case.
             ran: as in :func:`porting.tracing.trace.trace`.
-            after: is given each activation when it has been recorded, and may return another to go on with.
+            after: called with each recorded activation; may return another value to continue with.
         """
-        found: Trace = {}
+        activations: Trace = {}
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
-            found[point] = value.detach().clone(memory_format=torch.contiguous_format)
+            activations[point] = value.detach().clone(memory_format=torch.contiguous_format)
             return after(point, value) if after else None
 
         self.run(case, visit, ran=ran)
-        return found
+        return activations
 
     def keep(self, case: int, *, after: Visit | None = None) -> Activations:
-        """As :meth:`record`, for activations that may be too large for memory."""
-        found = Activations()
+        """Run one forward pass and return its activations, which may be too large for memory."""
+        activations = Activations()
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
-            found[point] = value
+            activations[point] = value
             return after(point, value) if after else None
 
         self.run(case, visit)
-        return found
+        return activations
 
 
-def _unchanged(value: Tensor, before: Tensor) -> bool:
-    """Whether a tensor that a forward was given still holds what it did."""
+def _is_unchanged(value: Tensor, before: Tensor) -> bool:
+    """Return whether a tensor that a forward was given still has its values."""
     return value.shape == before.shape and torch.equal(value.nan_to_num(), before.nan_to_num())
 
 

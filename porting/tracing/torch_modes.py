@@ -1,9 +1,9 @@
-"""Modes of torch: what those that see calls or operations have in common, and two that let gradients reach more.
+"""The base classes of all torch modes of this library, and two modes with which more weights get gradients.
 
-There are two kinds.  A :class:`FunctionMode` sees what a model's code calls, ``F.linear`` or ``Tensor.softmax``, and
-can look at the caller's line.  A :class:`DispatchMode` sees what torch makes of it, also inside of torch's own code and
-in a backward pass: ``addmm``, ``native_dropout``.  Every mode of this library is one of these two: all of them see the
-same calls with their arguments in the same order, and none fails at an operator of higher order.
+A :class:`FunctionMode` sees the functions that a model's code calls, such as ``F.linear`` or ``Tensor.softmax``, and
+can find the caller's line. A :class:`DispatchMode` sees the operations below, also those inside torch's own code and in
+a backward pass, such as ``addmm`` or ``native_dropout``. Both normalise the order of arguments, and pass operators of
+higher order through.
 """
 
 from __future__ import annotations
@@ -22,27 +22,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from porting.tracing.calls import in_order
 
 _PLACE = 3
-"""Where ``embedding_dense_backward`` is given the row that takes no gradient."""
+"""Position of the argument ``padding_idx`` of ``embedding_dense_backward``."""
 
 
 class FunctionMode(TorchFunctionMode):
-    """A mode in which :meth:`call` sees every call of a torch function, its arguments in the order of its signature.
-
-    As it is, it lets them pass.
-    """
+    """A mode in which :meth:`call` sees every call of a torch function, with its arguments in the signature's order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._rests = False
+        self._resting = False
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Within it nothing is seen: what happens there is none of the model's."""
-        self._rests, before = True, self._rests
+        """Return a context in which the mode sees nothing."""
+        self._resting, before = True, self._resting
         try:
             yield
         finally:
-            self._rests = before
+            self._resting = before
 
     def __torch_function__(
         self,
@@ -52,23 +49,23 @@ class FunctionMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's function gives
         args, rest = in_order(func, args, kwargs) if kwargs else (args, {})
-        return func(*args, **rest) if self._rests else self.call(func, args, rest)
+        return func(*args, **rest) if self._resting else self.call(func, args, rest)
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
-        """Make a call in the way of this mode.
+        """Make a call in the way of this mode; without an override, unchanged.
 
         Args:
-            func: one of torch's functions.
+            func: the torch function.
             args, kwargs: what it is given.
 
         Returns:
-            What stands in its result's place.
+            The result.
         """
         return func(*args, **kwargs)
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes
-    """A mode in which :meth:`dispatch` sees every operation, but for what is in one of higher order: flex_attention."""
+    """A mode in which :meth:`dispatch` sees every operation, except inside operators of higher order."""
 
     supports_higher_order_operators = True
 
@@ -93,20 +90,20 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         """Run an operation in the way of this mode.
 
         Args:
-            func: one of torch's operations.
+            func: the operation.
             args, kwargs: what it is given.
 
         Returns:
-            What stands in its result's place.
+            The result.
         """
         raise NotImplementedError
 
 
 class GradientOfEveryRow(DispatchMode):
-    """Within it ``padding_idx`` keeps no row from its gradient, as in ``with GradientOfEveryRow(): loss.backward()``.
+    """Gives rows at ``padding_idx`` a gradient: ``with GradientOfEveryRow(): loss.backward()``.
 
-    ``padding_idx`` itself stays as it is, since a forward pass may read it: to count positions, say.  It is a mode of
-    the dispatcher because a backward pass calls no function that a :class:`FunctionMode` sees.
+    ``padding_idx`` itself is not changed, because a forward pass may read it, for example to count positions. It is a
+    mode of the dispatcher because a backward pass calls no torch functions.
     """
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
@@ -117,30 +114,30 @@ class GradientOfEveryRow(DispatchMode):
 
 
 class KeptGraph(FunctionMode):
-    """Within it a computed tensor that is told to require no gradient stays as it is.
+    """Ignores ``requires_grad_(False)`` on computed tensors.
 
-    Torch allows that of leaves only.  A slice of a buffer, as in ``self.pe[:, :n].requires_grad_(False)``, is one as
-    long as the buffer requires none; to see which weights are at work all of them do.  It is a mode of functions, since
-    this one never gets to the dispatcher.
+    Torch allows it for leaves only. A slice of a buffer, as in ``self.pe[:, :n].requires_grad_(False)``, is a leaf
+    until the buffer requires a gradient, which all buffers do while it is measured which weights matter. It is a mode
+    of functions because this call never gets to the dispatcher.
     """
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
-        if func is Tensor.requires_grad_ and not args[0].is_leaf and not _asked(*args[1:], **kwargs):
+        if func is Tensor.requires_grad_ and not args[0].is_leaf and not _requested(*args[1:], **kwargs):
             return args[0]
         return func(*args, **kwargs)
 
 
-def _asked(requires_grad: bool = True) -> bool:  # the signature is torch's
+def _requested(requires_grad: bool = True) -> bool:  # the signature is torch's
     return requires_grad
 
 
 def eagerly() -> AbstractContextManager[object]:
-    """What was compiled runs as it is written: a compiled graph has its dtypes and constants built in.
+    """Return a context in which compiled modules run as written, since a compiled graph has fixed dtypes and constants.
 
-    Nothing was compiled where torch's compiler was never imported, and that takes seconds.
+    If torch's compiler was never imported, which takes seconds, nothing was compiled.
     """
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
-    eagerly: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return eagerly
+    context: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return context

@@ -1,12 +1,12 @@
-"""Seeing what the modules of a model compute while it runs, and letting it go on with other values.
+"""Observing what the modules of a model compute while it runs, and replacing these values.
 
-A *point* is a place in a model whose value is seen: the output of a module (``layers.0``), one of several outputs
-(``layers.0.attention -> 1``, ``bert -> pooled``), or what its attention computes inside (``-> scores``,
-``-> probabilities``), however that is called (:mod:`porting.tracing.attention`).  The model itself is spelled ``.``.
+A *point* is a place in a model whose value is observed: the output of a module (``layers.0``), one of several outputs
+(``layers.0.attention -> 1``, ``bert -> pooled``), or the scores and probabilities of its attention (``-> scores``,
+``-> probabilities``), whichever kernel computes them (:mod:`porting.tracing.attention`). The model itself is ``.``.
 
-A module that is called again in the same pass has the point ``layer #2`` for its second call.  One that is registered
-under several names, such as a layer shared by all depths, has its first name in its first call, its second in the
-second, and so on.
+The second call of a module in the same pass has the point ``layer #2``. A module that is registered under several
+names, such as a layer shared by all depths, has its first name in its first call, its second name in its second call,
+and so on.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from porting.tracing.torch_modes import FunctionMode
 
 
 class SeeingError(Exception):
-    """What looks at an activation failed, and not the model that computed it."""
+    """The code that looks at an activation failed, and not the model."""
 
 
 Point = str
 Trace = dict[Point, Tensor]
 Visit = Callable[[Point, Tensor], Tensor | None]
-"""Is given each point and its value as soon as it is there; what it returns, if anything, the model goes on with."""
+"""A point and its value, as soon as it is computed -> the value that the model continues with, or None for its own."""
 
 ARROW = " -> "
 CALL = " #"
@@ -48,11 +48,11 @@ PROBABILITIES = "probabilities"
 INNER = (SCORES, PROBABILITIES)
 
 MASKED = -40.0
-"""A score this far below its row's largest has a share of the attention below float64's unit roundoff (exp(-36.7))."""
+"""A score so far below its row's largest gets a probability below float64's unit roundoff (exp(-36.7))."""
 
 
 def points(terms: Iterable[Term], module: nn.Module, prefix: str = "") -> list[Point]:
-    """The points of ``module`` that the terms of a probe table name, with or without ``prefix``."""
+    """Return the points of a module that the terms of a probe table name, with or without ``prefix``."""
     terms = list(terms)
     matcher = Matcher((((0, number), term.key) for number, term in enumerate(terms)), prefix)
     outputs = {term.output for term in terms}
@@ -62,13 +62,13 @@ def points(terms: Iterable[Term], module: nn.Module, prefix: str = "") -> list[P
 
 
 def split(point: Point) -> tuple[Point, int]:
-    """The point as a table names it, and the number of the call, from 1."""
+    """Return the point as a table names it, and the number of the call, from 1."""
     name, _, call = point.partition(CALL)
     return name, int(call or 1)
 
 
 def module_of(point: Point) -> str:
-    """The path of the module whose output a point is.
+    """Return the path of the module whose output a point is.
 
     >>> module_of("layers.0.attention -> scores"), module_of(".")
     ('layers.0.attention', '.')
@@ -77,7 +77,7 @@ def module_of(point: Point) -> str:
 
 
 def output_of(point: Point) -> str:
-    """Which output of its module a point is; empty for the first.
+    """Return which output of its module a point is; empty for the first.
 
     >>> output_of("layers.0.attention -> scores"), output_of(".")
     ('scores', '')
@@ -86,17 +86,17 @@ def output_of(point: Point) -> str:
 
 
 def is_returned(point: Point) -> bool:
-    """Whether a point is what the model itself returns."""
+    """Return whether a point is an output of the model itself."""
     return module_of(point) == ROOT
 
 
 def is_inner(point: Point) -> bool:
-    """Whether a point is attention's scores or probabilities, which no module returns as they are."""
+    """Return whether a point is attention's scores or probabilities, which no module returns as such."""
     return output_of(point) in INNER
 
 
 def numbered(name: Point, call: int) -> Point:
-    """The point of the call of that number: :func:`split` read from right to left."""
+    """Return the point of the call with a number; the inverse of :func:`split`."""
     return name if call == 1 else f"{name}{CALL}{call}"
 
 
@@ -109,20 +109,19 @@ def trace(
     *,
     spelled_out: bool = False,
 ) -> float:
-    """Run ``module`` once and show the wanted points to ``visit``, in order of execution.
+    """Run a model once and show the wanted points to ``visit``, in order of execution.
 
     Args:
-        module: the model.  Its hooks are as before afterwards, also when it fails.
-        call: runs it, ``lambda module: module(**inputs)``.
-        wanted: the points to see, in every call.  One that is not reached, or that is no tensor, is not visited.
-        visit: is given the point and its value, as the module returned it, and may return another to go on with.
-            Scores are relative to the largest of their row, and at least ``MASKED``: what softmax cannot see is taken
-            out.
-        ran: is told the name of each module with weights of its own, and of each without parts, when it has run.
-        spelled_out: attention's kernels run as products, masks and a softmax, for a mode around this that sees calls.
+        module: the model. Its hooks are removed afterwards, also if it fails.
+        call: runs the model, ``lambda module: module(**inputs)``.
+        wanted: the points to observe. A point that is not reached, or whose value is no tensor, is not visited.
+        visit: called with each point and its value; may return another value to continue with. Scores are given
+            relative to the largest of their row, and at least ``MASKED``, which does not change the softmax.
+        ran: called with the path of each module that has parameters of its own or no submodules, after it has run.
+        spelled_out: run attention's kernels as products, masks and a softmax, for an outer mode that sees calls.
 
     Returns:
-        How many seconds of the run were spent in seeing and visiting.
+        The seconds that were spent in observing and visiting.
     """
     recorder = _Recorder(wanted, visit, ran)
     with recorder.attached(module), recorder, WrittenOut() if spelled_out else nullcontext():
@@ -131,9 +130,9 @@ def trace(
 
 
 class _Recorder(FunctionMode):
-    """Shows what attention computes inside, and lets the model go on with something else.
+    """Observes the outputs of modules by hooks, and the scores and probabilities of attention as a mode.
 
-    It is a mode because a softmax is no module; the outputs of modules are seen by hooks.
+    It is a mode of torch functions because a softmax is no module.
     """
 
     def __init__(self, wanted: Iterable[Point], visit: Visit, ran: Callable[[str], None] | None) -> None:
@@ -149,13 +148,13 @@ class _Recorder(FunctionMode):
             (self._inner if output in INNER else self._outputs).setdefault(path, []).append(output)
         self._calls: Counter[nn.Module] = Counter()
         self._stack: list[tuple[str, int]] = []
-        self._attending: tuple[str, int] | None = None  # the innermost of these with wanted scores
+        self._attending: tuple[str, int] | None = None  # the innermost module with wanted scores
         self._softmaxes = Softmaxes()
-        self._beside = self._changed = False
+        self._inside_kernel = self._changed = False
 
     @contextmanager
     def attached(self, module: nn.Module) -> Iterator[None]:
-        """Hooks on the modules that hold a wanted point; they are gone afterwards, also when the model fails."""
+        """Return a context with hooks on the modules that have a wanted point."""
         names: dict[nn.Module, list[str]] = {}
         for path, part in module.named_modules(remove_duplicate=False):
             names.setdefault(part, []).append(path or ROOT)
@@ -166,7 +165,7 @@ class _Recorder(FunctionMode):
                     hooks.callback(part.register_forward_pre_hook(self._enter(wanted), prepend=True).remove)
                     hooks.callback(part.register_forward_hook(self._leave, always_call=True).remove)
                 if self._ran and (not part._modules or part._parameters):
-                    hooks.callback(part.register_forward_hook(self._tell(paths[0]), prepend=True).remove)
+                    hooks.callback(part.register_forward_hook(self._ran_hook(paths[0]), prepend=True).remove)
             yield
 
     def _enter(self, paths: list[str]) -> Callable[[nn.Module, Any], None]:
@@ -187,12 +186,12 @@ class _Recorder(FunctionMode):
             value = select(output, name)
             if value is None:
                 continue
-            instead = self._show(path, name, call, value)
-            if instead is not None:
-                output = substitute(output, name, instead)
+            replacement = self._show(path, name, call, value)
+            if replacement is not None:
+                output = substitute(output, name, replacement)
         return output
 
-    def _tell(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+    def _ran_hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:  # as above
             if self._ran:
                 self._ran(path)
@@ -201,19 +200,19 @@ class _Recorder(FunctionMode):
 
     def _show(self, path: str, output: str, call: int, value: Tensor) -> Tensor | None:
         point = numbered(f"{path}{ARROW}{output}" if output else path, call)
-        if point in self._seen or not _is_plain(value):  # a second softmax in one call
+        if point in self._seen or not _is_plain(value):  # or a second softmax in one call
             return None
         self._seen.add(point)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
-            instead = self._visit(point, value)
+            replacement = self._visit(point, value)
         except PortingError:
             raise
-        except Exception as error:  # raised inside the model's forward, and not the model's fault
+        except Exception as error:  # raised inside the model's forward, but not by the model
             raise SeeingError(f"{type(error).__name__}: {error}, at {point}") from error
-        self.seconds += time.perf_counter() - begun
-        self._changed = self._changed or instead is not None
-        return instead
+        self.seconds += time.perf_counter() - start
+        self._changed = self._changed or replacement is not None
+        return replacement
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
@@ -224,64 +223,64 @@ class _Recorder(FunctionMode):
             return self._kernel(func, args, kwargs)
         if kind is Kind.SOFTMAX:
             dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-            instead = self._scored(args[0], dim if isinstance(dim, int) else -1)
-            return self._weighed(func(args[0] if instead is None else instead, *args[1:], **kwargs))
-        softmax = self._softmaxes.found(func, args, kwargs)
+            instead = self._show_scores(args[0], dim if isinstance(dim, int) else -1)
+            return self._show_probabilities(func(args[0] if instead is None else instead, *args[1:], **kwargs))
+        softmax = self._softmaxes.recognised(func, args, kwargs)
         if softmax is not None:
-            instead = self._scored(*softmax)
-            return self._weighed(func(*args) if instead is None else instead.softmax(softmax[1]))
+            instead = self._show_scores(*softmax)
+            return self._show_probabilities(func(*args) if instead is None else instead.softmax(softmax[1]))
         result = func(*args, **kwargs)
         self._softmaxes.see(func, args, kwargs, result)
         return result
 
     def _kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch's
-        """Attention that shows nothing of its inside is computed again beside it, by calls that are seen.
+        """Compute attention a second time by calls that are seen, since its kernel shows nothing.
 
-        What the kernel gives is gone on with, unless a visitor put something else in the place of what it was shown.
+        The kernel's own result is used, unless a visitor replaced a value.
         """
-        if self._beside:  # one kernel inside of another
+        if self._inside_kernel:  # a kernel inside another one
             with self:
                 return written_out(func, args, kwargs, dropout=False)
-        begun, before = time.perf_counter(), self.seconds
-        self._beside, self._changed = True, False
+        start, before = time.perf_counter(), self.seconds
+        self._inside_kernel, self._changed = True, False
         try:
             with self:
-                made = written_out(func, args, kwargs, dropout=False)
+                result = written_out(func, args, kwargs, dropout=False)
         finally:
-            self._beside = False
-        self.seconds = before + time.perf_counter() - begun
-        return made if self._changed else func(*args, **kwargs)
+            self._inside_kernel = False
+        self.seconds = before + time.perf_counter() - start
+        return result if self._changed else func(*args, **kwargs)
 
-    def _scored(self, scores: Tensor, dim: int) -> Tensor | None:
-        """Show the scores; those to go on with, if others."""
+    def _show_scores(self, scores: Tensor, dim: int) -> Tensor | None:
+        """Show the scores; return the replacement, if any."""
         path, call = self._attending or ("", 0)
         if SCORES not in self._inner.get(path, ()):
             return None
-        begun = time.perf_counter()
+        start = time.perf_counter()
         value = canonical(scores, dim)
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - start
         return self._show(path, SCORES, call, value)
 
-    def _weighed(self, probabilities: Tensor) -> Tensor:
-        """Show the probabilities; those to go on with."""
+    def _show_probabilities(self, probabilities: Tensor) -> Tensor:
+        """Show the probabilities; return them or their replacement."""
         path, call = self._attending or ("", 0)
         if PROBABILITIES not in self._inner.get(path, ()):
             return probabilities
-        instead = self._show(path, PROBABILITIES, call, probabilities)
-        return probabilities if instead is None else instead
+        replacement = self._show(path, PROBABILITIES, call, probabilities)
+        return probabilities if replacement is None else replacement
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether it can be measured: real numbers, with one size along each axis.
+    """Return whether a value can be measured: a dense tensor of real floating-point numbers.
 
-    Not so are the indices that a router gives, rotations as complex numbers, nested and sparse tensors, and those
-    within a vmap.  What is made of them is seen behind them.
+    Indices of a router, complex rotations, nested and sparse tensors, and tensors inside a vmap are not measured; their
+    effect shows at later points.
     """
     return is_whole(value) and value.is_floating_point()
 
 
 def canonical(scores: Tensor, dim: int = -1) -> Tensor:
-    """Scores without what softmax cannot see: a constant added to a row, and how far down a masked one is.
+    """Remove from scores what does not change their softmax: a constant per row, and how low masked ones are.
 
     >>> import torch
     >>> canonical(torch.tensor([7.0, 5.0, -10000.0]))
@@ -291,15 +290,15 @@ def canonical(scores: Tensor, dim: int = -1) -> Tensor:
 
 
 def select(output: object, name: str) -> Tensor | None:
-    """The tensor of an output that a point names.
+    """Return the tensor of an output that a point names.
 
     Args:
-        output: what a forward returned.
-        name: empty or a number for the first or the n-th tensor, a field's or a key's name, or a path of them within
-            nested containers: ``hidden_states.3``.
+        output: the result of a forward pass.
+        name: empty for the first tensor, a number for the n-th, the name of a field or key, or a path within nested
+            containers, ``hidden_states.3``.
 
     Returns:
-        The tensor; None where there is none of that name.
+        The tensor, or None.
     """
     if isinstance(output, Tensor):
         return output if name in ("", "0") else None
@@ -312,11 +311,11 @@ def select(output: object, name: str) -> Tensor | None:
 
 
 _ABSENT = object()
-"""In the place of a part that an output does not have."""
+"""Stands for a part that an output does not have."""
 
 
 def _part(output: object, key: str) -> object:
-    """One element of a container, by number or by name."""
+    """Return one element of a container, by number or by name."""
     values: object = output
     if isinstance(output, Mapping) and key.isdigit() and key not in output:
         values = list(output.values())
@@ -333,7 +332,7 @@ def _part(output: object, key: str) -> object:
 
 
 def substitute(output: Any, name: str, value: Tensor) -> Any:  # whatever the module returns
-    """The output with one of its tensors, which :func:`select` finds, replaced; the kind of container is kept."""
+    """Return an output with the tensor that :func:`select` finds replaced, in the same kind of container."""
     if isinstance(output, Tensor):
         return value
     if "." in name and _part(output, name) is _ABSENT:
@@ -343,28 +342,28 @@ def substitute(output: Any, name: str, value: Tensor) -> Any:  # whatever the mo
 
 
 def _with(output: Any, name: str, value: object) -> Any:  # as above
-    place = int(name or 0) if (name or "0").isdigit() else None
+    index = int(name or 0) if (name or "0").isdigit() else None
     if isinstance(output, Mapping):  # a plain dictionary, or a model output that is one as well
         changed = copy(output)
-        changed[name if place is None or name in output else list(output)[place]] = value  # type: ignore[index]  # a mutable one
+        changed[name if index is None or name in output else list(output)[index]] = value  # type: ignore[index]  # a mutable one
         return changed
     if dataclasses.is_dataclass(output):
-        field = name if place is None else dataclasses.fields(output)[place].name
+        field = name if index is None else dataclasses.fields(output)[index].name
         return dataclasses.replace(output, **{field: value})  # type: ignore[type-var]  # an instance, not a class
     if hasattr(output, "_replace"):  # a NamedTuple
-        return output._replace(**{name if place is None else output._fields[place]: value})
-    if place is None or not isinstance(output, list | tuple):
+        return output._replace(**{name if index is None else output._fields[index]: value})
+    if index is None or not isinstance(output, list | tuple):
         changed = copy(output)
-        setattr(changed, name if place is None else list(vars(output))[place], value)
+        setattr(changed, name if index is None else list(vars(output))[index], value)
         return changed
-    return type(output)([value if number == place else element for number, element in enumerate(output)])
+    return type(output)([value if number == index else element for number, element in enumerate(output)])
 
 
 def leaves(output: object) -> dict[str, Tensor]:
-    """The tensors that a forward returned, by the names that :func:`select` finds them with.
+    """Return the tensors of an output, by the names with which :func:`select` finds them.
 
-    Containers are mappings, dataclasses, named and plain tuples, lists, and objects that hold tensors as attributes.
-    A cache of keys and values, which transformers returns as an object of its own, is not looked into.
+    Containers are mappings, dataclasses, tuples, lists, and objects with tensors as attributes. Caches of keys and
+    values, which transformers returns as objects, are left out.
 
     >>> import torch
     >>> sorted(leaves({"logits": torch.zeros(1), "hidden_states": (torch.zeros(2), None)}))
@@ -374,15 +373,15 @@ def leaves(output: object) -> dict[str, Tensor]:
     """
     if isinstance(output, Tensor):
         return {"": output}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, part in _parts(output):
         for inner, tensor in leaves(part).items():
-            found[f"{name}.{inner}" if inner else name] = tensor
-    return found
+            tensors[f"{name}.{inner}" if inner else name] = tensor
+    return tensors
 
 
 def _parts(output: object) -> Iterator[tuple[str, object]]:
-    """The elements of a container, by name or by number."""
+    """Yield the elements of a container, by name or by number."""
     if isinstance(output, Mapping):
         yield from _named([(str(key), value) for key, value in output.items()])
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
@@ -398,18 +397,18 @@ def _parts(output: object) -> Iterator[tuple[str, object]]:
 
 
 def _named(items: Sequence[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    """The elements by name; by number where a name cannot be spelled, or means the inside of attention in a point."""
-    for place, (name, value) in enumerate(items):
-        yield (name if _PLAIN.fullmatch(name) and name not in INNER else str(place)), value
+    """Yield the elements by name, or by number where the name cannot be part of a point."""
+    for index, (name, value) in enumerate(items):
+        yield (name if _PLAIN.fullmatch(name) and name not in INNER else str(index)), value
 
 
 _PLAIN = re.compile(r"\w+")
 
 
 def like(exact: Tensor, value: Tensor) -> Tensor:
-    """A value that is put in the place of another one: a copy, in its dtype and with its layout in memory.
+    """Return a copy of a value in the dtype and memory layout of another, to replace it.
 
-    A module may call ``view`` on what it has computed, which another layout does not allow.
+    A module may call ``view`` on it, which another layout does not allow.
     """
     if exact.shape != value.shape:
         return exact.to(value.dtype, copy=True)

@@ -132,14 +132,14 @@ def gone(number: int) -> bool:
 def test_what_runs_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     ended = SuiteRun([sys.executable, "-c", STARTS], os.environ, tmp_path / "printed").ended(timeout=3.0)
     assert ended.code is None
-    assert gone(int(ended.said))
+    assert gone(int(ended.output))
 
 
 def test_the_end_of_much_output_is_kept(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "print('x' * 5_000_000); print('the last line'); raise SystemExit(3)"]
     ended = SuiteRun(words, os.environ, tmp_path / "printed").ended()
-    assert (ended.code, ended.said[-15:]) == (3, "\nthe last line\n")
-    assert len(ended.said) <= 20_000
+    assert (ended.code, ended.output[-15:]) == (3, "\nthe last line\n")
+    assert len(ended.output) <= 20_000
 
 
 SERVES = """
@@ -162,11 +162,11 @@ def test_each_order_gets_a_copy_and_a_copy_that_hangs_is_ended(tmp_path: Path) -
         requests = [MutationRequest(into="", mistake=one, answer="") for one in ("0", "hangs", "7")]
         with running, closing(ForkClient(running, listening)) as client:
             assert [client.run(one, 1.0 if one.mistake == "hangs" else None).code for one in requests] == [0, None, 7]
-    assert gone(int(running.said))
+    assert gone(int(running.output))
 
 
 def test_a_process_that_ends_before_it_serves_says_why(tmp_path: Path) -> None:
     with listen(tmp_path) as listening:
         running = SuiteRun([sys.executable, "-c", "raise SystemExit('no such file')"], os.environ, tmp_path / "printed")
         ended = ForkClient(running, listening).run(MutationRequest(into="", answer=""), None)
-    assert (ended.code, ended.said) == (1, "no such file\n")
+    assert (ended.code, ended.output) == (1, "no such file\n")
