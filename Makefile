@@ -13,6 +13,7 @@ ARGS ?=
 HASHES ?= yes
 VERSIONS ?= pinned
 TAG ?=
+SOURCES ?= build/conversions
 
 # The first Python that is new enough.
 PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 python3.11; do \
@@ -25,7 +26,7 @@ setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found no
 	scripts/setup_environment.py $(VENV) --versions $(VERSIONS) $(if $(filter no,$(HASHES)),--no-hashes)
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-slow test-all lint types docs wheel families references registry first-contact causes bench crash fuzz sbom audit release format clean
+.PHONY: help verify test test-slow test-all lint types docs wheel families references registry conversions first-contact causes bench crash fuzz sbom audit release format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +75,10 @@ references: ## verify every model type of transformers that can be built small; 
 registry: ## convert a small checkpoint of each entry of transformers' registry, both ways, and compare with transformers
 	@$(setup) --dev
 	$(python) -m scripts.transformers_registry $(ARGS)
+
+conversions: ## try the conversions of docs/conversions.md against the projects' own code, installed into SOURCES=folder
+	@$(setup) --dev
+	$(python) -m scripts.conversions "$(SOURCES)" --fetch $(ARGS)
 
 first-contact: ## try suggest on the models of a list that you write, ARGS="list.py", and print the score
 	@$(setup) --dev
